@@ -22,7 +22,8 @@ from activities import messages
 from activities.heartbeat import heartbeating
 from activities.messages import ClosedInput, LaunchInput
 from everstep.decisions.checkpoints.lineage import FROM_NOTHING
-from everstep.model.incident import Evidence, Launched, Left
+from everstep.model.closed_incident import Left
+from everstep.model.incident import Evidence, Launched
 from everstep.model.message import Model
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.notice import Notice
-from everstep.model.version import CodeVersion, UpdateRequest
+from everstep.model.version import CodeVersion, JobVersion, UpdateRequest
 
 PREPARE = "Prepare machines"
 STOP = "Stop ranks"
@@ -317,6 +317,8 @@ class RecordInput(Model):
     confirmation: Confirmation | None = None
     outcome: str = ""
     """Given when the job ended."""
+    versions: list[JobVersion] = Field(default_factory=list)
+    """Of its code, those that changed."""
 
 
 class DeliverInput(Model):

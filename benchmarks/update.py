@@ -7,7 +7,8 @@ steps on; and the downtime, from the last step of the old code to the first step
 requeue under torchrun is the same downtime of a job that is ended and started from nothing, in turn with the updates:
 there is no queue, no container and no checkpoint, all in its favour. Then: an update that also changes a variable
 which is read at import, so that its fork servers are made anew; recoveries from the death of a rank with a lazy
-update, in turn with those without; and code on its way to machines.
+update, in turn with those without; and code on its way to machines. What an update took is told by part, from the
+histories and the ranks' own marks (``benchmarks/update_parts.py``).
 
     python -P benchmarks/update.py
     python -P benchmarks/update.py --quick --json
@@ -82,8 +83,9 @@ def main() -> None:
     if options.json:
         show_json("update", rows, runs=asdict(results))
     else:
-        notes = [where_it_went("an urgent update", results.updates)]
-        notes += [where_it_went("an update that changes what is imported", results.at_import)]
+        kinds = {"an urgent update": results.updates, "an update with other imports": results.at_import}
+        kinds |= {"a recovery": results.plain, "a recovery with a lazy update": results.lazy}
+        notes = [where_it_went(name, found) for name, found in kinds.items()]
         show("update", rows, [note for note in notes if note])
     finish(results.failures)
 
@@ -141,11 +143,10 @@ def _last(found: Sequence[Switch]) -> str:
 def summarise(results: Results) -> list[Row]:
     """The rows: against a requeue, against the clock, and what a lazy one adds."""
     downtimes, requests = ([getattr(one, name) for one in results.updates] for name in ("downtime_s", "request_s"))
-    rows = rows_of("last step to next step of all ranks, torchrun", "s", downtimes, results.requeues, aim=None)
-    median = rows[0].ours
-    rows[0] = Row(rows[0].name, "s", median, rows[0].peer, AGAINST_REQUEUE)
-    rows.append(Row("downtime, median", "s", median, None, AIM_S, aim_of="ours"))
-    rows += rows_of("request to next step of all ranks", "s", requests, [], aim=None)
+    requeues = results.requeues
+    rows = rows_of("last step to next step of all ranks, torchrun", "s", downtimes, requeues, aim=AGAINST_REQUEUE)
+    rows += rows_of("request to next step of all ranks, torchrun", "s", requests, requeues, aim=AGAINST_REQUEUE)
+    rows.append(Row("request to next step of all ranks, median", "s", rows[3].ours, None, AIM_S, aim_of="ours"))
     for name, found in (("downtime", "downtime_s"), ("request to next step of all ranks", "request_s")):
         values = [getattr(one, found) for one in results.at_import]
         rows += rows_of(f"imports anew: {name}", "s", values, [], aim=None)[:1]
@@ -169,10 +170,10 @@ def _ways(shipped: Shipped) -> list[Row]:
 
 
 def where_it_went(name: str, found: Sequence[Switch]) -> str:
-    """A table of the stages: median and maximum."""
+    """A table of the parts: median and maximum."""
     if not found:
         return ""
-    lines = [f"Stages of {name} (s)            median     max"]
+    lines = [f"{f'Parts of {name} (s)':34} {'median':>7} {'max':>7}"]
     for part in found[0].parts:
         spread = Spread.of([one.parts.get(part, 0.0) for one in found])
         lines.append(f"  {part:32} {spread.median:7.3f} {spread.maximum:7.3f}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.everstep_side import EverstepSide
+from benchmarks.update_parts import Seen, parts_of
 from benchmarks.update_ship import Shipped, ship
 from controlplane.start_checks.code import start_recorded
 from controlplane.versions import ask_update
@@ -21,7 +22,7 @@ from drills.observe.step_records import ReportedStep
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
-from everstep.model.job_state import JobState
+from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion, UpdateRequest, Urgency, VersionStatus
 
@@ -42,7 +43,7 @@ class Switch:
     downtime_s: float
     """From the last step of any rank before to the first step of all ranks after."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by stage of the incident; ``try``: from the request to the incident."""
+    """Seconds: of an update by part (``benchmarks/update_parts.py``), of a recovery by stage."""
 
 
 class UpdateSide(EverstepSide):
@@ -145,12 +146,18 @@ class UpdatedJob:
             raise ClusterError(records.unknown[0])
         before = max(one.time_ns for found in records.of.values() for one in found if one.generation < self._generation)
         after = max(_first(found, self._generation) for found in records.of.values())
-        last = state.incidents[-1]
-        handle = self._control.client.get_workflow_handle(last.id, result_type=IncidentReport)
-        parts = {stage.name: stage.seconds for stage in (await handle.result()).timings}
+        seconds = (after - began_ns) / 1e9
+        client, last = self._control.client, state.incidents[-1]
+        handle = client.get_workflow_handle(last.id, result_type=IncidentReport)
+        report = await handle.result()
         if update:
-            parts = {"try": (last.opened_ns - began_ns) / 1e9, **parts}
-        return Switch((after - began_ns) / 1e9, (after - before) / 1e9, parts)
+            job = await Seen.of(client.get_workflow_handle(job_workflow_id(self._spec.name)), since_ns=began_ns)
+            incident = await Seen.of(client.get_workflow_handle(last.id), since_ns=began_ns)
+            assert report.confirmation is not None  # it stepped
+            parts = parts_of(began_ns, seconds, job, incident, report.confirmation)
+        else:
+            parts = {stage.name: stage.seconds for stage in report.timings}
+        return Switch(seconds, (after - before) / 1e9, parts)
 
     async def _steps_on(self) -> None:
         """Until the job runs, and has done some steps since the last restart."""

@@ -17,6 +17,7 @@ from drills.spec.catalogue import (
     FITS,
     HANGS,
     LOSSES,
+    NOT_FINITE,
     RANK_FAULTS,
     ROOM,
     SHARED,
@@ -28,7 +29,7 @@ from drills.spec.catalogue import (
 )
 from drills.spec.request import DrillRequest
 from drills.spec.settings import STEPS_AGAIN, machine_names, placement_of
-from drills.spec.stages import MOMENTS, REPORT, STAGES
+from drills.spec.stages import BEFORE_AN_UPDATE, MOMENTS, REPORT, STAGES
 from drills.spec.sure_faults import LINES, SURE
 from drills.spec.updates import DURING
 from drills.spec.updates import THEN as RIDES_ON
@@ -137,6 +138,13 @@ def _check_stage(request: DrillRequest) -> None:
             f"--in-stage {request.in_stage}: machines leave only where they stay away, or are at fault: "
             f"add --during kill-machine --gone, or --during {' or --during '.join((*EVICTS, *HANGS))}"
         )
+    if request.in_stage == "diagnose" and request.base not in NOT_FINITE:
+        raise ConfigError(
+            "--in-stage diagnose: machines are tested at once only where a loss is not finite: "
+            f"add --during {' or --during '.join(NOT_FINITE)}"
+        )
+    if request.in_stage in BEFORE_AN_UPDATE and request.base not in UPDATES:
+        raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")
     if request.in_stage == "await" and request.standby != "late":
         raise ConfigError("--in-stage await: nothing is waited for: add --during kill-machine --gone --standby late")
     if request.in_stage == "restore" and request.base not in (*LOSSES, *HANGS):

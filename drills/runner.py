@@ -30,7 +30,7 @@ from drills.judge.judge import judge
 from drills.judge.result import DrillResult
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
-from drills.spec.catalogue import UPDATES
+from drills.spec.catalogue import NOT_FINITE, UPDATES
 from drills.spec.describe import describe
 from drills.spec.findings import expected_of, with_spare
 from drills.spec.request import PACE, DrillRequest, example
@@ -118,7 +118,7 @@ class Drill:
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
             reference = await self.references.of(cluster, switched(self.request, spec, facts.versions))
-            redone_otherwise = self.request.base in ("nan", *UPDATES)
+            redone_otherwise = self.request.base in (*NOT_FINITE, *UPDATES)
             told = facts.records.newest() if redone_otherwise else facts.records
             facts.comparison = compare(reference, told, spec.topology().world_size)
         return judge(self.request, spec, facts)

@@ -85,6 +85,8 @@ class RankFaults:
         self._mine = [fault for fault in faults if _strikes(fault, rank) and self._begun_after(fault)]
         self.poison: Callable[[], None] = _cannot_poison
         """What ``nan`` does; who knows torch says what that is."""
+        self.flip: Callable[[], None] = _cannot_poison
+        """What ``bitflip`` does, likewise."""
         self.hangs: Mapping[str, Callable[[], None]] = {}
         """The same of faults after which a rank waits for ever, or others wait for it."""
 
@@ -100,6 +102,10 @@ class RankFaults:
     def meet(self, point: str, step: int) -> None:
         """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
         for fault in [planned for planned in self._mine if _is_due(planned, point, step)]:
+            if fault["fault"] == "bitflip":  # the machine is broken: it comes again and again
+                claim(self._plan, fault)
+                self.flip()
+                continue
             self._mine.remove(fault)  # a rank meets each fault once, whichever rank fires it
             if fired(self._plan, fault) is None:
                 self._await_others(fault)
@@ -145,6 +151,7 @@ class BitFlip:
             return None
         plan, planned = loaded
         flips = (one for one in planned if one["fault"] == "bitflip" and one.get("machine") == machine)
+
         return next((cls(plan, one) for one in flips), None)
 
     def strikes(self) -> bool:
@@ -158,12 +165,14 @@ class BitFlip:
 def _strikes(fault: Fault, rank: int) -> bool:
     """Whether a fault is this rank's: by its number, or as the first rank of the machine that the fault is bound to."""
     if "machine" in fault:
+        if fault.get("of_tests"):
+            return False
         return fault["machine"] == os.environ.get(environment.MACHINE) and os.environ.get("LOCAL_RANK") == "0"
     return bool(fault.get("rank") == rank)
 
 
 def _cannot_poison() -> None:
-    raise ValueError("no rank fault is called 'nan' outside of everstep.join()")
+    raise ValueError("there is neither 'nan' nor 'bitflip' outside of everstep.join()")
 
 
 def _is_due(fault: Fault, point: str, step: int) -> bool:

@@ -16,6 +16,7 @@ with workflow.unsafe.imports_passed_through():
         CheckVersionInput,
         ClosedInput,
         ConfirmInput,
+        DiagnoseInput,
         FindInput,
         FolderFound,
         FolderInput,
@@ -33,8 +34,10 @@ with workflow.unsafe.imports_passed_through():
         VersionMade,
     )
     from everstep.decisions.checkpoints.choose_restore import Restore
+    from everstep.model.closed_incident import Left
+    from everstep.model.diagnosis import Diagnosis
     from everstep.model.hang import HangFound
-    from everstep.model.incident import Confirmation, Evidence, Launched, Left, Restored, Showing
+    from everstep.model.incident import Confirmation, Evidence, Launched, Restored, Showing
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
     from everstep.model.version import CodeVersion, UpdateRequest
@@ -50,6 +53,8 @@ TRACE_ROOM_S = 4.0
 """Of the time that a trace has, for what comes beside its two looks, seconds (ours)."""
 MAKE_LIMIT = timedelta(minutes=10)
 """A snapshot that is not made, or not brought to the machines, within this time is given up (ours)."""
+DIAGNOSE_PARTS = 3
+"""The tests of each machine, and each of two tests between machines, have ``diagnose_s`` in all (ours)."""
 SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up (ours)."""
 
@@ -293,4 +298,26 @@ def hold(
         result_type=Held,
         summary=web_ui.summary(f"generation {generation}: every rank ends the same step"),
         **on_ranks(timedelta(seconds=bound_s + 15)),
+    )
+
+
+def diagnose(spec: JobSpec, machines: list[Machine], run: str, tests: Sequence[str]) -> ActivityHandle[Diagnosis]:
+    """Test the machines of a stopped job, with the settings of its policy."""
+    policy = spec.policy
+    request = DiagnoseInput(
+        machines=machines,
+        tests=list(tests),
+        job=spec.name,
+        run=run,
+        settings=policy.diagnose_settings,
+        limit_s=policy.diagnose_s,
+        patience_s=policy.silent_evict_s,
+        slow_share=policy.diagnose_slow_share,
+    )
+    return workflow.start_activity(
+        messages.DIAGNOSE,
+        request,
+        result_type=Diagnosis,
+        summary=web_ui.summary(f"{listed(list(tests), 4)} on {len(machines)} machines"),
+        **on_ranks(timedelta(seconds=policy.diagnose_s * DIAGNOSE_PARTS)),
     )

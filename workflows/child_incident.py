@@ -45,6 +45,7 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly, *, only_
         emptied=state.emptied,
         alerts=state.alerts,
         evicted_ns=state.evicted_ns,
+        tried=state.tried,
         only_tells=only_tells,
         versions=[] if only_tells else state.versions,
     )

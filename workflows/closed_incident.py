@@ -13,7 +13,8 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.recover.reopen import hold_reason, newest_begin, newest_generation, reopen_wait_s
-    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Left
+    from everstep.model.closed_incident import CLOSED_OUTSIDE, Left
+    from everstep.model.incident import Anomaly, IncidentReport
     from everstep.model.job_state import JobState, incident_workflow_id
     from workflows import activity_calls
     from workflows.incident.report import Closings

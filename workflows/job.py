@@ -14,7 +14,8 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
-    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, Launched, Stage, Symptom
+    from everstep.model.closed_incident import CLOSED_OUTSIDE
+    from everstep.model.incident import Anomaly, Launched, Stage, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.run_id import run_id
     from everstep.model.version import read_update
@@ -22,13 +23,14 @@ with workflow.unsafe.imports_passed_through():
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.job_incidents import JobIncidents
-    from workflows.learned import change_machines, learn_versions, read_machines, read_versions
+    from workflows.learned import change_machines, ended_with_job, learn_versions, read_machines, read_versions
     from workflows.messages import JobResult, check_generation, check_report, check_trained
     from workflows.operator import read_move, read_request
     from workflows.options import TASK_TIMEOUT
     from workflows.recorded import record
     from workflows.stop_for_good import stop_for_good
     from workflows.updates import Updates
+    from workflows.version_notes import VersionNotes
 
 REJECTED_KEPT = 10
 UPDATE_JSON = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}'
@@ -45,6 +47,7 @@ class JobWorkflow:
         self.finished_generations: set[int] = set()
         self.first_step = FirstStepWatch(state, self._has_work)
         self.updates = Updates(state, self._show)
+        self.version_notes = VersionNotes(state)
         self.incidents = JobIncidents(
             state,
             self.first_step,
@@ -257,6 +260,8 @@ class JobWorkflow:
         info = workflow.info()
         if self.incidents.closings.pending or self.observed.under_way or self.updates.under_way:
             return False
+        if self.version_notes.under_way:
+            return False
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
     def _take_anomaly(self) -> Anomaly:
@@ -286,9 +291,11 @@ class JobWorkflow:
         first = FirstLaunch(state)
         await first.check()
         first.count()
+        self.version_notes.first_launch(noted=True)
         try:
             launched = await first.launch()
         except ActivityError as error:
+            self.version_notes.first_launch(noted=False)
             suspect(state, Symptom.LAUNCH_FAILED, str(error.cause or error)[:200])
         else:
             state.backups = launched.backups
@@ -301,7 +308,8 @@ class JobWorkflow:
         if over:
             self._show()
             if launched:
-                self.records.append(record(self.state, launched=launched, confirmation=confirmation))
+                versions = self.state.versions
+                self.records.append(record(self.state, launched=launched, confirmation=confirmation, versions=versions))
             await self.first_step.back_off()
 
     async def _stopped(self) -> JobResult:
@@ -314,11 +322,12 @@ class JobWorkflow:
         """Release the machines and write the last entries of the ledger."""
         state = self.state
         state.status, state.outcome = status, outcome  # type: ignore[assignment]  # one of JobStatus
+        state.versions = ended_with_job(state)
         self._show()
         if self.observed.under_way:
             await self.observed.told()
         written, *_ = await asyncio.gather(
-            record(state),
+            record(state, versions=state.versions),
             pool_calls.leave(state.spec, state.machines, state.run),
             *self.records,
             *self.incidents.closings.again(),
@@ -343,3 +352,4 @@ class JobWorkflow:
     def _show(self) -> None:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
         workflow.upsert_search_attributes(attributes.updates(attributes.of_job(self.state)))
+        self.version_notes.look()

@@ -9,7 +9,8 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.model.incident import Anomaly, IncidentReport, Launched, Left, Symptom
+    from everstep.model.closed_incident import Left
+    from everstep.model.incident import Anomaly, IncidentReport, Launched, Symptom
     from everstep.model.job_state import JobState, incident_workflow_id
     from workflows import incident_list
     from workflows.child_incident import Child, end_of, open_incident

@@ -10,6 +10,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.evict.incident_facts import EVICTED_KEPT
+    from everstep.decisions.ladder.facts import kept
     from everstep.decisions.recover.rules import still_counting
     from everstep.decisions.versions.book import VersionBook
     from everstep.model.incident import IncidentReport, Symptom
@@ -18,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.version import JobVersion
 
 FAILURES_KEPT = 50
+TRIED_KEPT = 100
 LEFT_KEPT = 1000
 """Machines that a job has left, of which it is remembered (ours)."""
 
@@ -32,6 +34,8 @@ def learn(state: JobState, report: IncidentReport) -> bool:
         failures = [one for one in report.failures if one.symptom is not Symptom.UPDATE]
         still = still_counting(state.failures, failures[0], state.spec.policy) if failures else state.failures
         state.failures = [*still, *failures][-FAILURES_KEPT:]
+    if report.tried:
+        state.tried = kept(state.tried, report.tried, state.spec.policy, TRIED_KEPT)
     if report.machines:
         change_machines(state, report.machines)
     state.evicted_ns = [*state.evicted_ns, *report.evicted_ns][-EVICTED_KEPT:]
@@ -56,6 +60,13 @@ def learn_versions(state: JobState, versions: list[JobVersion], running: int) ->
     runs = book.versions[running].runs if running in book.versions else None
     if runs is not None and state.spec.version != running:
         state.spec = runs.applied(state.spec, running)
+
+
+def ended_with_job(state: JobState) -> list[JobVersion]:
+    """The versions of a job that is over: the one that runs ended with it, and what waits is not applied any more."""
+    book = VersionBook.of(state.versions, state.spec.version)
+    book.end(f"the job {state.outcome}")
+    return book.all()
 
 
 def change_machines(state: JobState, machines: list[Machine]) -> None:

@@ -20,6 +20,7 @@ from everstep.model.incident import (
 )
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrained
+from everstep.model.ladder import Rung, Tried
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.version import JobVersion
@@ -61,6 +62,14 @@ class Carried(Model):
     versions_changed: list[int] = Field(default_factory=list)
     """Numbers of the versions of which it has something to say."""
     evictions: EvictionState = Field(default_factory=EvictionState)
+    tried: list[Tried] = Field(default_factory=list)
+    """Rungs of the ladder, since an operator resumed."""
+    all_tried: list[Tried] = Field(default_factory=list)
+    """The same of the whole incident, the last ones."""
+    tested: list[MachineFinding] = Field(default_factory=list)
+    """What stop-time tests found."""
+    approved: list[Rung] = Field(default_factory=list)
+    """Rungs that an operator let go on."""
     hang: HangFound | None = None
     """What looks at the ranks showed; None: nobody looked."""
 
@@ -101,6 +110,8 @@ class IncidentInput(Model):
     """When machines were taken out of the job without an operator, one entry for each machine."""
     versions: list[JobVersion] = Field(default_factory=list)
     """Of the job's code; empty: none are known."""
+    tried: list[Tried] = Field(default_factory=list)
+    """Rungs of the ladder that earlier incidents of the job tried."""
     only_tells: bool = False
     """It does nothing about what it tells, and the job does not wait for it."""
     carried: Carried | None = None

@@ -6,6 +6,8 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from everstep.model.diagnosis import Diagnosis
+from everstep.model.health import Health
 from everstep.model.incident import (
     NOT_CONFIRMED,
     Anomaly,
@@ -113,6 +115,23 @@ def searched_text(evidence: Evidence) -> str:
         for place in evidence.unlisted
     ]
     return "; ".join([*silent, found_text([place for place in evidence.held if place.valid])])
+
+
+def diagnosed_text(found: Diagnosis) -> str:
+    """What tests of machines say, the worst first: ``m2 is at fault: other bits than …``."""
+    parts = []
+    for one in found.machines:
+        if one.verdict is Health.FAULTY:
+            parts.append(f"{one.machine} is at fault: {one.findings[0].headline} ({one.findings[0].reason})")
+    parts += [f"between {' and '.join(link.machines)}: {link.text} ({link.test})" for link in found.links]
+    unknown = [one for one in found.machines if one.verdict is not Health.FAULTY and one.verdict is not Health.HEALTHY]
+    if unknown:
+        why = next((one.findings[0] for one in unknown if one.findings), None)
+        said = f", e.g. {why.headline} ({why.reason})" if why else ""
+        parts.append(f"{listed([one.machine for one in unknown], 4)} is not known{said}")
+    healthy = len(found.machines) - len(unknown) - len(found.faulty)
+    parts.append(f"{healthy} of {count(len(found.machines), 'machine')} passed all tests")
+    return "; ".join(parts[:4] + ([f"and {len(parts) - 4} more"] if len(parts) > 4 else []))
 
 
 def job_title(spec: JobSpec) -> str:

@@ -57,21 +57,14 @@ class CheckActivities:
     async def _checked(self, given: CheckVersionInput, shipment: Shipment, say: Say) -> VersionChecked:
         position = {machine.name: index for index, machine in enumerate(given.machines)}
 
-        async def supply(machine: Machine, client: AgentClient) -> str:
+        async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply | str:
+            """What came of it there; a text: why it was not tried."""
             try:
                 await shipment.supply(client)
             except AgentUnreachable:
                 raise
             except AgentError as error:  # e.g. a full disk: other machines can tell more
                 return f"{machine.name} cannot take the code: {error}"
-            return ""
-
-        done, silent = await on_all(self._agents, given.machines, supply, say=say, patience_s=given.patience_s)
-        untried = {name: text for name, text in done.items() if text}
-        there = [machine for machine in given.machines if done.get(machine.name) == ""]
-        say(f"trying it on {len(there)} machines")
-
-        async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply:
             request = try_request(given, position[machine.name])
             asked = partial(client.try_code, request, timeout_s=given.timeout_s + TRY_MORE_S)
             try:
@@ -83,8 +76,10 @@ class CheckActivities:
             except AgentError as error:  # e.g. no fork server: that proves nothing of the code
                 return pb.TryCodeReply(outcome=Outcome.UNSPECIFIED, text=str(error))
 
-        tried, quiet = await on_all(self._agents, there, attempt, say=say, patience_s=given.patience_s)
-        return judged(tried, [*silent, *quiet], untried, given.timeout_s)
+        done, silent = await on_all(self._agents, given.machines, attempt, say=say, patience_s=given.patience_s)
+        tried = {name: reply for name, reply in done.items() if not isinstance(reply, str)}
+        untried = {name: reply for name, reply in done.items() if isinstance(reply, str)}
+        return judged(tried, silent, untried, given.timeout_s)
 
 
 def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:

@@ -125,6 +125,11 @@ def backup_peers(assignment: Assignment[Machine], placement: Placement, machine:
     return peers
 
 
+def imports_of(spec: JobSpec) -> pb.Imports:
+    """What the job's fork server is started with."""
+    return pb.Imports(python=spec.python, env=import_environment(spec))
+
+
 def import_environment(spec: JobSpec) -> dict[str, str]:
     """What the fork server itself must have been started with; all else is given to each rank at its fork."""
     return {name: value for name, value in spec.env.items() if read_at_import(name)}

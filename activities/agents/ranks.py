@@ -19,7 +19,7 @@ from activities import messages
 from activities.agents.call_all import asked_of, on_all, prepare, prepared, refuse_silent
 from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
-from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
+from activities.agents.convert import backup_peers, checkpoint_options, imports_of, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
 from activities.agents.hold import hold_ranks
 from activities.agents.libraries import libraries_of
@@ -166,6 +166,7 @@ class RankActivities:
                     begins_run=launch.begins_run,
                     code=spec.code,
                     version=spec.version,
+                    imports=imports_of(spec),
                 )
 
                 def launched() -> Awaitable[pb.LaunchReply]:
@@ -195,6 +196,7 @@ class RankActivities:
             world_size=launch.spec.topology().world_size,
             run=launch.run,
             begins_run=launch.begins_run,
+            imports=imports_of(launch.spec),
         )
 
         async def start_store(machine: Machine, client: AgentClient) -> pb.StartStoreReply:

@@ -13,6 +13,7 @@ once written stays.
 from activities.ledger.database import LedgerUrl
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import (
+    CodeVersionRecord,
     GenerationRecord,
     IncidentEventRecord,
     IncidentRecord,
@@ -23,6 +24,7 @@ from activities.ledger.records import (
 from activities.ledger.time_spent import TimeSpent
 
 __all__ = [
+    "CodeVersionRecord",
     "GenerationRecord",
     "IncidentEventRecord",
     "IncidentRecord",

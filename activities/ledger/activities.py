@@ -81,6 +81,9 @@ def _write_job(ledger: Ledger, entry: RecordInput) -> NumbersUsed:
     if entry.started_ns:
         used = ledger.job_started(entry.spec, started_ns=entry.started_ns)
     _write_generation(ledger, entry.spec.name, entry.launched, entry.confirmation)
+    if entry.versions:  # the ledger keeps no values of variables that look like secrets
+        versions = [version.without_secrets(entry.spec.redact) for version in entry.versions]
+        ledger.versions_seen(entry.spec.name, versions, seen_ns=entry.time_ns)
     if entry.outcome:
         ledger.job_ended(entry.spec.name, ended_ns=entry.time_ns, outcome=entry.outcome)
         shares = [ledger.ettr(entry.spec.name, now_ns=entry.time_ns, window_s=window) for window in (None, WINDOW_S)]

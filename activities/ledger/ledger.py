@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, func, select, update
 from activities.ledger.database import POOL_SIZE, LedgerUrl, connect, reading, writing
 from activities.ledger.migrate import migrate
 from activities.ledger.records import (
+    CodeVersionRecord,
     GenerationRecord,
     IncidentEventRecord,
     IncidentRecord,
@@ -31,6 +32,7 @@ from activities.ledger.statements import (
     clean,
     fill,
     fill_incident,
+    fill_latest,
     incident_parts,
     incident_query,
     incident_record,
@@ -39,8 +41,11 @@ from activities.ledger.statements import (
     newest_run,
     run_to_write,
     this_run,
+    version_query,
+    version_row,
 )
 from activities.ledger.tables import (
+    CodeVersions,
     Generations,
     IncidentEvents,
     IncidentLooks,
@@ -55,6 +60,7 @@ from everstep.decisions.ettr import Ettr, Interval, Kind
 from everstep.errors import LedgerError
 from everstep.model.incident import Anomaly, Evidence, IncidentReport
 from everstep.model.job import JobSpec
+from everstep.model.version import JobVersion
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -256,6 +262,15 @@ class Ledger:
             key = {"run": run_to_write(connection, job), "kind": kind, "start_ns": start_ns}
             fill(connection, Intervals, key, {"end_ns": end_ns, "cause": clean(cause) or None})
 
+    def versions_seen(self, job: str, versions: Sequence[JobVersion], *, seen_ns: int) -> None:
+        """Keep versions of the newest run of a job as they were at a time; what was seen later stays."""
+        with self._writing(job) as connection:
+            run = run_to_write(connection, job, by_ns=seen_ns)
+            for version in versions:
+                fill_latest(
+                    connection, CodeVersions, {"run": run, "number": version.number}, version_row(version, seen_ns)
+                )
+
     # Reads.
 
     def jobs(self) -> list[LedgerJob]:
@@ -313,6 +328,14 @@ class Ledger:
         )
         with self._reading() as connection:
             return [(look, machine, time_ns, data) for look, machine, time_ns, data in connection.execute(query)]
+
+    def versions(self, job: str, *, all_runs: bool = False) -> list[CodeVersionRecord]:
+        """Versions of a job's code in order, of its newest run or of all, the oldest first."""
+        query = version_query().where(Jobs.name == job).order_by(Jobs.started_ns, Jobs.run, CodeVersions.number)
+        if not all_runs:
+            query = query.where(Jobs.run == newest_run(job))
+        with self._reading() as connection:
+            return [CodeVersionRecord.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
     def machine_events(self, job: str | None = None, *, limit: int | None = None) -> list[MachineEventRecord]:
         """Observations of the agents, oldest first; with a limit the newest of them."""

@@ -20,7 +20,7 @@ from everstep.errors import LedgerError
 if TYPE_CHECKING:  # most ledgers are up to date, and nobody waits for alembic then
     from alembic.config import Config
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision in ``migrations/versions``."""
 VERSION_TABLE = "everstep_ledger_version"
 """Not alembic's default name: a PostgreSQL database may hold other programs' tables too."""

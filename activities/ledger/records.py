@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from everstep.model.incident import Evidence, IncidentReport
+from everstep.model.version import JobVersion
 
 
 class LedgerAnswer(BaseModel):
@@ -125,3 +126,27 @@ class MachineEventRecord(LedgerAnswer):
     time_ns: int
     kind: str
     text: str
+
+
+class CodeVersionRecord(LedgerAnswer):
+    """A version of a job's code, as it was last."""
+
+    job: str
+    run: int
+    started_ns: int
+    """Of the run; 0: not known."""
+    ended_ns: int | None = None
+    """Of the run; None: it runs, or was ended from outside."""
+    outcome: str | None = None
+    """Of the run."""
+    number: int
+    id: str
+    status: str
+    version: dict[str, Any]
+
+    def parsed(self) -> JobVersion | None:
+        """The version as a model; None: this release cannot read it."""
+        try:
+            return JobVersion.model_validate(self.version)
+        except ValidationError:
+            return None

@@ -16,6 +16,7 @@ from activities.ledger.records import (
     IncidentRecord,
 )
 from activities.ledger.tables import (
+    CodeVersions,
     Generations,
     Incidents,
     Intervals,
@@ -26,6 +27,7 @@ from everstep.decisions.ettr import Interval, Launch, Outage, unproductive
 from everstep.errors import LedgerError
 from everstep.model.incident import Stage
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.version import JobVersion
 
 _INCIDENT_ID = re.compile(r"incident/(?P<job>[^/]+)/(?P<number>[0-9]+)")
 
@@ -52,6 +54,41 @@ def fill(connection: Connection, table: type[LedgerTable], key: Mapping[str, Any
     statement = insert(connection, table).values({**key, **learned})
     kept = {name: func.coalesce(getattr(table, name), statement.excluded[name]) for name in learned}
     connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=kept))
+
+
+def fill_latest(
+    connection: Connection, table: type[CodeVersions], key: Mapping[str, Any], row: Mapping[str, Any]
+) -> None:
+    """Insert a row, or replace one that was seen before it."""
+    statement = insert(connection, table).values({**key, **row})
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=list(key),
+            set_={name: statement.excluded[name] for name in row},
+            where=table.seen_ns <= statement.excluded.seen_ns,
+        )
+    )
+
+
+def version_row(version: JobVersion, seen_ns: int) -> dict[str, Any]:
+    """The row of a version."""
+    return {
+        "id": version.runs.id if version.runs else "",
+        "status": str(version.status),
+        "operator": clean(version.wanted.operator),
+        "reason": clean(version.wanted.reason),
+        "asked_ns": version.asked_ns,
+        "changed": clean(version.changed),
+        "ended": clean(version.ended),
+        "version": as_json(version),
+        "seen_ns": seen_ns,
+    }
+
+
+def version_query() -> Select[Any]:
+    """All versions of jobs' code, with what is known of their runs."""
+    run = (Jobs.name.label("job"), Jobs.started_ns, Jobs.ended_ns, Jobs.outcome)
+    return select(*run, CodeVersions.__table__).join_from(CodeVersions, Jobs, CodeVersions.run == Jobs.run)
 
 
 def newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:

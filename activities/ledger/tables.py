@@ -159,3 +159,24 @@ class IncidentLooks(LedgerTable):
     time_ns: Mapped[int]
     data: Mapped[bytes]
     """A StacksReply of the agent (``proto/agent/v1/agent.proto``), whose stacks are compressed."""
+
+
+class CodeVersions(LedgerTable):
+    """Versions of a job's code: who asked for which, when and why, what changed, which steps ran, how it ended."""
+
+    __tablename__ = "code_versions"
+
+    run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    id: Mapped[str]
+    """Its content address; empty: it was not made."""
+    status: Mapped[str]
+    operator: Mapped[str]
+    reason: Mapped[str]
+    asked_ns: Mapped[int]
+    changed: Mapped[str]
+    ended: Mapped[str]
+    version: Mapped[dict[str, Any]]
+    """All of it."""
+    seen_ns: Mapped[int]
+    """When it was as it is here."""

@@ -113,7 +113,7 @@ def told(
         parts.append(f"variables {listed(variables)}")
     if commits:
         parts.append(f"commits {commits}")
-    if before.packages and after.packages and (packages := _packages(before.packages, after.packages)):
+    if packages := packages_changed(before.packages, after.packages):
         parts.append(f"packages {listed(packages)}")
     if after.origin.dirty and before.code != after.code:
         parts.append(f"not all of it is in commit {after.origin.commit[:NAME_CHARACTERS]}")
@@ -164,7 +164,10 @@ def _variables(before: Mapping[str, str], after: Mapping[str, str], redact: Sequ
     return [f"{name} {shown(before, name)} -> {shown(after, name)}" for name in names]
 
 
-def _packages(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def packages_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """``torch 2.10 -> 2.11`` for each distribution that differs; none where one side is not known."""
+    if not (before and after):
+        return []
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]
 

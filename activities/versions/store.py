@@ -70,11 +70,15 @@ class StoredCode:
         for at in range(0, self.size, PIECE):
             yield os.pread(descriptor, PIECE, at)
 
+    def close(self) -> None:
+        """It is not read any more."""
+        self._archive.close()
+
     def __enter__(self) -> StoredCode:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._archive.close()
+        self.close()
 
 
 class VersionStore:
@@ -124,13 +128,23 @@ class VersionStore:
         found = await self._do(lambda: self._jobs.read([name]), f"read a version of {job}")
         if name not in found:
             return version
-        try:
-            kept = CodeVersion.model_validate_json(found[name])
-            if kept.id != version.id:
-                raise ValueError("it is of another version")
-            return kept
-        except ValueError as error:
-            raise VersionStoreError(f"the record {name} in {self.url}/jobs is damaged: {one_line(error)}") from error
+        return self._read(name, found[name])
+
+    async def versions(self, job: str, beginning: str) -> list[CodeVersion]:
+        """The versions of a job whose ids begin so, as their records say; of damaged ones the first is told."""
+        what = f"read the versions of {job}"
+        names = await self._do(lambda: self._named(job, beginning), what)
+        found = await self._do(lambda: self._jobs.read(names), what)
+        return [self._read(name, data) for name, data in sorted(found.items())]
+
+    async def keep(self, job: str, version: CodeVersion) -> None:
+        """Keep a version that is here: it and its code are not removed within a day.
+
+        Raises:
+            VersionStoreError: its code is not here any more, or is damaged.
+        """
+        await self.put(job, version, None)  # first: code that a record names stays
+        (await self.code(version.code)).close()
 
     async def prune(self, job: str, needed: Collection[str]) -> Prunable:
         """Remove what this job and all others need no longer. It is not waited for, and its errors are only logged.
@@ -144,6 +158,16 @@ class VersionStore:
         except VersionStoreError as error:
             log.warning("versions that are not needed stay", reason=str(error))
             return Prunable([], [])
+
+    def _read(self, name: str, data: bytes) -> CodeVersion:
+        """What a record says, which is what its name says."""
+        try:
+            kept = CodeVersion.model_validate_json(data)
+            if kept.id != name.rpartition("/")[2].partition(".")[0]:
+                raise ValueError("it is of another version")
+            return kept
+        except ValueError as error:
+            raise VersionStoreError(f"the record {name} in {self.url}/jobs is damaged: {one_line(error)}") from error
 
     async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = 0.0) -> T:
         """Do what may hang, in a thread that is left to itself then."""
@@ -166,6 +190,11 @@ class VersionStore:
             ) from error
 
     # In threads.
+
+    def _named(self, job: str, beginning: str) -> list[str]:
+        """The names of a job's records whose ids begin so."""
+        own = RemoteFolder(f"{self.url}/jobs", job, VERSIONS)
+        return [f"{job}/{name}" for name in own.sizes() if name.startswith(beginning) and name.endswith(RECORD)]
 
     def _make_folder(self) -> None:
         """A folder that we make is ours alone; of another one its owner says who may look into it."""

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -47,6 +48,9 @@ KEPT_BYTES = 2_000_000_000
 """Of all files of them (ours)."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
 """Of an archive: more than one of the largest snapshot takes."""
+IN_MEMORY = 1 << 20
+"""Bytes of an archive that is unpacked without being written first: turns of threads count where ranks have all cores
+(ours)."""
 CHUNK_PATIENCE_S = 30.0
 """Whoever brings a snapshot and says nothing for this long is left (ours)."""
 LOOK_PATIENCE_S = 5.0
@@ -130,24 +134,27 @@ class CodeCache:
             if await self.has([digest]):
                 return pb.PutCodeReply(reused=True)
             coming = self.folder / f"{COMING}{self._token}-{uuid.uuid4().hex}"
+            over = False
             try:
-                await self._received(first, chunks, coming)
+                small = await self._received(first, chunks, coming)
                 async with self._turns.setdefault(digest, asyncio.Lock()):
-                    if await self.has([digest]):
+                    unpacked = await self.reads.do(partial(self._take, small, coming, digest))
+                    over = True
+                    if unpacked is None:
                         return pb.PutCodeReply(reused=True)  # somebody else brought it meanwhile
-                    unpacked = await self.reads.do(partial(self._take, coming, digest))
             except OSError as error:
                 raise AgentError(
                     f"{self.machine} cannot keep the code: {error.strerror or error} ({self.folder})"
                 ) from error
             finally:
-                await self.reads.do(partial(shutil.rmtree, coming, ignore_errors=True))
+                if not over:
+                    await self.reads.do(partial(shutil.rmtree, coming, ignore_errors=True))
         seconds = time.monotonic() - began
         logger.info("code came", digest=digest, bytes=unpacked, seconds=round(seconds, 3))
         return pb.PutCodeReply(bytes=unpacked, seconds=seconds)
 
-    async def script(self, digest: str, script: str) -> Path:
-        """The path of a script in a snapshot.
+    async def script(self, digest: str, script: str, *, verified: bool = False) -> Path:
+        """The path of a script in a snapshot; ``verified``: that is read whole, and removed where it is damaged.
 
         Raises:
             CodeMissing: the snapshot is not here, or is damaged: it has to be brought.
@@ -159,24 +166,16 @@ class CodeCache:
             raise ConfigError(f"script {script} is no path within a snapshot of code")
         path = self.folder / digest / script
         try:
-            whole, there = await self.reads.do(lambda: (self._is_whole(digest), path.is_file()), LOOK_PATIENCE_S)
+            look, patience_s = (self._is_sound, None) if verified else (self._is_whole, LOOK_PATIENCE_S)
+            whole, there = await self.reads.do(lambda: (look(digest), path.is_file()), patience_s)
         except TimeoutError:
             logger.error("the disk does not say whether code is whole", digest=digest)
             return path
         if not whole:
-            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}")
+            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}, or had it damaged")
         if not there:
             raise ConfigError(f"script {script} is not in the code {digest[:12]}")
         return path
-
-    async def verify(self, digest: str) -> None:
-        """Read a snapshot whole, and remove one that is not what its digest says.
-
-        Raises:
-            CodeMissing: it is not here, or was damaged.
-        """
-        if not await self.reads.do(partial(self._is_sound, digest)):
-            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}, or had it damaged")
 
     @contextlib.contextmanager
     def kept(self, digest: str) -> Iterator[None]:
@@ -187,8 +186,20 @@ class CodeCache:
         finally:
             self._pinned[digest] -= 1
 
-    async def _received(self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path) -> None:
-        """Write an archive into a file of its own as it comes."""
+    async def _received(
+        self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path
+    ) -> bytearray | None:
+        """Take an archive as it comes: returned where it is small, else in a file of its own."""
+        if first.bytes <= IN_MEMORY:
+            archive = bytearray(first.data)
+            while len(archive) <= first.bytes and (chunk := await _next(chunks)) is not None:
+                archive += chunk.data
+            self._check_size(len(archive), first.bytes)
+            return archive
+        await self._written(first, chunks, coming)
+        return None
+
+    async def _written(self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path) -> None:
         await self.reads.do(lambda: private.make_folder(private.make_folder(self.folder) / coming.name))
         came = 0
         chunk: pb.CodeChunk | None = first
@@ -202,14 +213,30 @@ class CodeCache:
                 chunk = await _next(chunks)
         finally:
             await self.reads.do(archive.close)
-        if came != first.bytes:
-            raise DamagedCode(f"{came} bytes of the archive came to {self.machine}, and {first.bytes} were announced")
+        self._check_size(came, first.bytes)
+
+    def _check_size(self, came: int, announced: int) -> None:
+        if came != announced:
+            raise DamagedCode(f"{came} bytes of the archive came to {self.machine}, and {announced} were announced")
 
     # In threads.
 
-    def _take(self, coming: Path, digest: str) -> int:
-        """Unpack an archive beside, and give it its name; returns its bytes."""
-        with (coming / "archive").open("rb") as archive:
+    def _take(self, small: bytearray | None, coming: Path, digest: str) -> int | None:
+        """Unpack an archive beside, and give it its name; returns its bytes, None: it was here already.
+
+        Args:
+            small: The archive; None: it is a file in the folder.
+            coming: The folder; is made where it is not there, and removed.
+            digest: What it holds.
+        """
+        try:
+            return None if self._is_whole(digest) else self._unpacked(small, coming, digest)
+        finally:
+            shutil.rmtree(coming, ignore_errors=True)
+
+    def _unpacked(self, small: bytearray | None, coming: Path, digest: str) -> int:
+        private.make_folder(private.make_folder(self.folder) / coming.name)
+        with io.BytesIO(small) if small is not None else (coming / "archive").open("rb") as archive:
             files = unpack(archive, coming / "tree", digest)
         rows = [FileSeen.of(coming / "tree", file.path, file.kind) for file in files]
         index = [[row.path, row.kind, row.size, row.mtime_ns, row.ctime_ns] for row in rows]

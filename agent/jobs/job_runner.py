@@ -87,6 +87,16 @@ class JobRunner:
             return False
         return self.server.label != label_of(self.record.python, self.record.env)
 
+    async def _fit_server(self, request: pb.StartStoreRequest | pb.LaunchRequest) -> None:
+        """Let a fork server with the imports of a launch take the place of another one, in which nothing runs."""
+        wanted = (request.imports.python, dict(request.imports.env))
+        if not request.HasField("imports") or (self.record.python, self.record.env) == wanted or self.record.living():
+            return
+        self._log.info("another fork server, for other imports", python=wanted[0], variables=sorted(wanted[1]))
+        await self.end_server()
+        self.record.python, self.record.env = wanted
+        self.ranks.save()
+
     async def end_server(self) -> None:
         """End the job's fork server, and with it what it has forked."""
         server, self.server = self.server, None
@@ -141,9 +151,11 @@ class JobRunner:
 
     # Commands.
 
-    async def start_store(self, generation: int, *, begins_run: bool = False) -> StoreRecord:
+    async def start_store(self, request: pb.StartStoreRequest) -> StoreRecord:
         """Start the rendezvous store of a generation, or return it."""
-        self._check_fence(generation, begins_run=begins_run)
+        generation = request.generation
+        self._check_fence(generation, begins_run=request.begins_run)
+        await self._fit_server(request)
         for _ in range(3):
             server = await self.ensure_server()
             try:
@@ -164,6 +176,7 @@ class JobRunner:
         self._check_fence(generation, begins_run=request.begins_run)
         if generation < self.record.generation:
             raise Fenced(f"generation {generation} is older than {self.record.generation}, which was launched already")
+        await self._fit_server(request)
         for _ in range(3):
             server = await self.ensure_server()
             self.ranks.find_orphans()

@@ -63,8 +63,7 @@ async def tried(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str
     with host.code.kept(request.code):
         script, folder = Path(request.script), ""
         if request.code:
-            script = await host.code.script(request.code, request.script)
-            await host.code.verify(request.code)
+            script = await host.code.script(request.code, request.script, verified=True)
             folder = str(host.code.folder / request.code)
         cwd = request.cwd or str(script.parent)
         check_paths(str(script), cwd)
@@ -96,7 +95,7 @@ async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Mes
     for last in (False, True):
         fifo = own / f"output-{last}"
         async with (
-            host.fork_servers.borrowed(request.python, dict(request.import_env)) as server,
+            host.fork_servers.borrowed(request.job, request.python, dict(request.import_env)) as server,
             _Tail.of(fifo) as output,
         ):
             try:

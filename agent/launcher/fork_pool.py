@@ -48,6 +48,9 @@ class ForkServers:
         self._died = asyncio.Event()
         """The warm one did, or none could be started."""
         self._warm_label = label_of("", {})
+        self._tried: dict[str, ForkServerClient] = {}
+        """By job: in which a script was tried, with other imports than the warm one has."""
+        self._trying: dict[str, asyncio.Lock] = {}
         self._silent: dict[asyncio.Task[None], ForkServerClient] = {}
         """Greetings that were not answered yet."""
 
@@ -206,9 +209,9 @@ class ForkServers:
             await server.end()
 
     async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
-        """A fork server for a job: the warm one where it fits, else a new one."""
-        server: ForkServerClient | None = None
-        if self._warm and label_of(python, env) == self._warm_label:
+        """A fork server for a job: the one in which its code was tried, or the warm one, if it fits; else a new one."""
+        server = self._fitting(job, python, env, leaves=True)
+        if server is None and self._warm and label_of(python, env) == self._warm_label:
             task, self._warm, self._wanted = self._warm, None, False
             with contextlib.suppress(AgentError):
                 server = await asyncio.shield(task)
@@ -223,10 +226,11 @@ class ForkServers:
         return server
 
     @contextlib.asynccontextmanager
-    async def borrowed(self, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
-        """A fork server that is no job's: the warm one where it fits, else one that ends afterwards.
+    async def borrowed(self, job: str, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
+        """A fork server in which a job's code is tried: the warm one where it fits, else one of its own.
 
-        The warm one stays where it is: should a job take it meanwhile, what it forked goes on.
+        It stays where it is: should a job take it meanwhile, what it forked goes on. One of its own is kept, for the
+        launch of what was tried, until the job takes it, needs one with other imports, or is over.
 
         Raises:
             AgentError: none starts.
@@ -234,10 +238,25 @@ class ForkServers:
         if self.prewarm and label_of(python, env) == self._warm_label:
             yield await self._warmed_up()
             return
-        server = await self._start(python, env)
-        try:
+        async with self._trying.setdefault(job, asyncio.Lock()):
+            server = self._fitting(job, python, env, leaves=False)
+            if server is None:
+                await self.forget(job)
+                server = self._tried[job] = await self._start(python, env)
             yield server
-        finally:
+
+    def _fitting(self, job: str, python: str, env: Mapping[str, str], *, leaves: bool) -> ForkServerClient | None:
+        """The one in which a job's code was tried, if it has the imports; ``leaves``: it is kept no longer."""
+        server = self._tried.get(job)
+        if server is None or server.lost or server.label != label_of(python, env):
+            return None
+        if leaves:
+            del self._tried[job]
+        return server
+
+    async def forget(self, job: str) -> None:
+        """End what is kept for a job."""
+        if server := self._tried.pop(job, None):
             await server.end()
 
     async def _warmed_up(self) -> ForkServerClient:
@@ -272,6 +291,8 @@ class ForkServers:
         for greeting, server in list(self._silent.items()):
             greeting.cancel()
             await server.disconnect()
+        for job in list(self._tried):
+            await self.forget(job)
         task, self._warm, self._wanted = self._warm, None, False
         if task is None:
             return

@@ -126,6 +126,8 @@ class Imported:
     """Variables that were read meanwhile and what they were: another value in a rank comes too late."""
     files: frozenset[int]
     """Descriptors that were opened meanwhile, such as torch's logs; a rank keeps them."""
+    joins: tuple[types.ModuleType, ...]
+    """Modules that have torch's ``init_process_group`` by that name. To look for them in a rank copies their pages."""
 
 
 def preload() -> Imported:
@@ -154,7 +156,14 @@ def preload() -> Imported:
     gc.collect()
     gc.freeze()
     gc.enable()
-    return Imported({name: before.get(name) for name in _Noted.names}, frozenset(descriptors() - files))
+    read = {name: before.get(name) for name in _Noted.names}
+    return Imported(read, frozenset(descriptors() - files), tuple(_that_join()))
+
+
+def _that_join() -> list[types.ModuleType]:
+    name = "init_process_group"
+    begin, modules = getattr(sys.modules["torch.distributed"], name), list(sys.modules.values())
+    return [module for module in modules if getattr(module, "__dict__", {}).get(name) is begin]
 
 
 def _load_beside(name: str) -> types.ModuleType:
@@ -487,7 +496,7 @@ class ForkServer:
         pid = fork()
         if pid == 0:
             self._become_child()
-            trial_process.run_trial(server, request, self.imported.read)
+            trial_process.run_trial(server, request, read=self.imported.read, joins=self.imported.joins)
         self.trials[pid] = Trial(pid, connection, request, time.monotonic() + request["limit_s"])
 
     def _end_slow_trials(self) -> None:
@@ -506,7 +515,8 @@ class ForkServer:
         kill_session(trial.pid)
 
     def _trial_ended(self, trial: Trial, end: Message) -> None:
-        kill_session(trial.pid)  # what it started ends with it
+        if self._has_orphans():
+            kill_session(trial.pid)  # what it started ends with it
         reply = {"ok": True, "id": trial.request["id"], "pid": trial.pid, "exit": end, "slow": trial.slow}
         self._send(trial.connection, reply)
 
@@ -543,7 +553,7 @@ class ForkServer:
                 child.exit = end
                 if child.rank >= 0:
                     self._push({"event": "exit", **child.entry()})
-        if reaped:
+        if reaped and self._has_orphans():
             self._kill_orphans()
 
     def _push(self, message: Message) -> None:
@@ -551,11 +561,22 @@ class ForkServer:
             if connection.subscribed:
                 self._send(connection, message)
 
+    def _mine(self) -> set[int]:
+        """What was forked here and lives."""
+        mine = {child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
+        return mine | self.trials.keys()
+
+    def _has_orphans(self) -> bool:
+        """Whether there may be processes that dead ranks or trials left behind; to look at all processes takes longer.
+
+        One may be missed while another child ends: that end is collected next, and it is asked again.
+        """
+        found = children()
+        return found is None or bool(found - self._mine())
+
     def _kill_orphans(self) -> list[int]:
         """Kill every process that a dead rank left behind; returns those that are still there."""
-        mine = {child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
-        living = [child for child in self.ranks.values() if not child.exit]
-        mine |= self.trials.keys()
+        mine, living = self._mine(), [child for child in self.ranks.values() if not child.exit]
         sessions = {child.pid for child in living} | self.trials.keys()
         found = []
         for pid, parent, session in processes():
@@ -707,6 +728,14 @@ def processes() -> list[tuple[int, int, int]]:
                 continue
             found.append((int(entry.name), int(parent), int(session)))
     return found
+
+
+def children() -> set[int] | None:
+    """Children of this process, which has one thread; None: the kernel does not list them."""
+    try:
+        return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()}
+    except OSError:
+        return None
 
 
 def kill_session(leader: int) -> None:

@@ -14,8 +14,9 @@ import os
 import signal
 import sys
 import traceback
+import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,13 +32,16 @@ MOST_ERRORS = 4
 """Files that do not compile and are shown; the others are counted (ours)."""
 
 
-def run_trial(server: int, request: Message, read: Mapping[str, str | None]) -> NoReturn:
+def run_trial(
+    server: int, request: Message, *, read: Mapping[str, str | None], joins: Sequence[types.ModuleType]
+) -> NoReturn:
     """Become a process that tries a script.
 
     Args:
         server: Pid of the fork server: this process dies with it.
         request: script, folder of the snapshot or empty, args, cwd, env, output.
         read: Variables that the server's imports read.
+        joins: Its modules that have ``init_process_group``.
     """
     status = 1
     try:
@@ -52,12 +56,15 @@ def run_trial(server: int, request: Message, read: Mapping[str, str | None]) -> 
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
         rank_process.tell_of_ignored(read)
-        if request["folder"] and not all_compile(Path(request["folder"]), Path(request["script"])):
-            sys.exit(1)
+        code = None
+        if request["folder"]:
+            if not all_compile(Path(request["folder"]), Path(request["script"])):
+                sys.exit(1)
+            code = importlib.machinery.SourceFileLoader("__main__", request["script"]).get_code("__main__")
         rank_process.fit_torch()
-        end_at_barriers()
+        end_at_barriers(joins)
         rank_process.fit_path(request["script"])
-        rank_process.become_main(request["script"], request["args"])
+        rank_process.become_main(request["script"], request["args"], code)
         status = 0
     except SystemExit as error:
         status = rank_process.exit_code(error)
@@ -70,22 +77,21 @@ def run_trial(server: int, request: Message, read: Mapping[str, str | None]) -> 
         rank_process.leave(status)
 
 
-def end_at_barriers() -> None:
-    """Let this process end where a script begins to work with other ranks, or to train."""
-    import torch.distributed
+def end_at_barriers(joins: Sequence[types.ModuleType]) -> None:
+    """Let this process end where a script begins to work with other ranks, or to train.
+
+    Args:
+        joins: Modules that have ``init_process_group``.
+    """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from everstep.training.trial import end_if_tried
 
-    original = torch.distributed.init_process_group
-
     def ends(*_: object, **__: object) -> None:
         end_if_tried()
 
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
-        if names.get("init_process_group") is original:
-            names["init_process_group"] = ends
+    for module in joins:
+        vars(module)["init_process_group"] = ends
     register_optimizer_step_pre_hook(ends)
 
 

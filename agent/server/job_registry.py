@@ -115,6 +115,7 @@ class JobRegistry:
             freed = await runner.release()
         self.host.log.forget(runner.record.job)
         self.memory.forget(runner.record.job)
+        await self.host.fork_servers.forget(runner.record.job)
         self.host.fork_servers.warm_up()
         return freed
 

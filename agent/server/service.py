@@ -208,7 +208,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         async def carry_out() -> pb.StartStoreReply:
             runner = self.jobs.runner(request.job)
             async with runner.lock:
-                store = await runner.start_store(request.generation, begins_run=request.begins_run)
+                store = await runner.start_store(request)
             return pb.StartStoreReply(host=self.host.address, port=store.port, pid=store.pid)
 
         return await self.jobs.command("StartStore", request, pb.StartStoreReply, context, carry_out)

@@ -367,6 +367,7 @@ class StartStoreRequest(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
+    IMPORTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -374,6 +375,10 @@ class StartStoreRequest(_message.Message):
     run: _builtins.str
     begins_run: _builtins.bool
     """as in LaunchRequest"""
+    @_builtins.property
+    def imports(self) -> Global___Imports:
+        """as in LaunchRequest"""
+
     def __init__(
         self,
         *,
@@ -383,10 +388,11 @@ class StartStoreRequest(_message.Message):
         world_size: _builtins.int = ...,
         run: _builtins.str = ...,
         begins_run: _builtins.bool = ...,
+        imports: Global___Imports | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "job", b"job", "request_id", b"request_id", "run", b"run", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "imports", b"imports", "job", b"job", "request_id", b"request_id", "run", b"run", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,6 +464,7 @@ class LaunchRequest(_message.Message):
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    IMPORTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -493,6 +500,10 @@ class LaunchRequest(_message.Message):
     def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """variables that ranks get from env_file, or else from the agent's environment"""
 
+    @_builtins.property
+    def imports(self) -> Global___Imports:
+        """Where the job's fork server was started with something else, another one takes its place; not given: it stays."""
+
     def __init__(
         self,
         *,
@@ -513,14 +524,60 @@ class LaunchRequest(_message.Message):
         begins_run: _builtins.bool = ...,
         code: _builtins.str = ...,
         version: _builtins.int = ...,
+        imports: Global___Imports | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "code", b"code", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "code", b"code", "cwd", b"cwd", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "imports", b"imports", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
+
+@_typing.final
+class Imports(_message.Message):
+    """what a fork server is started with: python and env of PrepareRequest"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PYTHON_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    python: _builtins.str
+    @_builtins.property
+    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        python: _builtins.str = ...,
+        env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "python", b"python"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Imports: _TypeAlias = Imports  # noqa: Y015
 
 @_typing.final
 class HasCodeRequest(_message.Message):

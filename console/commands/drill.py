@@ -36,7 +36,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     in_stage: Annotated[
         str,
         typer.Option(
-            help="kill-worker, kill-temporal: report, stop, evict, prepare, await, decide, restore, reattempt, confirm."
+            help="kill-worker, kill-temporal: report, stop, evict, prepare, await, decide, restore, reattempt, "
+            "confirm; of an update make, try and hold as well."
         ),
     ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,

@@ -12,6 +12,7 @@ from console.commands.ledgers import (
     ClusterOption,
     JsonOption,
     LedgerOption,
+    check_known,
     known_cluster,
     open_ledger,
     print_json,
@@ -51,7 +52,7 @@ def incidents(
     with open_ledger(ledger, cluster, described) as opened:
         records = opened.incidents(job or None, limit=limit)
         if job and not records:
-            _check_known(opened, job)
+            check_known(opened, job)
     if as_json:
         print_json([_listed(record, described) for record in records])
         return
@@ -97,12 +98,6 @@ def incident(
     from console.views.incident_report import report_blocks
 
     _print_blocks(report_blocks(record, _link(record, described)))
-
-
-def _check_known(ledger: Ledger, job: str) -> None:
-    names = sorted({known.name for known in ledger.jobs()})
-    if job not in names:
-        raise LedgerError(f"the ledger knows no job {job!r}; it knows: {', '.join(names) or 'none'}")
 
 
 def id_of(ledger: Ledger, reference: str) -> str | None:

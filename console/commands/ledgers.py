@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controlplane.local.cluster_file import ClusterFile
-from everstep.errors import ClusterError
+from everstep.errors import ClusterError, LedgerError
 
 if TYPE_CHECKING:
     from activities.ledger import Ledger
@@ -56,6 +56,17 @@ def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
     from activities.ledger import Ledger
 
     return Ledger.open(url or (cluster.ledger_url if cluster else ""), create=False)
+
+
+def check_known(ledger: Ledger, job: str) -> None:
+    """Tell a job of which nothing is found from one that there never was.
+
+    Raises:
+        LedgerError: the ledger knows no such job; says which it knows.
+    """
+    names = sorted({known.name for known in ledger.jobs()})
+    if job not in names:
+        raise LedgerError(f"the ledger knows no job {job!r}; it knows: {', '.join(names) or 'none'}")
 
 
 def print_json(value: object) -> None:

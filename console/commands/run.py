@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from console.views.display import Display
     from controlplane.client import Control
     from everstep.model.job import JobSpec
+    from everstep.model.version import JobVersion
 
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.", rich_help_panel="Where")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
@@ -43,6 +44,8 @@ class Start:
     """Step of the last run of its name; ``latest``: the newest that every rank can restore."""
     folder: str = ""
     """Folder of a disk checkpoint."""
+    version: str = ""
+    """Of its code, that an earlier run had; empty: the code is as it is now."""
 
 
 def run(  # noqa: PLR0917 - options of a command
@@ -99,6 +102,14 @@ def run(  # noqa: PLR0917 - options of a command
         bool,
         typer.Option("--in-place", help="Run the script where it lies; nothing is recorded.", rich_help_panel="Code"),
     ] = False,
+    version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="V",
+            help="Code, arguments and variables of a version that an earlier run of it had: number or id.",
+            rich_help_panel="Code",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and return.")] = False,
     no_up: Annotated[
         bool, typer.Option("--no-up", help="Fail when no cluster is up.", rich_help_panel="Where")
@@ -129,7 +140,8 @@ def run(  # noqa: PLR0917 - options of a command
     --resume-from, e.g. to replay some steps with changed code; `everstep
     checkpoints` lists them, and 'latest' is the newest that every rank can
     restore. Only what is on disk or on remote storage is left by then. What the
-    job had saved beyond that step is set aside.
+    job had saved beyond that step is set aside. With --version the code is that of
+    a version that ran then (`everstep versions`): so its steps are repeated bit for bit.
 
     Examples:
 
@@ -142,6 +154,8 @@ def run(  # noqa: PLR0917 - options of a command
         everstep run job.toml --resume-from 120
 
         everstep run job.toml --resume-from latest
+
+        everstep run job.toml --version 2 --resume-from 120
 
         everstep run --machines 2 --resume-path /disk/gpt/step-000000120 -- examples/gpt.py --steps 300
 
@@ -163,6 +177,8 @@ def run(  # noqa: PLR0917 - options of a command
     if resume_from is not None and resume_path is not None:
         raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
     path, script = split_arguments(what or [])
+    if version is not None and (script or in_place or code is not None):
+        raise ConfigError("--version says script, arguments and code: give no --code, --in-place or script beside it")
     options: dict[str, Any] = {
         "name": name,
         "machines": machines,
@@ -175,13 +191,15 @@ def run(  # noqa: PLR0917 - options of a command
     }
     if script:
         options |= {"script": script[0], "args": script[1:]}
-    spec = load_job(path, options)
+    spec = load_job(path, options, recorded=version is not None)
     if resume_from is not None and path is None and name is None:
         raise ConfigError(
             "--resume-from goes on with a job that was there before: say which, with --name or a job file"
         )
     start = Start(
-        parse_step(resume_from) if resume_from is not None else None, checked_path(resume_path) if resume_path else ""
+        parse_step(resume_from) if resume_from is not None else None,
+        checked_path(resume_path) if resume_path else "",
+        version or "",
     )
     finish(_run(spec, start, cluster, inventory, no_up=no_up, detach=detach, as_json=as_json))
 
@@ -229,7 +247,6 @@ async def _run(
     from console.views.display import Ending, display_for
     from console.views.follower import Follower, detached
     from controlplane.job_file.checks import env_warnings
-    from controlplane.start_checks.code import first_version
     from controlplane.start_checks.machines import choose_machines
     from controlplane.start_checks.resume import as_earlier, check_step, earlier_run
     from controlplane.start_checks.storage import check_storage
@@ -246,8 +263,8 @@ async def _run(
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
-        spec, versions, note = await first_version(control, spec)
-        if note:
+        spec, versions, notes = await _code(control, spec, start.version, resume_from)
+        for note in notes:
             display.note(note)
         await control.start_job(
             spec,
@@ -265,6 +282,21 @@ async def _run(
         ending = await Follower(control, JobState(spec=spec, machines=chosen), display, attached=False).follow()
         display.ended(ending)
         return ending.exit_code
+
+
+async def _code(
+    control: Control, spec: JobSpec, version: str, step: int | None
+) -> tuple[JobSpec, list[JobVersion], list[str]]:
+    """The job with its first version: its folder as it is now, or one that was recorded; and what to tell its user."""
+    if not version:
+        from controlplane.start_checks.code import first_version
+
+        spec, versions, note = await first_version(control, spec)
+        return spec, versions, [note] if note else []
+    from controlplane.start_checks.recorded import recorded_version
+
+    start = await recorded_version(control, spec, version, step)
+    return start.spec, start.versions, start.notes
 
 
 async def refused(control: Control, job: str) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import getpass
 import json
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstep.errors import ConfigError
+from console.commands.ledgers import LedgerOption, check_known, known_cluster, open_ledger
+from everstep.errors import ClusterError, ConfigError, NoSuchJob
 
 if TYPE_CHECKING:
+    from activities.ledger import CodeVersionRecord
     from everstep.model.version import JobVersion, UpdateRequest
 
 Job = Annotated[str, typer.Argument(help="Name of the job.")]
@@ -149,13 +153,17 @@ def rollback(  # noqa: PLR0917 - options of a command
     finish(_ask(job, fields, reason, by, cluster, detach=detach, as_json=as_json))
 
 
-def versions(
+def versions(  # noqa: PLR0917 - options of a command
     job: Job,
     number: Annotated[int | None, typer.Argument(help="One of them, in full.", show_default=False)] = None,
+    all_runs: Annotated[bool, typer.Option("--all", help="Of all runs of its name, from the ledger.")] = False,
+    ledger: LedgerOption = "",
     cluster: Cluster = "default",
     as_json: AsJson = False,
 ) -> None:
     """Which versions of its code a job has had: who, when, why, what changed, which steps, and how it ended.
+
+    Where Temporal does not know the job any more, or does not answer, the ledger is read.
 
     Examples:
 
@@ -163,13 +171,18 @@ def versions(
 
         everstep versions gpt 3
 
+        everstep versions gpt --all
+
         everstep versions gpt --json | jq '.[] | select(.status == "suspect")'
 
-    Exit codes: 0; 2 no such job or version; 3 no cluster or no Temporal.
+    Exit codes: 0; 1 no such job, or the ledger cannot be read; 2 no such version; 3 neither cluster nor ledger.
     """
     from console.commands.exit_codes import finish
 
-    finish(_versions(job, number, cluster, as_json=as_json))
+    if all_runs and number is not None:
+        raise ConfigError("--all and a number exclude each other: every run numbers its versions anew")
+    where = _Where(cluster, ledger)
+    finish(_all_versions(job, where, as_json) if all_runs else _versions(job, number, where, as_json=as_json))
 
 
 async def _ask(
@@ -199,13 +212,41 @@ async def _ask(
         return 0 if last.status in {"pending", "running", "replaced", "superseded"} else 1
 
 
-async def _versions(job: str, number: int | None, cluster: str, *, as_json: bool) -> int:
-    from console.views.versions import detail_lines, versions_table
-    from controlplane.client import Control
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Where versions are known."""
 
-    async with await Control.connect(cluster) as control:
-        state = await control.state(job)
-    found = [one.without_secrets(state.spec.redact) for one in state.versions]
+    cluster: str
+    ledger: str
+    """URL; empty: the cluster's."""
+
+    async def versions(self, job: str) -> list[JobVersion]:
+        """Of the newest run: what the job itself says, else what the ledger has."""
+        from controlplane.client import Control
+
+        with suppress(ClusterError, NoSuchJob):
+            async with await Control.connect(self.cluster) as control:
+                state = await control.state(job)
+                return [one.without_secrets(state.spec.redact) for one in state.versions]
+        return [version for _, version in self.recorded(job, all_runs=False)]
+
+    def recorded(self, job: str, *, all_runs: bool) -> list[tuple[CodeVersionRecord, JobVersion]]:
+        """What the ledger has.
+
+        Raises:
+            LedgerError: it cannot be read, or does not know the job.
+        """
+        with open_ledger(self.ledger, self.cluster, known_cluster(self.cluster)) as opened:
+            records = opened.versions(job, all_runs=all_runs)
+            if not records:
+                check_known(opened, job)
+        return [(record, version) for record in records if (version := record.parsed()) is not None]
+
+
+async def _versions(job: str, number: int | None, where: _Where, *, as_json: bool) -> int:
+    from console.views.versions import detail_lines, versions_table
+
+    found = await where.versions(job)
     if number is not None:
         found = [one for one in found if one.number == number]
         if not found:
@@ -220,6 +261,22 @@ async def _versions(job: str, number: int | None, cluster: str, *, as_json: bool
         from console.terminal import PlainConsole
 
         PlainConsole().print(versions_table(found))
+    return 0
+
+
+async def _all_versions(job: str, where: _Where, as_json: bool) -> int:
+    from console.views.versions import run_line, versions_table
+
+    found = where.recorded(job, all_runs=True)
+    runs = {record.run: record for record, _ in found}
+    if as_json:
+        print(json.dumps([one.model_dump(mode="json") | {"run_started_ns": of.started_ns} for of, one in found]))
+        return 0
+    from console.terminal import PlainConsole
+
+    for run, record in runs.items():
+        print(run_line(record.started_ns, record.outcome or ""))
+        PlainConsole().print(versions_table([one for of, one in found if of.run == run]))
     return 0
 
 

@@ -39,7 +39,7 @@ def versions_table(versions: Sequence[JobVersion]) -> Table:
     for one in versions:
         table.add_row(
             one.name,
-            str(one.status),
+            "ended" if one.status is VersionStatus.RUNNING and one.ended else str(one.status),
             steps_text(one),
             _moment(one.asked_ns),
             clean(one.wanted.operator) if one.number > 1 else "",
@@ -50,6 +50,11 @@ def versions_table(versions: Sequence[JobVersion]) -> Table:
 
 
 FAILED = frozenset({VersionStatus.REFUSED, VersionStatus.SUSPECT})
+
+
+def run_line(started_ns: int, outcome: str) -> str:
+    """Title of a run's versions."""
+    return f"run of {_moment(started_ns)}{f', {clean(outcome)}' if outcome else ''}"
 
 
 def detail_lines(version: JobVersion) -> list[str]:

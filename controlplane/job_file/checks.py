@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from everstep.decisions.evict.rules import OPERATOR, RULES
+from everstep.decisions.ladder.next import DEFAULT_MODES
+from everstep.model.diagnosis import Diagnostic
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
+from everstep.model.ladder import RungMode
 from everstep.redaction import is_secret
 
 
@@ -103,3 +106,24 @@ def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "evict_rules", f"{name} is no rule that evicts: {hint}"
         elif isinstance(own, str) and not EvictMode(own).known:
             yield "evict_rules", f"{name}: expected one of {modes}"
+    yield from _ladder_problems(table)
+
+
+def _ladder_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The same of the ladder and its tests."""
+    rungs, tests = [str(rung) for rung in DEFAULT_MODES], [str(test) for test in Diagnostic]
+    ladder, settings, off = (table.get(name) for name in ("ladder", "diagnose_settings", "diagnose_off"))
+    for name, mode in ladder.items() if isinstance(ladder, dict) else ():
+        if name not in rungs:
+            yield "ladder", f"{name} is no rung that can be held back: there are {', '.join(rungs)}"
+        elif isinstance(mode, str) and not RungMode(mode).known:
+            yield "ladder", f"{name}: expected one of {', '.join(RungMode)}"
+    named = [("diagnose_settings", name) for name in (settings if isinstance(settings, dict) else ())]
+    named += [("diagnose_off", name) for name in (off if isinstance(off, list) else ())]
+    for key, name in named:
+        if name not in tests:
+            near = difflib.get_close_matches(str(name), tests, n=1)
+            yield (
+                key,
+                f"{name} is no test: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(tests)}"),
+            )

@@ -52,7 +52,11 @@ _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order", "mesh", "groups"
 
 
 def load_job(
-    path: Path | None, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+    path: Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    recorded: bool = False,
 ) -> JobSpec:
     """Read and check a job.
 
@@ -60,11 +64,12 @@ def load_job(
         path: the job file, or None when everything is given by ``overrides``.
         overrides: values from the command line by field name; None means not given; tables are mappings.
         environment: where to look for ``EVERSTEP_JOB_*``; by default the process's own.
+        recorded: it runs code that was recorded: what its script is now, or whether it is there, does not matter.
 
     Raises:
         ConfigError: with one line for each problem, naming key, value, source and remedy.
     """
-    draft = _Draft(path)
+    draft = _Draft(path, recorded)
     if path is not None:
         draft.add(read_toml(path, "job file"), f"in {path.name}", path.resolve().parent)
     here = Path.cwd()
@@ -103,6 +108,7 @@ class _Draft:
     """A job before it is checked, with the source of each value."""
 
     path: Path | None
+    recorded: bool = False
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -148,7 +154,7 @@ class _Draft:
         script = self.values.get("script")
         if script in (None, ""):
             self.problems.append('script is missing: say which Python script to run, e.g. script = "train.py"')
-        elif isinstance(script, str):
+        elif isinstance(script, str) and not self.recorded:
             self._check_paths()
         self._check_table("checkpoint", checks.checkpoint_problems)
         self._check_table("policy", checks.policy_problems)

@@ -12,8 +12,9 @@ from controlplane.client import Control
 from controlplane.references import parse_incident
 from everstep.decisions.evict.explain import Explanation, StoryLine, explained, quiet_rules
 from everstep.errors import ClusterError, LedgerError, NoSuchJob
+from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer
-from everstep.model.incident import CLOSED_OUTSIDE, Stage
+from everstep.model.incident import Stage
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 

@@ -6,7 +6,8 @@ so that one cluster serves many drills. Three kinds of entry:
 
 ``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "pid"}``
     SIGKILL of this worker, or of the process ``pid``, in an activity of that
-    stage of an incident of the job: as it ``begin``s, in the ``middle`` (its
+    stage of an incident of the job, or of what the job does with an update
+    before it opens one: as it ``begin``s, in the ``middle`` (its
     work is under way), or at its ``end`` (its work is done, its result is
     not yet reported). The stage ``report`` comes before the incident: the
     worker has seen a fault and tells the job of it.
@@ -59,7 +60,7 @@ from temporalio.worker import (
     WorkflowRunner,
 )
 
-from drills.spec.stages import REPORT, STAGES
+from drills.spec.stages import BEFORE_AN_UPDATE, REPORT, STAGES
 from everstep import environment, faults
 from everstep.model.job_state import incident_workflow_id, job_workflow_id
 
@@ -132,7 +133,7 @@ class _Activity(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info = activity.info()
-        if info.workflow_type != INCIDENT:
+        if info.workflow_type != INCIDENT and info.activity_type not in BEFORE_AN_UPDATE.values():
             return await self.next.execute_activity(input)
         return await _at_each_moment(self.next.execute_activity(input), self._meet)
 
@@ -141,7 +142,8 @@ class _Activity(ActivityInboundInterceptor):
         assert info.workflow_id is not None
         place = f"{moment} of {info.activity_type}"
         for plan, fault in _pending("in_stage"):
-            mine = info.workflow_id.startswith(f"incident/{fault['job']}/")
+            job = fault["job"]
+            mine = info.workflow_id == job_workflow_id(job) or info.workflow_id.startswith(f"incident/{job}/")
             stage = STAGES.get(fault["in_stage"])
             if mine and info.activity_type == stage and moment == fault.get("moment", "middle"):
                 await _strike(plan, fault, place)

@@ -64,8 +64,12 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     Raises:
         CannotInject: the part to be killed is not ours.
     """
-    ranks = [] if request.outside else rank_faults(request, request.struck_ranks(spec))
+    struck = request.struck_machine(spec)
+    ranks = [] if request.outside else rank_faults(request, request.struck_ranks(spec), struck)
     workers: list[Fault] = []
+    if request.base == "bitflip":  # tests have the plan of the agents, which is that of the workers
+        of_tests = {"id": f"bitflip-{spec.name}", "fault": "bitflip", "machine": struck, "of_tests": True}
+        workers.append(of_tests)
     if request.base in UPDATES:
         ranks, workers = _around_an_update(request, spec, plan)
     if request.fault in CONTROL_FAULTS:
@@ -125,16 +129,18 @@ def outside_faults(request: DrillRequest) -> list[Fault]:
     return [{"id": name} for name in names]
 
 
-def rank_faults(request: DrillRequest, ranks: list[int]) -> list[Fault]:
-    """The faults that ranks act out, in the order in which they come."""
+def rank_faults(request: DrillRequest, ranks: list[int], struck: str = "") -> list[Fault]:
+    """The faults that ranks act out, in the order in which they come; ``struck``: the machine that is broken."""
     found: list[Fault] = []
     for again in range(request.times):
         together = [f"f{again}-{rank}" for rank in ranks]
         for rank, name in zip(ranks, together, strict=True):
             fault: Fault = {"id": name, "fault": request.base, "rank": rank, "at_step": request.at_step}
-            fault["point"] = {"kill-during-save": "save", "nan": "begin"}.get(request.base, "step")
+            fault["point"] = {"kill-during-save": "save", "nan": "begin", "bitflip": "begin"}.get(request.base, "step")
             if request.bound:
                 fault["machine"] = request.machine
+            if request.base == "bitflip":
+                fault["machine"] = struck
             if len(ranks) > 1:
                 fault["together"] = together
             match request.base:

@@ -16,7 +16,8 @@ NEAR_S = 10.0
 def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     """Machines that have to leave the job: all of them, or, where there are not enough others, none."""
     names = []
-    if request.replaces or (request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S):
+    away = request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S
+    if request.replaces or request.base == "bitflip" or away:
         names = [request.struck_machine(spec)]
     elif request.base in HANGS:
         names = sorted({f"m{spec.topology().machine(rank)}" for rank in request.struck_ranks(spec)})

@@ -15,7 +15,7 @@ from drills.judge.findings import findings_told
 from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
 from drills.judge.updates import update_right
-from drills.spec.catalogue import CONTROL_FAULTS
+from drills.spec.catalogue import CONTROL_FAULTS, NOT_FINITE
 from drills.spec.findings import goes_on
 from drills.spec.request import DrillRequest, example
 from drills.spec.updates import expected_update
@@ -249,7 +249,8 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
     found = [
         f"{report.lost_steps} steps lost, {most} would have done"
         for report in reports
-        if report.lost_steps and report.lost_steps > most and request.base != "nan"  # judged by where it went back to
+        if report.lost_steps and report.lost_steps > most
+        if request.base not in NOT_FINITE  # judged by where it went back to
     ]
     # The step under way may have been reported and not completed: one more per failure.
     failures = sum(max(len(report.failures), 1) for report in reports)

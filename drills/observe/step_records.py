@@ -76,7 +76,8 @@ class Records:
 
     def newest(self) -> Records:
         """Of each step of a rank the last report: where a fault is in the numbers, what it made of them is given up."""
-        last = {rank: list({record.step: record for record in found}.values()) for rank, found in self.of.items()}
+        ordered = {rank: sorted(found, key=lambda record: record.generation) for rank, found in self.of.items()}
+        last = {rank: list({record.step: record for record in found}.values()) for rank, found in ordered.items()}
         return Records(last, dict(self.final), list(self.unknown))
 
     def redone(self) -> int | None:

@@ -26,7 +26,6 @@ class FaultKind:
 
 _SLOW = "needs the detection of slow machines, which is not part of this release"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
-_BIT_FLIPS = "needs tests that find silent corruption, which are not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind(
@@ -56,7 +55,12 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "NaN in a rank's forward pass; bound to a machine it comes again there at that step",
         draws=("rank",),
     ),
-    FaultKind("bitflip", "--machine M [--only-in-job]", "one bit of a gradient flips on that machine", _BIT_FLIPS),
+    FaultKind(
+        "bitflip",
+        "--machine M",
+        "one bit of a gradient flips on that machine, in the job from a step on and in every test",
+        not_soaked="needs three machines that compute the same, and a standby that it uses up",
+    ),
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _SLOW),
     FaultKind(
         "kill-machine",
@@ -237,6 +241,7 @@ RANK_FAULTS = (
     "raise",
     "kill-during-save",
     "nan",
+    "bitflip",
     "oom",
     *HANGS,
     "wrong-order",
@@ -258,7 +263,9 @@ AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
 DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap", "switch-down", "fs-readonly")
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
-OWN_JOBS = (*ROOM, *DEVICES, "nan", "oom")
+NOT_FINITE = ("nan", "bitflip")
+"""Faults that show as a loss, or a gradient norm, that is not finite."""
+OWN_JOBS = (*ROOM, *DEVICES, *NOT_FINITE, "oom")
 """A soak runs these in jobs of their own: file systems and groups of processes have to be small from the job's
 beginning, devices are whole again before the next job, and the reports of a NaN differ until it is seen."""
 CARDS = ("nic-down", "nic-flap", "switch-down")

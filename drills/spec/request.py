@@ -10,7 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from controlplane.files import file_of_ours
 from controlplane.job_file.job_file import load_job
 from drills.spec import settings
-from drills.spec.catalogue import AWAY, CARDS, CONTROL_FAULTS, DAMAGE, DEVICES, MACHINE_FAULTS, RANK_FAULTS, UPDATES
+from drills.spec.catalogue import (
+    AWAY,
+    CARDS,
+    CONTROL_FAULTS,
+    DAMAGE,
+    DEVICES,
+    MACHINE_FAULTS,
+    NOT_FINITE,
+    RANK_FAULTS,
+    UPDATES,
+)
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
@@ -251,7 +261,7 @@ class DrillRequest(BaseModel):
         seconds = self.step_seconds
         # A loss is looked at twice a second: the job must not end before.
         paced = self.outside and (self.base not in MACHINE_FAULTS or self.is_silent)
-        if seconds is None and (paced or self.base == "nan"):
+        if seconds is None and (paced or self.base in NOT_FINITE):
             seconds = settings.STEP_S
         return [] if seconds is None else [PACE, str(seconds)]
 

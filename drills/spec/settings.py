@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from drills.spec.catalogue import NOT_FINITE
 from everstep.decisions.checkpoints.placement import Placement, place_backups
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
@@ -20,8 +21,22 @@ BACK = {"silent_evict_s": 30.0}
 (ours; the default is 2 s)."""
 NOBODY_LEAVES: dict[str, Any] = {"evict_mode": EvictMode.SHADOW}
 """For a job whose machine is at fault and that is struck once more there (ours)."""
-DRILL_POLICY = GONE_POLICY | BACK
-PATIENT_POLICY = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0} | BACK
+SHORT_TESTS: dict[str, Any] = {
+    "diagnose_settings": {
+        "memory": {"mb": 16, "seconds": 0.5},
+        "disk": {"mb": 16},
+        "loopback": {"seconds": 0.1, "mb": 16},
+        "all-to-all": {"mb": 1, "rounds": 2},
+        "bitwise": {"seconds": 0.5, "dim": 32, "layers": 2},
+        "all-gather": {"mb": 1, "rounds": 2},
+        "nic": {"seconds": 0.2, "mb": 64},
+    },
+    "diagnose_slow_share": 0.0,
+}
+"""Diagnostic tests of a drill's job: all machines are one computer, whose few cores they share, so that their
+bandwidths say nothing (ours)."""
+DRILL_POLICY = GONE_POLICY | BACK | SHORT_TESTS
+PATIENT_POLICY = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0} | BACK | SHORT_TESTS
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
 SILENT_S = 15.0
 """An agent that stays away does so for longer than ``silent_s``, and for some looks more (ours)."""
@@ -55,9 +70,9 @@ def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dic
     """
     shared = {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
     match fault:
-        case "kill-machine" | "kill-group" | "truncate-file" | "nan":
+        case "kill-machine" | "kill-group" | "truncate-file" | "nan" | "bitflip":
             # Memory moves on before a NaN is seen, and on a busy computer two checkpoints on disk do too.
-            return shared | ({"disk_keep": NAN_KEEP} if fault == "nan" else {})
+            return shared | ({"disk_keep": NAN_KEEP} if fault in NOT_FINITE else {})
         case "flip-bit":
             # In own memory as where a state is large: damage is found once the step is chosen.
             settings: dict[str, dict[str, Any]] = {"file": shared, "buffer": {"verify_at_stop_mb": 0.0}}

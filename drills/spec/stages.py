@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from activities import messages
 
+BEFORE_AN_UPDATE = {"make": messages.MAKE_VERSION, "try": messages.CHECK_VERSION}
+"""What the job's workflow does with a version before an incident applies it → the activity that it consists of."""
 STAGES = {
+    **BEFORE_AN_UPDATE,
     "hold": messages.HOLD,
     "trace": messages.TRACE,
     "stop": messages.STOP,
@@ -12,6 +15,7 @@ STAGES = {
     "prepare": messages.PREPARE,
     "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
+    "diagnose": messages.DIAGNOSE,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
     "launch": messages.LAUNCH,

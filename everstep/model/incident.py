@@ -14,6 +14,7 @@ from everstep.model.classification import Classification
 from everstep.model.eviction import EvictAnswer
 from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
+from everstep.model.ladder import Tried
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
 from everstep.model.version import JobVersion
@@ -228,6 +229,8 @@ class Failure(Model):
     """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
     classification: Classification | None = None
     """Of the rank that failed first; None: none did, or it is not known."""
+    machine: str = ""
+    """On which that rank ran, or the one that is named; empty: not known."""
 
 
 class Stage(Words):
@@ -245,6 +248,8 @@ class Stage(Words):
     EVICT = "evict"
     """Machines that are at fault, or gone, leave the job, and standbys take their places."""
     DECIDE = "decide"
+    DIAGNOSE = "diagnose"
+    """The machines of the stopped job are tested."""
     RESTORE = "restore"
     """Copies are brought to the machines whose ranks need them."""
     BACKOFF = "backoff"
@@ -377,24 +382,5 @@ class IncidentReport(Model):
     """Those that came, went, or are suspect, as they are now; empty: none did."""
     hang: HangFound | None = None
     """What looks at the ranks showed of why the job stood still; None: nobody looked."""
-
-
-CLOSED_OUTSIDE = "closed from outside"
-"""Resolution of an incident that did not end by itself: it was terminated or cancelled, or its workflow failed."""
-
-
-class Left(Model):
-    """What an incident did before it was closed from outside."""
-
-    how: str
-    """How it was closed, and by whom, e.g. ``terminated by ada: too slow``."""
-    known: bool = True
-    """False: its history is gone, and with it what it did."""
-    launches: list[tuple[int, int]] = Field(default_factory=list)
-    """Of each generation that it launched, or began to launch: its number and where it began."""
-    resume_step: int = -1
-    """Where the newest of them began, from whatever it was; -1: the script restores by itself."""
-    launched: Launched | None = None
-    """The newest of them, where its launch succeeded and nothing was stopped since."""
-    emptied: list[str] = Field(default_factory=list)
-    """Machines that said, since the newest launch, that they lost what they had; they say so once."""
+    tried: list[Tried] = Field(default_factory=list)
+    """What was tried, rung by rung of the ladder, with what came of it; in order."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing
 from everstep.model.job import JobSpec
+from everstep.model.ladder import Tried
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
 from everstep.model.version import JobVersion
@@ -162,6 +163,8 @@ class JobState(BaseModel):
     """Network alerts of its machines, the last ones: the second of a machine evicts it."""
     evicted_ns: list[int] = Field(default_factory=list)
     """When machines were taken out of it without an operator: one entry for each machine, the last ones."""
+    tried: list[Tried] = Field(default_factory=list)
+    """What its last incidents tried, rung by rung of the ladder: the next one for the same fault starts higher."""
     left: list[str] = Field(default_factory=list)
     """Machines that it has left, the last ones."""
     hold: str = ""

@@ -5,9 +5,10 @@ A choice that the papers leave open is marked *ours*.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from everstep.model.eviction import EvictMode
+from everstep.model.ladder import Rung, RungMode
 
 
 class RecoveryPolicy(BaseModel):
@@ -113,6 +114,32 @@ class RecoveryPolicy(BaseModel):
     )
     rollback_s: float = Field(
         300.0, ge=0, description="So is one that fails before it has run for so long, seconds (ours)."
+    )
+    rollback_error_h: float = Field(
+        24.0,
+        ge=0,
+        description="A version that came within so many hours is taken back at the program's first own error (ours).",
+    )
+    ladder: dict[Rung, RungMode] = Field(
+        default_factory=dict,
+        description="How far diagnose, rollback and replay may go: act, approve, shadow or off (ours).",
+    )
+    ladder_window_h: float = Field(
+        1.0, ge=0, description="What was tried for the same fault within so many hours is not tried again (ours)."
+    )
+    diagnose_at_once: bool = Field(
+        default=False,
+        description="Test the machines before the first restart too, where nothing says what failed (ours: no).",
+    )
+    diagnose_s: float = Field(
+        600.0, gt=0, description="All tests of one machine, and each between two, have this long, seconds (ours)."
+    )
+    diagnose_slow_share: float = Field(
+        0.2, ge=0, lt=1, description="A bandwidth below this share of the machines' median is a fault (ours)."
+    )
+    diagnose_off: list[str] = Field(default_factory=list, description="Tests that are never run (ours).")
+    diagnose_settings: dict[str, dict[str, JsonValue]] = Field(
+        default_factory=dict, description="Settings of tests, by their names (ours)."
     )
     hold_s: float = Field(
         30.0,

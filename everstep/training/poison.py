@@ -1,4 +1,5 @@
-"""A NaN for drills, made where a broken part would make one: in a forward pass."""
+"""Wrong numbers for drills, made where a broken part would make them: a NaN on the way forward, a bit on the way
+back."""
 
 from __future__ import annotations
 
@@ -22,6 +23,35 @@ def poison_forward() -> None:
         return found
 
     handle = torch.nn.modules.module.register_module_forward_hook(poisoned)
+
+
+def flip_gradient_bit() -> None:
+    """Flip the highest bit of the exponent of one number on the way back through the next module that runs.
+
+    It is the number that is largest there, so that nothing of it is lost in rounding: with that bit a gradient below 2
+    is as large as numbers get. All that follows is what a real bit flip does.
+    """
+
+    def watched(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        tensors = output if isinstance(output, tuple | list) else (output,)
+        found = next((one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad), None)
+        if found is not None:
+            handle.remove()
+            found.register_hook(_flipped)  # type: ignore[no-untyped-call]
+
+    handle = torch.nn.modules.module.register_module_forward_hook(watched)
+
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _flipped(gradient: torch.Tensor) -> torch.Tensor:
+    """The same but for one bit; of a tensor that is spread over ranks it is one of this rank's part."""
+    flipped = gradient.clone()
+    local = flipped.to_local() if hasattr(flipped, "to_local") else flipped
+    flat = local.detach().reshape(-1).view(BITS[local.element_size()])
+    flat[local.detach().abs().reshape(-1).argmax()] ^= 1 << (8 * local.element_size() - 2)
+    return flipped
 
 
 def _with_nan(output: Any) -> Any:

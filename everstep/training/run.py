@@ -333,11 +333,12 @@ class Run:
         """Let the faults of a drill happen between backward and the optimizer's step."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        from everstep.training.poison import poison_forward
+        from everstep.training.poison import flip_gradient_bit, poison_forward
         from everstep.training.stuck import HANGS
 
         assert self._faults is not None
-        self._faults.poison, self._faults.hangs = poison_forward, HANGS
+        self._faults.poison, self._faults.flip = poison_forward, flip_gradient_bit
+        self._faults.hangs = HANGS
 
         def meet(*_: Any) -> None:
             if self.step is not None and self._faults is not None:

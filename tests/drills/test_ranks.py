@@ -75,6 +75,15 @@ async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None
     assert len(result.incidents) == 1 and result.leaked == []
 
 
+async def test_a_machine_that_computes_a_wrong_bit_is_found_and_leaves(drill: DrillOf) -> None:
+    """Bitwise alignment says which; the loss, a mean over ranks, does not."""
+    result = await drill("bitflip", machines=3, ranks_per_machine=1, tp=1, pp=1, machine="m1", at_step=12, steps=40)
+    assert result.problems == []
+    assert result.ok and result.resolution == "eviction" and result.evicted == ["m1"]
+    assert result.losses_match and result.state_match and len(result.incidents) == 1 and result.leaked == []
+    assert "diagnose" in [name for name, _ in result.stages]
+
+
 async def test_a_script_that_knows_nothing_of_everstep(
     drill: DrillOf, recovered: Recovered, cluster: DrillCluster
 ) -> None:

@@ -57,8 +57,8 @@ async def test_one_that_is_asked_for_in_the_middle_of_something(drill: DrillOf, 
 
 @wide
 @pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
-@pytest.mark.parametrize("stage", ["hold", "reattempt"])
-async def test_the_control_plane_dies_while_one_is_applied(drill: DrillOf, part: str, stage: str) -> None:
+@pytest.mark.parametrize("stage", ["make", "try", "hold", "reattempt"])
+async def test_the_control_plane_dies_while_one_is_tried_or_applied(drill: DrillOf, part: str, stage: str) -> None:
     updated(await drill(part, in_stage=stage, during="update", **JOB))
 
 

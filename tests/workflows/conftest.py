@@ -27,6 +27,7 @@ from activities.messages import (
     CheckVersionInput,
     ConfirmInput,
     DecideInput,
+    DiagnoseInput,
     FindInput,
     FolderFound,
     FolderInput,
@@ -46,37 +47,22 @@ from activities.messages import (
 )
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.hang import HangFound
+from everstep.model.health import Health
 from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, RankExit, Restored, StateCopy, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
 from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
+from tests.workflows.asking import ASK_S as ASK_S  # noqa: PLC0414 - other tests have it from here
+from tests.workflows.asking import asked as asked  # noqa: PLC0414 - likewise
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
 
-ASK_S = 0.1
-"""Between two looks at a workflow."""
 MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", address="127.0.0.12:1")]
-
-
-async def asked(
-    handle: WorkflowHandle[Any, Any], query: str, ok: Callable[[Any], bool], kind: type | None = None
-) -> Any:
-    """Ask a workflow until it answers as wanted; the test's time-out bounds it.
-
-    Each answer replays the history from the start, so it is asked again only once the server has more of it.
-    """
-    before = None
-    while True:
-        there = await handle.describe()
-        now = (there.run_id, there.history_length)
-        if now != before and ok(answer := await handle.query(query, result_type=kind)):
-            return answer
-        before = now
-        await asyncio.sleep(ASK_S)
 
 
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
@@ -98,6 +84,7 @@ class ScriptedCluster:
 
     calls: list[str] = field(default_factory=list)
     notes: list[DecideInput] = field(default_factory=list)
+    records: list[RecordInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
     prepares: list[PrepareInput] = field(default_factory=list)
     holds: list[HoldInput] = field(default_factory=list)
@@ -145,6 +132,10 @@ class ScriptedCluster:
     traced: Callable[[TraceInput], HangFound] = lambda given: HangFound(
         generation=given.generation, conclusion="nothing known", reason="there are no stacks"
     )
+    diagnosis: Callable[[DiagnoseInput], Diagnosis] = lambda given: Diagnosis(
+        machines=[MachineDiagnosis(machine=machine.name, verdict=Health.HEALTHY) for machine in given.machines]
+    )
+    diagnoses: list[DiagnoseInput] = field(default_factory=list)
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -164,7 +155,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.make_version, self.check_version, self.hold, self.trace),
+            *(self.make_version, self.check_version, self.hold, self.trace, self.diagnose),
             IncidentActivities().read_closed,
         ]
 
@@ -273,6 +264,13 @@ class ScriptedCluster:
         await self._pass("hold")
         return self.held
 
+    @activity.defn(name=messages.DIAGNOSE)
+    async def diagnose(self, given: DiagnoseInput) -> Diagnosis:
+        self.calls.append("diagnose")
+        self.diagnoses.append(given)
+        await self._pass("diagnose")
+        return self.diagnosis(given)
+
     @activity.defn(name=messages.POOL_LEASE)
     async def lease(self, given: LeaseRequest) -> Leased:
         self.leases.append(given)
@@ -311,6 +309,9 @@ class ScriptedCluster:
 
     @activity.defn(name=messages.RECORD)
     async def record(self, given: RecordInput) -> NumbersUsed:
+        if "records" in self.blocked:
+            raise LedgerError("the ledger is away")
+        self.records.append(given)
         return self.used
 
 
@@ -325,7 +326,8 @@ class Jobs:
     async def start(
         self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: object
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
-        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState."""
+        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState, e.g. versions: the
+        last one runs."""
         name = f"job-{uuid.uuid4().hex[:8]}"
         defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
         defaults |= {"storage_wait_initial_s": 0.05, "storage_wait_max_s": 0.05, "storage_tries": 3}
@@ -333,6 +335,7 @@ class Jobs:
             name=name,
             script="/job.py",
             machines=2,
+            version=len((state or {}).get("versions", [])),
             checkpoint=checkpoint or CheckpointPolicy(),
             policy=RecoveryPolicy.model_validate(defaults | policy),
         )

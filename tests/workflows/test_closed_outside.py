@@ -13,7 +13,8 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, W
 from temporalio.worker import Replayer, Worker
 
 from activities.closed_incidents import read_closed
-from everstep.model.incident import CLOSED_OUTSIDE, Confirmation, Evidence
+from everstep.model.closed_incident import CLOSED_OUTSIDE
+from everstep.model.incident import Confirmation, Evidence
 from everstep.model.job_state import JobState, incident_workflow_id
 from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, asked, exits, held
 from workflows.job import JobWorkflow

@@ -9,7 +9,8 @@ from temporalio.worker import Replayer
 
 from activities.closed_incidents import read_closed
 from activities.payloads import DATA_CONVERTER
-from everstep.model.incident import CLOSED_OUTSIDE, Confirmation, Evidence
+from everstep.model.closed_incident import CLOSED_OUTSIDE
+from everstep.model.incident import Confirmation, Evidence
 from everstep.model.job_state import JobState, incident_workflow_id
 from tests.workflows.conftest import anomaly, exits, held
 from workflows.job import JobWorkflow

@@ -297,3 +297,52 @@ async def test_a_job_of_before_there_were_versions_takes_updates(jobs: Jobs) -> 
     await ask(handle, URGENT)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert (state.spec.version, version(state, 1).steady) == (2, True)
+
+
+def noted(jobs: Jobs, number: int) -> list[str]:
+    """What the ledger has heard of a version, in order, without repeats."""
+    heard = [str(one.status) for entry in jobs.cluster.records for one in entry.versions if one.number == number]
+    return [status for before, status in zip(["", *heard], heard, strict=False) if status != before]
+
+
+async def test_each_version_is_noted_in_the_ledger_as_it_changes(jobs: Jobs) -> None:
+    """Made, refused, applied, taken back, withdrawn; and how it ended with the job."""
+    jobs.cluster.evidence = stopped
+    handle = await running(jobs)
+    await ask(handle, URGENT)
+    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    jobs.cluster.checked = lambda given: VersionChecked(refused="no module")
+    await ask(handle, LAZY | {"code": "/home/ada/broken"})
+    await until_status(jobs, handle, 3, VersionStatus.REFUSED)
+    jobs.cluster.checked = lambda given: VersionChecked()
+    await ask(handle, LAZY | {"code": "/home/ada/other"})
+    await until_status(jobs, handle, 4, VersionStatus.PENDING)
+    await ask(handle, {"cancel": 4, **ADA})
+    await ask(handle, LAZY | {"code": "/home/ada/late"})
+    await until_status(jobs, handle, 5, VersionStatus.PENDING)
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    await handle.result()
+
+    last = {one.number: one for entry in jobs.cluster.records for one in entry.versions}
+    assert [(one.number, one.status) for one in last.values()] == [
+        (1, "replaced"), (2, "running"), (3, "refused"), (4, "withdrawn"), (5, "withdrawn")
+    ]  # fmt: skip
+    assert noted(jobs, 1) == ["running", "replaced"]
+    assert noted(jobs, 3) == ["checking", "refused"]
+    assert noted(jobs, 4)[-2:] == ["pending", "withdrawn"]
+    assert (last[1].ranges, last[1].ended) == ([(1, 0, 20)], "v2 came")
+    assert (last[2].ranges, last[2].ended) == ([(2, 20, -1)], "the job stopped by ada")
+    assert (last[3].why, last[5].why) == ("no module", "the job stopped by ada")
+    assert last[2].request.reason == "a better loss"
+
+
+async def test_what_a_ledger_that_is_away_missed_it_hears_at_the_end(jobs: Jobs) -> None:
+    handle = await running(jobs)
+    jobs.cluster.blocked.add("records")
+    await ask(handle, LAZY)
+    state = await until_status(jobs, handle, 2, VersionStatus.PENDING)
+    assert state.status == "running"
+    jobs.cluster.blocked.clear()
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    await handle.result()
+    assert {one.number: one.status for one in jobs.cluster.records[-1].versions} == {1: "running", 2: "withdrawn"}

@@ -20,6 +20,7 @@ FAILURES_KEPT = 100
 STAGES_KEPT = 200
 PARKED_KEPT = 500
 REJECTED_KEPT = 5
+TRIED_KEPT = 100
 
 
 def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeline) -> IncidentInput:
@@ -50,6 +51,10 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
                 accepted=state.accepted,
                 trusted=state.trusted,
                 versions_changed=sorted(state.book.touched),
+                tried=state.ladder.tried,
+                all_tried=state.ladder.all_tried[-TRIED_KEPT:],
+                tested=state.ladder.tested,
+                approved=sorted(state.ladder.approved),
                 headline=timeline.headline,
                 stages=_stages(timeline.stages),
                 rejected=timeline.rejected[-REJECTED_KEPT:],
@@ -79,6 +84,9 @@ def take_up(carried_over: Carried, state: RecoveryState, timeline: IncidentTimel
         carried_over.accepted,
     )
     state.trusted, state.book.touched = carried_over.trusted, set(carried_over.versions_changed)
+    ladder = state.ladder
+    ladder.tried, ladder.all_tried = list(carried_over.tried), list(carried_over.all_tried)
+    ladder.tested, ladder.approved = list(carried_over.tested), set(carried_over.approved)
     timeline.headline, timeline.stages, timeline.rejected = (
         carried_over.headline,
         list(carried_over.stages),

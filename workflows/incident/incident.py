@@ -14,13 +14,15 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import Runs
     from everstep.decisions.evict.rules import OPERATOR
+    from everstep.decisions.recover.climbed import Climbed
     from everstep.decisions.recover.state import RecoveryState
     from everstep.decisions.versions.book import VersionBook
     from everstep.decisions.versions.next import VersionChange
-    from everstep.model.eviction import Eviction, EvictionState
+    from everstep.model.eviction import Eviction, EvictionState, named
     from everstep.model.hang import HangFound
     from everstep.model.incident import Evidence, Launched, Stage
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
+    from everstep.model.ladder import Rung
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced
     from everstep.model.version import JobVersion
@@ -72,6 +74,7 @@ class Incident:
             history=list(input.history),
             hold=input.hold,
             book=VersionBook.of(input.versions, input.spec.version),
+            ladder=Climbed(remembered=list(input.tried)),
         )
         self.launched: Launched | None = None
         self.first_step_s = 0.0
@@ -91,6 +94,8 @@ class Incident:
         self.resumed_by = ""
         """The last operator who resumed the job; empty: nobody did."""
         self.abandoned_by = ""
+        self.asked_rung: Rung | None = None
+        """Of the ladder, that an operator has to approve; None: none."""
         self.evictions = EvictionState()
         self.hang: HangFound | None = None
         """What looks at the ranks showed; of the generation that it names."""
@@ -118,6 +123,13 @@ class Incident:
 
     # What an operator may do.
 
+    @property
+    def approvable(self) -> str:
+        """What an approval lets go on, for people: ``m2 (silent-machine) may leave``."""
+        if self.evictions.waiting or self.asked_rung is None:
+            return f"{named(self.evictions.waiting)} may leave"
+        return f"{self.asked_rung} may begin for"
+
     def take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
         """Take a signal; one that makes no sense is shown on the page."""
         request = read_request(raw, *more)
@@ -139,7 +151,7 @@ class Incident:
         """Why there is nothing that an operator may approve, and what to do instead; empty: there is."""
         if self.timeline.stage != Stage.PARKED:
             return f"nothing is to approve: the job is not parked, its incident is at stage {self.timeline.stage}"
-        if not self.evictions.waiting:
+        if not self.evictions.waiting and self.asked_rung is None:
             return (
                 f"nothing is to approve: the job is parked for another reason, {self.timeline.reason}; "
                 "'resume' lets it try again, 'abandon' gives it up"
@@ -171,13 +183,21 @@ class Incident:
 
     # Which version of its code the job runs.
 
-    async def change_version(self, change: VersionChange) -> None:
-        """Another version comes with the next launch; the job's workflow hears of it at once."""
+    async def change_version(self, change: VersionChange) -> asyncio.Task[None]:
+        """Another version comes with the next launch.
+
+        Returns:
+            Is over once the job's workflow has heard of it: that goes out with the launch, which need not wait for it.
+        """
         self.state.come(change, workflow.time_ns())
         self.version_changes.append(change)
         self.input = self.input.model_copy(update={"spec": self.state.spec})
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
-        await handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
+        told = handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
+        telling = asyncio.create_task(told, name="tell the job")
+        if not workflow.patched("launch while the job is told"):
+            await telling
+        return telling
 
     def take_versions(self, versions: list[JobVersion]) -> None:
         """The job knows of other versions: one was found fit, or was withdrawn."""

@@ -131,6 +131,7 @@ def _report(
         evicted_ns=incident.evictions.done_ns,
         version=incident.state.book.running,
         versions=incident.state.book.changed(),
+        tried=incident.state.ladder.all_tried,
         hang=incident.hang,
         approved={one.machine: one.approved_by for one in incident.evictions.done if one.approved_by},
     )

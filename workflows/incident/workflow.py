@@ -1,8 +1,8 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: trace, where the job stands still → stop → evict, where machines have to leave → decide → restore, where state
-has to be brought to a machine → reattempt → confirm, again while the policy
-allows, else parked. One incident per
+Stages: trace, where the job stands still → stop → evict, where machines have to leave → decide → diagnose, where the
+ladder wants the machines tested → restore, where state has to be brought to a machine → reattempt → confirm, again
+while the policy allows, else parked. One incident per
 fault; the job's workflow starts it as its child. Each stage is a file of
 ``workflows/incident/stages``.
 """
@@ -18,13 +18,14 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
-    from everstep.model.eviction import EvictionState, named
+    from everstep.model.eviction import EvictionState
     from everstep.model.incident import Confirmation, IncidentReport, Stage, Symptom
     from everstep.model.stage_at_hand import StageAtHand
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.decide import decide
+    from workflows.incident.stages.diagnose import diagnose
     from workflows.incident.stages.evict import evict, note_answers, secure
     from workflows.incident.stages.hold import hold, hold_before_leaving
     from workflows.incident.stages.park import park
@@ -58,15 +59,15 @@ class IncidentWorkflow:
 
     @workflow.signal(name="approve", description=f"Let the machines leave the job that it waits for. {OPERATOR_JSON}")
     def approve(self, request: Any = None, *more: Any) -> None:
-        """Let machines be evicted for which an operator's approval is waited for."""
+        """Let machines be evicted, or a rung of the ladder begin, for which an operator's approval is waited for."""
         self.incident.take("approve", request, more)
 
     @workflow.update(name="approve", description=f"The same; it answers who leaves. {OPERATOR_JSON}")
     def approve_and_say(self, request: Any = None, *more: Any) -> str:
         """Let machines be evicted for which an operator's approval is waited for; returns which, for people."""
-        leaving = named(self.incident.evictions.waiting)
+        approved = self.incident.approvable
         self.incident.take("approve", request, more)
-        return f"{leaving} may leave job {self.incident.input.job}"
+        return f"{approved} job {self.incident.input.job}"
 
     @approve_and_say.validator
     def check_approve(self, request: Any = None, *more: Any) -> None:
@@ -134,6 +135,8 @@ class IncidentWorkflow:
                 if plan.action is Action.PARK:
                     await park(incident, plan)
                     evidence = await refresh_evidence(incident)
+                elif plan.action is Action.DIAGNOSE:
+                    await diagnose(incident, plan)
                 elif (changed := await restore(incident, plan)) is not None:
                     evidence = changed
                 else:

@@ -168,6 +168,7 @@ class JobTiers:
         self._closed = True
         self._disk.close()
         self._remote.close()
+        self._retention.close()
 
     def _remembered(self) -> Opened | None:
         """The generation for which they were opened last, by this agent or an earlier one."""

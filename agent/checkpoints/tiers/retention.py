@@ -46,6 +46,12 @@ class DiskRetention:
         self._launch: LaunchOptions | None = None
         self._kept = Kept()
         self._there: set[int] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """The job is over here, or the agent ends: nothing is written down any more, whoever is still at work."""
+        with self._lock:
+            self._closed = True
 
     def open(self, launch: LaunchOptions, there: Collection[int]) -> int:
         """A generation starts, or goes on after a restart of the agent.
@@ -58,6 +64,7 @@ class DiskRetention:
             The newest step that it was done with before the restart; 0: none.
         """
         with self._lock:
+            self._closed = False
             generation, kept = (self._launch.generation, self._kept) if self._launch else self._load()
             again = generation == launch.generation
             self._kept = kept if again else went_back(kept, launch.resume_step)
@@ -147,7 +154,7 @@ class DiskRetention:
 
     def _save(self, kept: Kept) -> bool:
         """Write it down; whether that worked."""
-        if self._launch is None:
+        if self._launch is None or self._closed:
             return False
         fields = {"generation": self._launch.generation, **{name: getattr(kept, name) for name in NOTED}}
         try:

@@ -115,4 +115,5 @@ def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Fai
         time_ns=now_ns,
         shown=end.shown_steps,
         classification=classification_of(end),
+        machine=end.machine,
     )

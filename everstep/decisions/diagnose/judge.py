@@ -76,6 +76,36 @@ def judge(
     )
 
 
+def confirmed(first: Diagnosis, second: Diagnosis) -> Diagnosis:
+    """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
+
+    A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault.
+    """
+    again = {(one.machine, finding.reason) for one in second.machines for finding in one.findings}
+    machines = []
+    for one in first.machines:
+        findings = worst_first(
+            finding
+            if finding.sure or finding.verdict is not Health.FAULTY or (one.machine, finding.reason) in again
+            else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; not so the next time"})
+            for finding in one.findings
+        )
+        verdict = _verdict(findings, tested=one.verdict is not Health.UNKNOWN or bool(findings))
+        machines.append(one.model_copy(update={"findings": findings, "verdict": verdict}))
+    return first.model_copy(update={"machines": machines, "seconds": first.seconds + second.seconds})
+
+
+def unsure_tests(found: Diagnosis) -> list[str]:
+    """Tests with a fault that is to be seen twice before it counts, in the order in which they were run."""
+    tests = {
+        finding.inspection
+        for one in found.machines
+        for finding in one.findings
+        if finding.verdict is Health.FAULTY and not finding.sure
+    }
+    return [test for test in found.tests if test in tests]
+
+
 def passed(pairs: Sequence[PairResult], test: str, shares: Shares | None = None) -> dict[Pair, bool | None]:
     """Pair → whether it passed a test; one that is far slower than others did not."""
     of_test = [pair for pair in pairs if pair.test == test]
@@ -118,7 +148,7 @@ def _compare_bandwidths(
         usual = median(values.values())
         for machine, share in below(values, shares.low).items():
             reason = reasons.SLOW if share < shares.slow and test in STEADY else reasons.LOW
-            text = f"{name} is {size_text(values[machine])}/s, {share:.0%} of what is usual here"
+            text = f"{size_text(values[machine])}/s, {share:.0%} of what is usual here"
             found[machine].append(reason.found(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text))
 
 

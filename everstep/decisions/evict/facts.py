@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from everstep.model.diagnosis import is_tested
 from everstep.model.hang import HangFound
 from everstep.model.health import Finding, Health, MachineFinding, worst_first
 from everstep.model.owner import Owner
@@ -79,6 +80,11 @@ def is_sure(finding: Finding) -> bool:
     return finding.verdict is Health.FAULTY and finding.sure and finding.owner is Owner.MACHINE
 
 
+def is_failed_test(finding: Finding) -> bool:
+    """Whether a stop-time test says that the machine is at fault, and not what it shares with others."""
+    return is_tested(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE
+
+
 def is_alert(finding: Finding) -> bool:
     """Whether it is a network alert: a fault of the network, or a link that went down.
 
@@ -111,7 +117,9 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
     now, before = _by_machine(facts.findings), _by_machine(facts.earlier)
     alike: dict[str, int] = defaultdict(int)
     for machine in facts.machines:
-        for reason in {found.reason for found in now.get(machine, ()) if is_sure(found) or is_alert(found)}:
+        for reason in {
+            found.reason for found in now.get(machine, ()) if is_sure(found) or is_alert(found) or is_failed_test(found)
+        }:
             alike[reason] += 1
     for machine in facts.machines:
         findings, silent_s, stepping = now.get(machine, []), facts.silent.get(machine), machine in facts.stepping

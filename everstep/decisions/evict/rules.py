@@ -1,9 +1,9 @@
 """The rules of eviction, as one readable list: which evict a machine, and which say why one is not evicted.
 
 The first is an operator's word. The next three are what figure 5 of ByteRobust does without a test (step 1 and, for
-the network, its second alert). The others evict nobody: they say of each other finding why it is not enough. What
-follows where no rule evicts is not decided here: the job is tried again as it is
-(``everstep.decisions.recover.plan``).
+the network, its second alert), and one more is what it does after one (step 3). The others evict nobody: they say of
+each other finding why it is not enough. What follows where no rule evicts is not decided here: the ladder says what is
+tried next (``everstep.decisions.ladder``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from everstep.decisions.evict.facts import (
     SHARED_SHARE,
     MachineFacts,
     is_alert,
+    is_failed_test,
     is_sure,
 )
+from everstep.model.diagnosis import is_tested
 from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, Health
 from everstep.model.owner import Owner
@@ -89,10 +91,16 @@ def _operator(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
 
 def _sure_machine_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in seen.findings:
-        if not is_sure(found) or by_operator(found):
+        if not is_sure(found) or is_failed_test(found) or by_operator(found):
             continue
         spread = seen.widespread(found.reason)
         yield Said(not spread, found.reason, f"{found.headline}: {spread or 'it names this machine for sure'}")
+
+
+def _failed_test(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in filter(is_failed_test, seen.findings):
+        spread = seen.widespread(found.reason)
+        yield Said(not spread, found.reason, f"{found.headline}: {spread or 'a test of the stopped machine says so'}")
 
 
 def _repeated_network_alert(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
@@ -157,7 +165,7 @@ def _unknown_verdict(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Sai
 
 def _unsure_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in seen.findings:
-        if found.verdict is Health.FAULTY and found.owner is Owner.MACHINE and not found.sure:
+        if found.verdict is Health.FAULTY and found.owner is Owner.MACHINE and not (found.sure or is_tested(found)):
             yield Said(False, found.reason, f"{found.headline}: it does not name the machine for sure; a test has to")
 
 
@@ -208,6 +216,13 @@ RULES: tuple[EvictRule, ...] = (
         settings=("silent_evict_s",),
     ),
     EvictRule(
+        "failed-test",
+        "a test of the machine, whose ranks are stopped, finds it at fault, and the machines do not share that",
+        "ByteRobust, section 4.2: suspects of a diagnosis are evicted; that shared faults are left out is ours",
+        _failed_test,
+        fixed=SHARED,
+    ),
+    EvictRule(
         CULPRIT,
         "the job stood still, and looks at all ranks name this machine's, for which the others wait",
         "ours: the wait-for graph (docs/hangs.md); the paper over-evicts",
@@ -230,7 +245,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         "unsure-fault",
         "a fault that does not name the machine for sure waits for a test",
-        "ByteRobust, figure 5, step 3: stop-time checks, not built yet",
+        "ByteRobust, figure 5, step 3: stop-time checks",
         _unsure_fault,
         evicts=False,
     ),

@@ -1,9 +1,10 @@
 """What is done about a stopped job: one pure decision, from what is known to a plan.
 
-ByteRobust assumes a transient fault when nothing points at a machine and
-restarts the job as it is (section 4.1, "reattempt"). How often is not stated:
-the limits are ours, in :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
-The rules that park a job instead are in ``everstep/decisions/recover/rules.py``.
+What is tried in which order says the ladder (``everstep/decisions/ladder``): tests
+of the machines, a restart as it is, the code taken back. How often a job is
+restarted is not stated by ByteRobust: the limits are ours, in
+:class:`~everstep.model.recovery_policy.RecoveryPolicy`. The rules that park a job
+instead are in ``everstep/decisions/recover/rules.py``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from everstep.decisions.checkpoints.choose_restore import Restore
+from everstep.decisions.ladder.next import LadderStep
+from everstep.decisions.recover.climb import climb
 from everstep.decisions.recover.doubt import Doubt, next_look
-from everstep.decisions.recover.rules import Action, RestartFacts, Verdict, judge
+from everstep.decisions.recover.rules import Action, RestartFacts, Verdict, judge, place_of
 from everstep.decisions.recover.state import RecoveryState
 from everstep.decisions.versions.next import VersionChange, next_version
 from everstep.model.incident import Evidence
+from everstep.model.ladder import Rung
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class RestartPlan:
     """An operator's resume has decided it."""
     change: VersionChange | None = None
     """Another version of the code that comes with the restart; None: none does."""
+    step: LadderStep | None = None
+    """What the ladder said; None: it was not asked."""
 
     @property
     def action(self) -> Action:
@@ -43,14 +49,19 @@ class RestartPlan:
     def text(self) -> str:
         """For people."""
         verdict = self.verdict
-        if verdict.action is Action.PARK:
-            return f"park: {verdict.reason}"
+        if verdict.action in {Action.PARK, Action.DIAGNOSE}:
+            return f"{verdict.action}: {verdict.reason}"
         wait = f", after {verdict.delay_s:.0f} s" if verdict.delay_s else ""
         return f"{verdict.action} {self.restore.origin}{wait}: {verdict.reason} ({self.restore.reason})"
 
 
 def plan_restart(
-    evidence: Evidence, state: RecoveryState, *, by_operator: bool = False, certain: bool = False
+    evidence: Evidence,
+    state: RecoveryState,
+    *,
+    by_operator: bool = False,
+    certain: bool = False,
+    ladder: bool = False,
 ) -> RestartPlan:
     """What to do about a stopped job.
 
@@ -59,9 +70,15 @@ def plan_restart(
         state: Of the incident, the failure at hand included.
         by_operator: An operator has just resumed the job.
         certain: Nothing newer is looked for, as by incidents that began before there was a doubt.
+        ladder: The ladder of stop-time checks is asked; incidents that began before there was one do not.
     """
     state.distrust_what_does_not_fit(evidence)
     policy, restore = state.spec.policy, state.choose(evidence)
+    # The rules park the job anyway: for a silent machine, for who is to leave it, or for an operator.
+    stuck = evidence.unreachable or evidence.problem or state.waits or state.hold
+    step = climb(state) if ladder and not (by_operator or stuck) else None
+    if step is not None and step.rung is Rung.DIAGNOSE and not step.asks:
+        return RestartPlan(Verdict(Action.DIAGNOSE, step.text), restore, evidence, step=step)
     # The rules park the job for a silent machine anyway.
     look_for_newer = not (certain or evidence.unreachable or evidence.problem)
     doubt = state.doubt(evidence, restore) if look_for_newer else None
@@ -83,11 +100,42 @@ def plan_restart(
         doubt=look.reason if in_vain else "",
         hold=state.hold,
         waits=state.waits,
+        asks=asked_of(step) if step is not None and step.asks else "",
         distrusted=state.distrusts(restore),
     )
-    change = next_version(state.book, state.failures[-1], policy, explained=state.is_explained, by_operator=by_operator)
-    verdict = judge(facts, policy, by_operator=by_operator, other_code=change.why if change else "")
+    change = next_version(
+        state.book,
+        state.failures[-1],
+        policy,
+        explained=state.is_explained,
+        by_operator=by_operator,
+        rolls_back=_rolls_back(step, state) if step is not None else None,
+    )
+    other_code, why = change.why if change else "", _why_again(step)
+    verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, why=why)
     decided = by_operator and verdict.action is Action.REATTEMPT
     if verdict.action is Action.PARK:
         change = None
-    return RestartPlan(verdict, restore, evidence, doubt if in_vain else None, decided, change)
+    return RestartPlan(verdict, restore, evidence, doubt if in_vain else None, decided, change, step)
+
+
+def asked_of(step: LadderStep) -> str:
+    """What an operator is asked, where a rung needs an approval."""
+    return (
+        f"an operator has to approve the next rung of the ladder, {step.rung} ('everstep approve'); "
+        f"'everstep resume' goes on without: {step.text}"
+    )
+
+
+def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
+    if step.rung is not Rung.ROLLBACK:
+        return ""
+    failure = state.failures[-1]
+    return f"{step.why}: {failure.cause} {place_of(failure)}".strip()
+
+
+def _why_again(step: LadderStep | None) -> str:
+    """Why a job that fails again is tried once more as it is; empty: there is nothing to add."""
+    if step is None or not step.tried:
+        return ""
+    return step.text

@@ -36,6 +36,8 @@ class RestartFacts:
     """Why an operator has to decide how the job goes on, independent of the other facts; empty: no decision needed."""
     waits: str = ""
     """Why machines that are to leave the job are still in it: for whom it waits; empty: there are none."""
+    asks: str = ""
+    """Which rung of the ladder an operator has to approve, and why it comes; empty: none."""
     distrusted: str = ""
     """Why the state from which it would go on has the fault in it; empty: nothing says so."""
 
@@ -45,6 +47,8 @@ class Action(StrEnum):
 
     ASK = "ask"
     """Ask all places where further copies may lie, and decide again."""
+    DIAGNOSE = "diagnose"
+    """Test the machines, and decide again."""
     REATTEMPT = "reattempt"
     PARK = "park"
 
@@ -79,6 +83,11 @@ def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> str | N
 def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """Machines are to be evicted, and an operator, or a machine in their place, is waited for."""
     return facts.waits or None
+
+
+def ladder_asks(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+    """The next rung of the ladder needs an operator's approval."""
+    return facts.asks or None
 
 
 def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
@@ -188,6 +197,7 @@ PARK_WHEN: tuple[Rule, ...] = (
     operator_must_decide,
     eviction_waits,
     machine_silent,
+    ladder_asks,
     broken_from_the_start,
     same_step_again,
     no_progress,
@@ -207,7 +217,9 @@ OF_THE_CODE = frozenset({broken_from_the_start, same_step_again, no_progress, at
 """Rules that say nothing where another version of the code comes: what failed does not run again."""
 
 
-def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False, other_code: str = "") -> Verdict:
+def judge(
+    facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False, other_code: str = "", why: str = ""
+) -> Verdict:
     """Reattempt, after a wait that grows from failure to failure, or park.
 
     Args:
@@ -215,6 +227,7 @@ def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = Fa
         policy: The limits.
         by_operator: An operator has just resumed the job: only ``NOT_OVERRULED`` counts, and nothing is waited for.
         other_code: Why another version of the code comes with the restart; empty: none does.
+        why: Why it is worth to be tried again, as the ladder says; empty: it does not say.
     """
     for rule in PARK_WHEN:
         if (by_operator and rule not in NOT_OVERRULED) or (other_code and rule in OF_THE_CODE):
@@ -232,7 +245,8 @@ def judge(facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = Fa
     wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
     if facts.failure.symptom is Symptom.MACHINE_FAULT:
         return Verdict(Action.REATTEMPT, "what was at fault has left the job", delay_s=wait_s)
-    return Verdict(Action.REATTEMPT, f"{facts.failure.cause}: assume a transient fault", delay_s=wait_s)
+    reason = f"{facts.failure.cause}: {why or 'assume a transient fault'}"
+    return Verdict(Action.REATTEMPT, reason, delay_s=wait_s)
 
 
 def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:

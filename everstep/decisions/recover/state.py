@@ -15,7 +15,9 @@ from everstep.decisions.detect.root_cause import (
     headline_of,
     headline_of_loss,
 )
+from everstep.decisions.recover.climbed import Climbed
 from everstep.decisions.recover.confirm import showing_of
+from everstep.decisions.recover.damaged import found_damaged
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
 from everstep.decisions.recover.rules import UNFIT_EXCEPTION, still_counting
 from everstep.decisions.versions.book import VersionBook
@@ -40,8 +42,6 @@ from everstep.model.machine import Machine
 
 FINDINGS_KEPT = 64
 """Of inspections (ours)."""
-CORRUPT = "CorruptCheckpoint"
-"""End of the name of what a rank raises when the state that it restores is damaged."""
 
 
 @dataclass(slots=True)
@@ -108,6 +108,8 @@ class RecoveryState:
     """The versions of the job's code."""
     explained: bool = False
     """An inspection names what explains the failure at hand."""
+    ladder: Climbed = field(default_factory=Climbed)
+    """What was tried so far."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
@@ -130,6 +132,7 @@ class RecoveryState:
         if not self.failures and failure.symptom is not Symptom.UPDATE:
             self.history = still_counting(self.history, failure, self.spec.policy)
         self.failures.append(failure)
+        self.ladder.acquit(failure, self.book)
         self.book.came_to(failure.step, failure.time_ns, self.spec.policy)
         if blame(failure, explained=self.is_explained) is not Blame.OTHER:
             self.book.count_failure()
@@ -227,7 +230,16 @@ class RecoveryState:
             return failure_of(end, generation=self.generation, step=step, now_ns=now_ns)
         # How many steps the ranks of a lost machine had shown is not known.
         shown = -1 if lost else max((end.shown_steps for end in evidence.exits), default=-1)
-        return Failure(generation=self.generation, step=step, symptom=symptom, cause=cause, time_ns=now_ns, shown=shown)
+        named = lost or (self.anomaly.machines if first else [])
+        return Failure(
+            generation=self.generation,
+            step=step,
+            symptom=symptom,
+            cause=cause,
+            time_ns=now_ns,
+            shown=shown,
+            machine=named[0] if len(named) == 1 else "",
+        )
 
     def usable(self, evidence: Evidence) -> list[StateCopy]:
         """The copies of the job's own line; those that failed are marked."""
@@ -322,6 +334,7 @@ class RecoveryState:
         """An operator resumed: reset the counts, and try again what could not be reached."""
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.trusted, self._chosen = None, None
+        self.ladder.begin_again()
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()
@@ -363,25 +376,3 @@ def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
     of_ranks = {end.machine for end in evidence.exits}
     in_memory = {copy.machine for copy in evidence.held if copy.valid and copy.tier in (Tier.OWN, Tier.BACKUP)}
     return (of_ranks | in_memory) - set(lost)
-
-
-def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
-    """Own slots that their ranks could not restore from, as those ranks said when they ended.
-
-    Args:
-        evidence: Of the stop of the generation that restored.
-        resume_step: Where it began.
-    """
-    exceptions = {
-        (end.rank, end.machine): end.exception
-        for end in evidence.exits
-        if not end.stopped_by_us and end.exception.split(":")[0].endswith(CORRUPT)
-    }
-    return [
-        copy.model_copy(
-            update={"valid": False, "reason": f"its rank found it damaged: {exceptions[copy.rank, copy.machine]}"}
-        )
-        for copy in evidence.held
-        if copy.valid and copy.tier is Tier.OWN and copy.completed_steps == resume_step > 0
-        if (copy.rank, copy.machine) in exceptions
-    ]

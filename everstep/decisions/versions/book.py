@@ -179,6 +179,20 @@ class VersionBook:
         if version is not None and version.began_ns and not is_young(version, step, now_ns, policy):
             self.change(version.number, steady=True)
 
+    def acquit(self, number: int, why: str) -> None:
+        """It was rolled back, and that did not help: it is suspect no longer."""
+        version = self.versions.get(number)
+        if version is not None and version.status is VersionStatus.SUSPECT:
+            self.change(number, status=VersionStatus.REPLACED, why=why)
+
+    def end(self, why: str) -> None:
+        """The job is over: what runs ended with it, and what waits is not applied any more."""
+        for one in list(self.versions.values()):
+            if one.status in WAITS:
+                self.withdraw(one.number, why)
+            elif one.number == self.running and one.status is VersionStatus.RUNNING:
+                self.change(one.number, ended=why)
+
     def count_failure(self) -> None:
         """The version that runs failed, and may have caused it."""
         version = self.versions.get(self.running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everstep.decisions.versions.book import VersionBook
-from everstep.decisions.versions.rollback import rollback, suspicion
+from everstep.decisions.versions.rollback import Rollback, rollback, suspicion, target_of
 from everstep.model.incident import Failure
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion
@@ -23,7 +23,13 @@ class VersionChange:
 
 
 def next_version(
-    book: VersionBook, failure: Failure, policy: RecoveryPolicy, *, explained: bool, by_operator: bool
+    book: VersionBook,
+    failure: Failure,
+    policy: RecoveryPolicy,
+    *,
+    explained: bool,
+    by_operator: bool,
+    rolls_back: str | None = None,
 ) -> VersionChange | None:
     """What waits for a restart comes with it, the newest of it; else a version that broke the job is taken back.
 
@@ -33,6 +39,8 @@ def next_version(
         policy: The limits.
         explained: A machine is to blame.
         by_operator: An operator says that it is to be tried again as it is.
+        rolls_back: Why the version that runs is taken back, as the ladder says; empty: it is not. None: nobody has
+            asked the ladder, and a young version is taken back for what it may have caused.
     """
     if pending := book.pending():
         newest = pending[-1]
@@ -40,9 +48,12 @@ def next_version(
         running = book.versions.get(book.running)
         suspect = f"taken back by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")
         return VersionChange(newest.number, _update(newest), suspect if wanted.rollback and running else "")
-    if by_operator:
+    if by_operator or rolls_back == "":
         return None
-    taken_back = rollback(list(book.versions.values()), book.running, failure, explained=explained, policy=policy)
+    versions = list(book.versions.values())
+    taken_back = rollback(versions, book.running, failure, explained=explained, policy=policy)
+    if taken_back is None and rolls_back and (target := target_of(versions, book.running)):
+        taken_back = Rollback(book.running, target.number, rolls_back)
     if taken_back is None:
         return None
     why = suspicion(book.versions[taken_back.suspect], taken_back.why)

@@ -84,6 +84,11 @@ def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy
     return 0 <= steps < policy.rollback_steps or now_ns - version.began_ns < policy.rollback_s * 1e9
 
 
+def came_within(version: JobVersion, now_ns: int, seconds: float) -> bool:
+    """Whether a version came into the job not longer ago than that, by an update: what a job began with did not."""
+    return version.number > 1 and version.began_ns > 0 and now_ns - version.began_ns < seconds * 1e9
+
+
 def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None:
     """What a version is taken back to: the last one before it that was steady, else the last one that ran."""
     ran = [

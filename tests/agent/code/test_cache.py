@@ -15,14 +15,15 @@ from agent.code.cache import CodeCache
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
 from everstep.code_archive import digest_of
-from everstep.errors import AgentError
+from everstep.errors import AgentError, ConfigError
 from tests.agent.code.snapshots import packed
 
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.fixture
-def code(tmp_path: Path) -> CodeCache:
+@pytest.fixture(params=[0, cache.IN_MEMORY], ids=["through a file", "in memory"])
+def code(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CodeCache:
+    monkeypatch.setattr(cache, "IN_MEMORY", request.param)
     return CodeCache(tmp_path / "code", Reads(), "m1")
 
 
@@ -96,7 +97,7 @@ async def test_whoever_falls_silent_is_left(code: CodeCache, monkeypatch: pytest
 
     with pytest.raises(AgentError, match="no more of the archive came"):
         await code.put(half())
-    assert list(code.folder.iterdir()) == []
+    assert list(code.folder.glob("*")) == []
 
 
 async def test_an_empty_snapshot_is_one_too(code: CodeCache) -> None:
@@ -104,4 +105,5 @@ async def test_an_empty_snapshot_is_one_too(code: CodeCache) -> None:
     assert digest == digest_of([])
     await code.put(sent(archive, digest))
     assert await code.has([digest]) == [digest]
-    await code.verify(digest)
+    with pytest.raises(ConfigError, match=r"main\.py is not in the code"):
+        await code.script(digest, "main.py", verified=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.code.cache import COMING
+from agent.code.cache import COMING, IN_MEMORY
 from agent.v1 import agent_pb2 as pb
 from everstep.code_archive import Packer, digest_of
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, ConfigError
@@ -138,7 +138,7 @@ async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leave
 
     async with running_agent(tmp_path) as agent:
         kept = await put(agent, FILES | {"kept.txt": ""})
-        coming = asyncio.create_task(agent.client.put_code(digest, len(archive), half()))
+        coming = asyncio.create_task(agent.client.put_code(digest, len(archive) + IN_MEMORY, half()))
         await until(lambda: bool(list(folder(agent).glob(f"{COMING}*/archive"))), "it comes")
         agent.kill()
         with pytest.raises(AgentUnreachable):

@@ -218,3 +218,26 @@ async def test_a_fork_server_that_dies_meanwhile_proves_nothing(agent: RunningAg
     os.kill(server, signal.SIGKILL)
     assert (await asked).outcome == Outcome.JOINED, "tried again in another one"
     assert not alive(pid)
+
+
+async def test_where_other_imports_were_tried_the_ranks_with_them_are_launched(agent: RunningAgent) -> None:
+    job = await prepared(agent, "import time\ntime.sleep(600)\n", ranks=1)
+    await job.launch()
+    imports = pb.Imports(env={"TORCH_LOGS_FORMAT": "short"})  # is read at the import of torch
+    trial = request(await put(agent, {"main.py": JOIN, "lib.py": LIB}))
+    trial.job = job.name
+    trial.import_env.update(imports.env)
+    assert (await agent.client.try_code(trial, timeout_s=60)).outcome == Outcome.JOINED
+    servers = set(agent.fork_servers.glob("*.sock"))
+    await job.stop()
+
+    store = pb.StartStoreRequest(request_id="store", job=job.name, generation=2, imports=imports)
+    await agent.client.start_store(store, timeout_s=60)
+    launch = job.launch_request(2)
+    launch.imports.CopyFrom(imports)
+    launch.env.update(imports.env)
+    await agent.client.launch(launch, timeout_s=60)
+
+    await job.entered()
+    assert b"torch was imported before this rank" not in await job.log(0)
+    assert set(agent.fork_servers.glob("*.sock")) < servers

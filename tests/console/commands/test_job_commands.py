@@ -68,6 +68,7 @@ def test_run_can_refuse_to_start_a_cluster(tmp_path: Path, capsys: pytest.Captur
         (["run", "--machines", "3", "--tp", "2", "--", __file__], "not a multiple of 2"),
         (["run", "--resume-from", "5", "--", __file__], "say which, with --name or a job file"),
         (["run", "--resume-from", "0", "--name", "gpt", "--", __file__], "--resume-from"),
+        (["run", "--version", "2", "--", __file__], "--version says script, arguments and code"),
         (["run", "--resume-path", "/tmp", "--", __file__], "is not the folder of a checkpoint"),
         (["run", "--resume-path", "/a/b/step-000000001", "--resume-from", "1", "x.toml"], "exclude each other"),
         (["logs", "gpt", "--stream", "stdlog"], "both, stdout, stderr"),

@@ -64,6 +64,38 @@ disk_path = "disk"
 disk_every_steps = 10
 disk_keep = 5
 """
+DRAWING = """
+import sys, time
+import torch
+import everstep
+
+class Model:
+    weight = torch.zeros(2, dtype=torch.float64)
+    def state_dict(self): return {"weight": self.weight, "drawn": torch.get_rng_state()}
+    def load_state_dict(self, state):
+        self.weight = state["weight"]
+        torch.set_rng_state(state["drawn"])
+
+torch.manual_seed(7)
+run, model = everstep.join(), Model()
+for step in run.steps(int(sys.argv[1]), run.checkpoint(model=model)):
+    error = model.weight - torch.rand(2, dtype=torch.float64)
+    model.weight = model.weight - RATE * error
+    loss = float(error @ error)
+    print(step, loss.hex(), flush=True)
+    run.report(step, loss=loss)
+    time.sleep(PAUSE)
+"""
+DRAWING_JOB = """
+name = "drawing"
+script = "drawing/train.py"
+args = ["100000"]
+machines = 2
+[checkpoint]
+disk_path = "disk"
+disk_every_steps = 20
+disk_keep = 100
+"""
 MENDABLE = """
 import pathlib
 import everstep
@@ -104,6 +136,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (home / "mendable.py").write_text(MENDABLE)
     (home / "mendable.toml").write_text(MENDABLE_JOB)
     (home / "disk").mkdir()
+    (home / "drawing").mkdir()
+    (home / "drawing.toml").write_text(DRAWING_JOB)
     (home / "broken.py").write_text("import everstep\nimport no_such_module\n")
     patch = pytest.MonkeyPatch()
     patch.setenv("EVERSTEP_HOME", str(home))
@@ -304,3 +338,41 @@ def test_checkpoints_are_listed_and_a_job_that_has_ended_goes_on_from_one(everst
     assert "step 20 is the one asked for, which all 2 ranks can restore: all 2 from disk (m0, m1)" in out
     code, out, _ = outcome(everstep("logs", "saving", "--stream", "stdout", "--rank", "0"))
     assert out.splitlines()[-1] == "begins with step 20"
+
+
+def test_steps_are_repeated_bit_for_bit_with_the_code_that_ran_them(everstep: Everstep, home: Path) -> None:
+    """The code changes while the job runs, and is gone when its steps are repeated."""
+    path, script = str(home / "drawing.toml"), home / "drawing/train.py"
+    script.write_text(DRAWING.replace("RATE", "0.1").replace("PAUSE", "0.1"))
+    assert outcome(everstep("run", path, "--detach"))[0] == 0
+    await_state("drawing", lambda state: state.status == "running")
+    script.write_text(DRAWING.replace("RATE", "0.3").replace("PAUSE", "0.002"))
+    update = ("update", "drawing", "--code", str(script.parent), "--arg=600", "--urgent")
+    code, out, err = outcome(everstep(*update))
+    assert code == 0, f"{out}{err}"
+    await_state("drawing", lambda state: state.status == "finished")
+    script.unlink()
+
+    begin = json.loads(outcome(everstep("versions", "drawing", "--json"))[1])[1]["ranges"][0][1]
+    kept = json.loads(outcome(everstep("checkpoints", "drawing", "--json"))[1])["restorable"]
+    resume = min(step for step in kept if step > begin)
+    first = {step: loss for step, loss in losses(everstep).items() if step >= resume}
+    code, _, err = outcome(everstep("run", path, "--version", "2", "--resume-from", str(resume + 1)))
+    assert code == 2
+    assert f"step {resume + 1} cannot be restored by all 2 ranks: no rank has it; there are steps " in err
+    code, _, err = outcome(everstep("run", path, "--version", "7", "--resume-from", str(resume)))
+    assert code == 2
+    assert "the last run of drawing has no v7; there are v1 (" in err
+    code, out, err = outcome(everstep("run", path, "--version", "2", "--resume-from", str(resume)))
+    assert code == 0, f"{out}{err}"
+    assert "code: v2 (" in out
+    assert "repeats nothing" not in out
+    again = losses(everstep)
+    assert again == first
+    assert (min(again), len(again)) == (resume, 600 - resume)
+
+
+def losses(everstep: Everstep) -> dict[int, str]:
+    """Step → its loss in the newest run of the job, by the output of rank 1."""
+    _, out, _ = outcome(everstep("logs", "drawing", "--rank", "1", "--stream", "stdout"))
+    return {int(step): loss for step, loss in map(str.split, out.splitlines())}

@@ -12,8 +12,9 @@ from console import main
 from console.views.policy import NO_ANSWER
 from controlplane.client import Control
 from everstep.errors import NoSuchJob
+from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer, EvictionState, EvictMode
-from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, StageRecord, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, StageRecord, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -108,7 +109,8 @@ def test_every_answer_and_what_followed(url: str, capsys: pytest.CaptureFixture[
         "no breaker 3 machines of 4 would be evicted -> an operator had to approve",
         "",
         "the other rules",
-        "nothing to say operator, gone-machine, application-caused, unsure-fault, other-owner",
+        "nothing to say operator, gone-machine, failed-test, hang-culprit, hang-group, application-caused, "
+        "unsure-fault, other-owner",
         "not asked (off) repeated-network-alert",
         "",
         "what followed",

@@ -150,9 +150,13 @@ def test_what_fits_together_is_taken(folder: Path, lines: str) -> None:
         ('evict_rules = { gone-machin = "off" }', "gone-machin is no rule that evicts: did you mean gone-machine?"),
         ('evict_rules = { unknown-verdict = "act" }', "unknown-verdict is no rule that evicts: there are sure-machine"),
         ('evict_rules = { gone-machine = "on" }', "gone-machine: expected one of act, approve, shadow, off"),
+        ('ladder = { reattempt = "off" }', "reattempt is no rung that can be held back: there are diagnose, rollback"),
+        ('ladder = { diagnose = "on" }', "diagnose: expected one of act, approve, shadow, off"),
+        ('diagnose_off = ["bitwize"]', "bitwize is no test: did you mean bitwise?"),
+        ("diagnose_settings = { bits = { seconds = 5 } }", "bits is no test: did you mean bitwise?"),
     ],
 )
-def test_a_rule_or_mode_of_eviction_that_nobody_knows_is_told(folder: Path, lines: str, expected: str) -> None:
+def test_a_rule_mode_rung_or_test_that_nobody_knows_is_told(folder: Path, lines: str, expected: str) -> None:
     assert expected in told(job_file(folder, f"{GOOD}[policy]\n{lines}\n", "job.toml"))
 
 

@@ -43,3 +43,9 @@ def test_generations_of_a_rank_that_step_at_the_same_time_are_named() -> None:
     assert Records({0: one_after_the_other, 1: []}).overlaps() == []
     stranded = [*one_after_the_other, step(2, 6)]
     assert Records({3: stranded}).overlaps() == ["rank 3 stepped in generation 2 after generation 4 had begun to"]
+
+
+def test_the_newest_report_of_a_step_is_that_of_the_last_generation_wherever_it_comes_from() -> None:
+    """Of a machine that left the job the agent is asked last."""
+    last, left = ReportedStep(7, 2, 20, b"right"), ReportedStep(7, 1, 10, b"wrong")
+    assert Records({0: [last, left]}).newest().of == {0: [last]}

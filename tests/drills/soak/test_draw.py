@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drills.checks import check
 from drills.soak.choose import chosen
-from drills.soak.draw import OFTEN, draw, left_out, meetings, soaked
+from drills.soak.draw import draw, left_out, meetings, soaked
 from drills.soak.plan import GAP, Sizes, SoakPlan
 from drills.spec.catalogue import CARDS, CATALOGUE, OWN_JOBS
 from everstep.errors import ConfigError, EverstepError
@@ -42,19 +42,19 @@ def test_every_kind_of_the_catalogue_is_drawn_or_left_out_with_a_reason() -> Non
     assert {kind for _, kinds in meetings() for kind in kinds} == drawn
 
 
-def test_five_seeds_bring_every_meeting_and_every_kind_often() -> None:
-    plans = [draw(seed, 300) for seed in (1, 2, 4, 7, 10)]
+def test_some_seeds_bring_every_meeting_and_every_kind_often() -> None:
+    plans = [draw(seed, 300) for seed in range(1, 33)]
     counts = Counter(kind for plan in plans for episode in plan.episodes for kind in episode.kinds)
-    assert min(counts[kind.name] for kind in soaked()) >= OFTEN
+    assert min(counts[kind.name] for kind in soaked()) >= 60
     met = {(episode.how, episode.kinds) for plan in plans for episode in plan.episodes}
     assert met == set(meetings())
 
 
 def test_faults_of_devices_are_jobs_of_their_own_on_machines_that_have_the_device() -> None:
     settings_of = {
-        kind: episode.setting for episode in draw(1, 300).episodes for kind in episode.kinds if episode.own_job
+        kind: episode.setting for episode in draw(2, 300).episodes for kind in episode.kinds if episode.own_job
     }
-    assert settings_of.keys() == set(OWN_JOBS)
+    assert settings_of.keys() == set(OWN_JOBS) - left_out().keys()
     assert {kind for kind, setting in settings_of.items() if setting == "network"} == set(CARDS)
 
 
@@ -142,7 +142,7 @@ def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
     assert {kind for one in only.episodes for kind in one.kinds} <= {"kill-rank", "kill-machine"}
     for given_, said in (
         ({"only": ["kill-rnk"]}, "did you mean 'kill-rank'"),
-        ({"only": ["bitflip"]}, "not built yet"),
+        ({"only": ["slow-link"]}, "not built yet"),
         ({"sizes": {"machines": 3, "ranks_per_machine": 1, "tp": 2, "pp": 1}}, "cannot be split"),
         ({"only": ["kill-worker"]}, "name one with --only too"),
         ({"sizes": {"machines": 1, "ranks_per_machine": 4, "tp": 2, "pp": 2}}, "needs two machines"),

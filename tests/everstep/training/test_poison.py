@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from everstep.training.poison import poison_forward
+from everstep.training.poison import flip_gradient_bit, poison_forward
 
 
 class Pair(torch.nn.Module):
@@ -26,3 +26,21 @@ def test_whole_numbers_cannot_be_and_the_first_others_are() -> None:
     poison_forward()
     whole, floats = Pair()(torch.ones(3))
     assert whole.tolist() == [0, 1] and floats.isnan().all()
+
+
+def test_one_bit_of_a_gradient_flips_once_and_no_output_changes() -> None:
+    def gradients() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        return loss, [p.grad for p in model.parameters() if p.grad is not None]
+
+    loss, right = gradients()
+    flip_gradient_bit()
+    same, flipped = gradients()
+    _, again = gradients()
+    assert torch.equal(loss, same) and all(map(torch.equal, right, again))
+    assert all(map(torch.equal, right[2:], flipped[2:])), "of what comes later on the way forward nothing changes"
+    bad = (flipped[1] != right[1]).nonzero()
+    assert len(bad) == 1 and flipped[1][bad[0]].abs() > 1e30, "the bias has the gradient itself"

@@ -16,6 +16,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.incident import Incident
 
 
+LADDER = "ladder"
+"""Incidents of before this release do not ask the ladder."""
+
+
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
     """Plan; ask disks and remote storage as long as the plan demands it."""
     by_operator, incident.resumed = incident.resumed, False
@@ -35,8 +39,9 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
     if not workflow.patched("unknown is not empty"):
         evidence = await _search_once(incident, evidence)
         return plan_restart(evidence, state, by_operator=by_operator, certain=True)
+    ladder = workflow.patched(LADDER)
     while True:
-        plan = plan_restart(evidence, state, by_operator=by_operator)
+        plan = plan_restart(evidence, state, by_operator=by_operator, ladder=ladder)
         if plan.action is not Action.ASK:
             return plan
         verdict = plan.verdict

@@ -154,7 +154,7 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
         facts_of(
             input.machines,
             now_ns=now_ns,
-            findings=evidence.findings if evidence else input.anomaly.findings,
+            findings=[*evidence.findings, *incident.state.ladder.tested] if evidence else input.anomaly.findings,
             earlier=input.alerts,
             silent=silent,
             evicted_ns=[*input.evicted_ns, *evictions.done_ns],

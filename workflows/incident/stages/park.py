@@ -8,6 +8,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
+    from everstep.decisions.recover.rules import ladder_asks
     from everstep.model.eviction import named
     from everstep.model.incident import Stage
     from everstep.text import listed
@@ -25,6 +26,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
     timeline.to_approve = named(incident.evictions.waiting)
+    incident.asked_rung = plan.step.rung if plan.verdict.rule == ladder_asks.__name__ and plan.step else None
     known = [(one.number, one.asked_ns) for one in incident.state.book.urgent()]
     began = timeline.enter(Stage.PARKED, plan.verdict.reason)
 
@@ -70,6 +72,10 @@ async def _goes_on(incident: Incident, began: float, why: str) -> None:
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
     timeline, state, who = incident.timeline, incident.state, incident.answered_by
+    if incident.answer == "approve" and not incident.evictions.waiting and incident.asked_rung is not None:
+        state.ladder.approved.add(incident.asked_rung)
+        await _goes_on(incident, began, f"{incident.asked_rung}, approved by {who}")
+        return
     if incident.answer == "approve":
         if workflow.patched("what was shown is approved"):
             incident.evictions.approve(who)

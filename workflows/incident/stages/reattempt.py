@@ -11,6 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.recover.plan import RestartPlan
     from everstep.model.incident import Confirmation, Stage
+    from everstep.model.ladder import Rung
     from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm
@@ -23,10 +24,15 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     if plan.verdict.delay_s:
         timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
+    telling = None
     if plan.change is not None:
-        await incident.change_version(plan.change)
+        telling = await incident.change_version(plan.change)
         input = incident.input
     state.attempts += 1
+    if plan.step is not None:
+        taken_back = plan.change is not None and plan.change.suspect
+        rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
+        state.ladder.take(rung, state.failures[-1], plan.verdict.reason)
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchInput(
@@ -43,6 +49,8 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     try:
         launched = await incident.unless_abandoned(activity_calls.launch(launch, target.origin))
         incident.launched = launched
+        if telling is not None:
+            await telling
         code = f", v{state.book.running}" if plan.change else ""
         timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation}{code} {target.origin}")
         began = timeline.enter(Stage.CONFIRM)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from everstep.decisions.checkpoints.lineage import extended, usable
 from everstep.decisions.recover.reopen import LONGEST_S, hold_reason, newest_begin, newest_generation, reopen_wait_s
 from everstep.decisions.recover.rules import RestartFacts, judge
-from everstep.model.incident import Evidence, Failure, Left, StateCopy, Symptom
+from everstep.model.closed_incident import Left
+from everstep.model.incident import Evidence, Failure, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
 LAUNCHES = st.lists(st.integers(0, 100), max_size=5)

@@ -136,3 +136,23 @@ def test_no_more_wait_than_a_person_can_oversee() -> None:
     answers = [answer_to(asked(number), book, number * S) for number in range(2, 14)]
     assert [bool(answer.refused) for answer in answers] == [False] * 10 + [True] * 2
     assert "wait already" in answers[-1].refused
+
+
+def test_the_end_of_a_job_is_the_end_of_what_runs_and_of_what_waits() -> None:
+    book = VersionBook()
+    book.began_with(SPEC, S)
+    book.launched(1, 0, S)
+    for name in (1, 2, 3):
+        book.ask(asked(name), S)
+    book.wait_for_restart(2, S)
+    book.refuse(3, "no module")
+    book.end("the job finished")
+    found = [(one.number, one.status, one.why, one.ended) for one in book.all()]
+    assert found == [
+        (1, "running", "", "the job finished"),
+        (2, "withdrawn", "the job finished", ""),
+        (3, "refused", "no module", ""),
+        (4, "withdrawn", "the job finished", ""),
+    ]
+    book.end("the job finished")
+    assert [(one.number, one.status, one.why, one.ended) for one in book.all()] == found

@@ -1,0 +1,73 @@
+"""Where the time of an urgent update went: contiguous parts from the request to the first step with the new code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from temporalio.client import WorkflowHandle
+
+from activities import messages
+from benchmarks.timeline import PARTS as RECOVERY_PARTS
+from benchmarks.timeline import parts_between
+from everstep.model.incident import Confirmation
+
+BEFORE = ("ask", "make", "try", "open", "hold", "stop", "decide", "launch")
+"""ask: request to the job's activity that makes the version; make: until it is in the store; try: until all machines
+have it and ran it up to where it joins the job; open: until the incident asks the ranks to hold; hold: until all wait
+at the end of a step; stop: until all are gone and it is known what can be restored; decide: to the launch scheduled;
+launch: to the last fork. What follows is as of a recovery."""
+PARTS = (*BEFORE, *RECOVERY_PARTS[5:])
+
+
+@dataclass(slots=True)
+class Seen:
+    """Activities of a history by kind: when the newest one was scheduled, and over, ns."""
+
+    scheduled: dict[str, int] = field(default_factory=dict)
+    completed: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    async def of(cls, handle: WorkflowHandle[object, object], *, since_ns: int) -> Seen:
+        """Read a workflow's history."""
+        seen, kinds = cls(), dict[int, str]()
+        async for event in handle.fetch_history_events():
+            at = event.event_time.ToNanoseconds()
+            if at < since_ns:
+                continue
+            if event.HasField("activity_task_scheduled_event_attributes"):
+                kinds[event.event_id] = event.activity_task_scheduled_event_attributes.activity_type.name
+                seen.scheduled[kinds[event.event_id]] = at
+            elif event.HasField("activity_task_completed_event_attributes"):
+                over = kinds.get(event.activity_task_completed_event_attributes.scheduled_event_id, "")
+                seen.completed[over] = at
+        return seen
+
+
+def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, found: Confirmation) -> Mapping[str, float]:
+    """Seconds by part.
+
+    Args:
+        began_ns: When it was asked for.
+        seconds: Until all ranks had done a step with the new code.
+        job: Activities of the job since then.
+        incident: Of the incident that applied it.
+        found: What the incident found when it watched the ranks.
+    """
+    within = found.parts
+    forked_ns = found.stepped_ns - int(sum(within.values()) * 1e9)
+    ends = {
+        "ask": job.scheduled.get(messages.MAKE_VERSION, 0),
+        "make": job.completed.get(messages.MAKE_VERSION, 0),
+        "try": job.completed.get(messages.CHECK_VERSION, 0),
+        "open": incident.scheduled.get(messages.HOLD, 0),
+        "hold": incident.completed.get(messages.HOLD, 0),
+        "stop": incident.completed.get(messages.STOP, 0),
+        "decide": incident.scheduled.get(messages.LAUNCH, 0),
+        "launch": forked_ns,
+    }
+    at = forked_ns
+    for name in PARTS[len(ends) :]:
+        at += int(within.get(name, 0.0) * 1e9)
+        ends[name] = at
+    return parts_between(seconds, began_ns, [(name, ends[name]) for name in PARTS])

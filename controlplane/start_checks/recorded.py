@@ -1,0 +1,144 @@
+"""A job that starts with a version of its code that was recorded before, e.g. to repeat some of its steps."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from activities.versions.changes import packages_changed
+from activities.versions.packages import packages_of
+from activities.versions.store import VersionStore
+from controlplane.client import Control
+from everstep import environment
+from everstep.errors import ConfigError, NoSuchJob
+from everstep.model.job import JobSpec
+from everstep.model.version import NAME_CHARACTERS, CodeVersion, JobVersion, UpdateRequest, VersionStatus
+from everstep.text import first_of, listed
+
+NUMBER = re.compile(r"v?([1-9][0-9]{0,5})")
+"""A version by its number: no prefix of an id is so short."""
+ID = re.compile(r"[0-9a-f]{7,64}")
+"""A version by its id, or the beginning of it."""
+PACKAGES_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStart:
+    """A job as a recorded version runs it."""
+
+    spec: JobSpec
+    versions: list[JobVersion]
+    """It is the first version of the new run."""
+    notes: list[str]
+    """What its user should know: how far it is a repeat."""
+
+
+async def recorded_version(control: Control, spec: JobSpec, named: str, step: int | None) -> RecordedStart:
+    """The job with a version that an earlier run of its name had: its code, script, arguments, variables and folder.
+
+    Args:
+        control: Of the cluster.
+        spec: The job; all else is as it says.
+        named: The version, by its number in the last run, or by its id.
+        step: Completed steps with which it is to begin; None: it begins anew, or with the latest.
+
+    Raises:
+        ConfigError: there is no such version, or it is not kept; says which there are.
+        VersionStoreError: the store does not give it, or has not kept its code.
+        ClusterError: Temporal does not answer.
+    """
+    if not control.versions_url:
+        raise ConfigError(
+            f"nothing says here where versions are kept: set {environment.VERSIONS} to what the workers have"
+        )
+    store = VersionStore(control.versions_url)
+    known = await _of_last_run(control, spec.name)
+    before, runs = await _found(store, spec.name, named, known)
+    if not runs.code:
+        raise ConfigError(
+            f"{_name(before, runs)} ran in place, from {runs.script}: its files were not recorded, so nobody can say "
+            "that what lies there now is the same"
+        )
+    await store.keep(spec.name, runs)
+    notes = [f"code: {_name(before, runs)}{_origin(runs)}"]
+    if step is not None and not _ran_at(before, step):
+        told = f"{before.name} ran {_ranges(before)}" if before and before.ranges else "it ran no step"
+        notes.append(f"warning: in the last run of {spec.name} {told}: what begins at step {step} repeats nothing")
+    if changed := packages_changed(runs.packages, packages_of(runs.python)):
+        told = first_of(changed[:PACKAGES_NAMED], len(changed))
+        notes.append(f"warning: packages differ from those with which it was made: {told}. Losses may differ")
+    why = f"repeats {_name(before, runs)}" + (f" from step {step}" if step is not None else "")
+    bare = runs.model_copy(update={"packages": {}})
+    request = UpdateRequest(operator=getpass.getuser(), reason=why)
+    first = JobVersion(number=1, runs=bare, request=request, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
+    return RecordedStart(bare.applied(spec, 1), [first], notes)
+
+
+async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
+    """As the run knows them, or, where Temporal has forgotten it, the ledger."""
+    try:
+        return (await control.state(job)).versions
+    except NoSuchJob:
+        ledger = await control.ledger()
+    if ledger is None:
+        return []
+    from activities.ledger import Ledger
+
+    return [version for one in await ledger.call(Ledger.versions, job) if (version := one.parsed())]
+
+
+async def _found(
+    store: VersionStore, job: str, named: str, known: Sequence[JobVersion]
+) -> tuple[JobVersion | None, CodeVersion]:
+    """The version that is meant, as the last run knew it (None: it did not), and what it runs."""
+    if number := NUMBER.fullmatch(named):
+        before = next((one for one in known if one.number == int(number[1])), None)
+        if before is None or before.runs is None:
+            was = f"v{number[1]} was never made" if before else f"the last run of {job} has no v{number[1]}"
+            raise ConfigError(f"{was}; {_known(known)}. An older one is named by its id")
+        identifier = before.runs.id
+    elif ID.fullmatch(named):
+        identifier = named
+    else:
+        raise ConfigError(
+            f"--version {named} is no version: give its number, as in 'everstep versions {job}', or its id, "
+            "seven digits of it or more"
+        )
+    found = await store.versions(job, identifier)
+    if len(found) > 1:
+        raise ConfigError(
+            f"--version {named} may be {listed([one.id[:NAME_CHARACTERS] for one in found])}: give more of it"
+        )
+    if not found:
+        raise ConfigError(f"version {named} of job {job} is not in the store of versions {store.url}; {_known(known)}")
+    runs = found[0]
+    return next((one for one in known if one.runs and one.runs.id == runs.id), None), runs
+
+
+def _ran_at(version: JobVersion | None, step: int) -> bool:
+    """Whether the step after so many completed ones ran under a version; steps that are not numbered may have."""
+    ranges = version.ranges if version else []
+    return any(begin < 0 or (begin <= step and (end < 0 or step < end)) for _, begin, end in ranges)
+
+
+def _ranges(version: JobVersion) -> str:
+    texts = [f"from step {begin} {f'to {end}' if end >= 0 else 'on'}" for _, begin, end in version.ranges]
+    return listed(texts)
+
+
+def _name(before: JobVersion | None, runs: CodeVersion) -> str:
+    return before.name if before else f"version {runs.id[:NAME_CHARACTERS]}"
+
+
+def _origin(runs: CodeVersion) -> str:
+    origin = runs.origin
+    commit = f", commit {origin.commit[:NAME_CHARACTERS]}{' with changes' if origin.dirty else ''}"
+    return f", of {origin.folder}{commit if origin.commit else ''}" if origin.folder else ""
+
+
+def _known(known: Sequence[JobVersion]) -> str:
+    names = [one.name for one in known if one.runs]
+    return f"there are {listed(names)}" if names else "it is not known which there are"

@@ -1,0 +1,43 @@
+"""The ladder of stop-time checks for one incident: from what is known of it to the rung that comes next."""
+
+from __future__ import annotations
+
+from everstep.decisions.diagnose.choose import Choice, choose_tests
+from everstep.decisions.ladder.facts import LadderFacts
+from everstep.decisions.ladder.next import LadderStep, next_rung
+from everstep.decisions.recover.state import RecoveryState
+from everstep.decisions.versions.rollback import came_within, rollback, target_of
+
+NO_REPLAY = "replays are not part of this release"
+
+
+def tests_of(state: RecoveryState) -> Choice:
+    """The tests that follow the failure at hand."""
+    failure, policy = state.failures[-1], state.spec.policy
+    found = failure.classification
+    known = found is not None and not found.consequence
+    fault, owner = (found.fault, found.owner) if found is not None else ("", "")
+    return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose_off)
+
+
+def climb(state: RecoveryState) -> LadderStep:
+    """What is done next about the failure at hand."""
+    failure, policy, book = state.failures[-1], state.spec.policy, state.book
+    versions = list(book.versions.values())
+    running = book.versions.get(book.running)
+    blamed = rollback(versions, book.running, failure, explained=state.is_explained, policy=policy)
+    target = target_of(versions, book.running) if running is not None else None
+    facts = LadderFacts(
+        failure=failure,
+        explained=state.is_explained,
+        tried=tuple(state.ladder.tried),
+        remembered=tuple(state.ladder.remembered),
+        blamed=blamed.why if blamed else "",
+        recent=running is not None and came_within(running, failure.time_ns, policy.rollback_error_h * 3600.0),
+        back_to=target.name if target else "",
+        tests=tests_of(state).tests,
+        no_replay=NO_REPLAY,
+        diagnose_at_once=policy.diagnose_at_once,
+        approved=frozenset(state.ladder.approved),
+    )
+    return next_rung(facts, policy)

@@ -1,0 +1,59 @@
+"""What an incident has tried so far, rung by rung of the ladder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from everstep.decisions.versions.book import VersionBook
+from everstep.model.health import MachineFinding
+from everstep.model.incident import Failure
+from everstep.model.ladder import Rung, Tried
+
+
+@dataclass(slots=True)
+class Climbed:
+    """Mutable; no clock."""
+
+    tried: list[Tried] = field(default_factory=list)
+    """Since an operator resumed, the last one last."""
+    all_tried: list[Tried] = field(default_factory=list)
+    """In the whole incident."""
+    remembered: list[Tried] = field(default_factory=list)
+    """By earlier incidents of the job."""
+    tested: list[MachineFinding] = field(default_factory=list)
+    """What stop-time tests found of the machines; the newest tests count."""
+    approved: set[Rung] = field(default_factory=set)
+    """Rungs that an operator let go on."""
+
+    def take(self, rung: Rung, failure: Failure, why: str, *, found: str = "", seconds: float = 0.0) -> None:
+        """A rung is tried for a failure."""
+        one = Tried(
+            rung=rung,
+            symptom=failure.symptom,
+            cause=failure.cause,
+            step=failure.step,
+            machine=failure.machine,
+            time_ns=failure.time_ns,
+            why=why,
+            found=found,
+            seconds=seconds,
+        )
+        self.tried.append(one)
+        self.all_tried.append(one)
+
+    def acquit(self, failure: Failure, book: VersionBook) -> None:
+        """Where the code was taken back, and the job fails all the same, it was not the code."""
+        last = self.tried[-1] if self.tried else None
+        if last is None or last.rung is not Rung.ROLLBACK:
+            return
+        if (last.symptom, last.cause) != (failure.symptom, failure.cause):
+            return
+        for one in book.all():
+            if one.number != book.running and one.ended.startswith(f"rolled back to v{book.running}:"):
+                book.acquit(one.number, f"it was taken back, and v{book.running} failed in the same way")
+
+    def begin_again(self) -> None:
+        """An operator resumed: the ladder is climbed from below."""
+        self.tried.clear()
+        self.tested.clear()
+        self.approved.clear()

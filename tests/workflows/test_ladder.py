@@ -1,0 +1,230 @@
+"""An incident climbs the ladder: on a real server, replayed from the start at every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from activities.messages import ConfirmInput, DiagnoseInput, StopInput
+from everstep.model.diagnosis import BadLink, Diagnosis, MachineDiagnosis
+from everstep.model.health import Finding, Health
+from everstep.model.incident import Confirmation, Evidence, IncidentReport, Symptom
+from everstep.model.ladder import Rung
+from everstep.model.machine import Machine
+from everstep.model.version import CodeVersion, JobVersion, VersionStatus
+from tests.workflows.conftest import Jobs, anomaly, exits, held
+from workflows.incident.workflow import IncidentWorkflow
+from workflows.job import JobWorkflow
+
+STANDBYS = [Machine(name="m2", address="127.0.0.13:1")]
+WHO = {"operator": "ada"}
+
+
+def in_vain(times: int) -> Callable[[ConfirmInput], Confirmation]:
+    """The first restarts come to no step."""
+    left: Iterator[int] = iter(range(times))
+
+    def confirmation(given: ConfirmInput) -> Confirmation:
+        ok = given.launched.generation == 1 or next(left, None) is None
+        return Confirmation(generation=given.launched.generation, ok=ok, reason="stepped" if ok else "rank 1 died")
+
+    return confirmation
+
+
+def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseInput], Diagnosis]:
+    """One machine computes wrongly, or, where it is not sure, is slow."""
+    finding = Finding(inspection="bitwise", reason="other-bits", text="other bits than 3 of 4 machines", sure=sure)
+
+    def diagnosis(given: DiagnoseInput) -> Diagnosis:
+        bad = [MachineDiagnosis(machine=machine, verdict=Health.FAULTY, findings=[finding])]
+        good = [one.name for one in given.machines if one.name != machine]
+        fine = [MachineDiagnosis(machine=name, verdict=Health.HEALTHY) for name in good]
+        return Diagnosis(machines=bad + fine, tests=given.tests)
+
+    return diagnosis
+
+
+async def struck(jobs: Jobs, symptom: Symptom = Symptom.CRASH, **policy: Any) -> Any:
+    """A job that runs, and fails."""
+    handle = await jobs.start(**policy)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
+    return handle
+
+
+async def recovered(jobs: Jobs, handle: Any, generation: int) -> IncidentReport:
+    await jobs.until(handle, lambda state: state.status == "running" and state.generation == generation)
+    report: IncidentReport = next(note.report for note in reversed(jobs.cluster.notes) if note.report)
+    return report
+
+
+def tried(report: IncidentReport) -> list[Rung]:
+    return [one.rung for one in report.tried]
+
+
+def stood(given: StopInput) -> Evidence:
+    """No rank ended by itself."""
+    ends = [end.model_copy(update={"stopped_by_us": True}) for end in exits(20)]
+    return Evidence(generation=given.generation, exits=ends, held=held(20))
+
+
+async def test_a_first_crash_is_restarted_and_nothing_is_tested(jobs: Jobs) -> None:
+    handle = await struck(jobs)
+    report = await recovered(jobs, handle, 2)
+    assert (tried(report), report.resolution) == ([Rung.REATTEMPT], "reattempt")
+    assert jobs.cluster.diagnoses == []
+    state = await jobs.until(handle, lambda state: True)
+    assert [(one.rung, one.symptom, one.machine, one.step) for one in state.tried] == [("reattempt", "crash", "m1", 20)]
+
+
+async def test_the_second_one_has_the_machines_tested_and_the_one_at_fault_leaves(jobs: Jobs) -> None:
+    cluster = jobs.cluster
+    cluster.confirmation, cluster.diagnosis, cluster.standbys = in_vain(1), other_bits("m1"), list(STANDBYS)
+    handle = await struck(jobs)
+    report = await recovered(jobs, handle, 3)
+
+    assert (report.resolution, report.evicted) == ("eviction", ["m1"])
+    assert [(one.rule, one.machine) for one in report.asked if one.yes] == [("failed-test", "m1")]
+    assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT]
+    found = report.tried[1].found
+    assert "m1 is at fault: other bits than 3 of 4 machines (other-bits); 1 of 2 machines passed" in found
+    assert (report.tried[1].why, report.tried[1].machine) == (
+        "nothing says what failed; reattempt did not help",
+        "m1",
+    )
+    [given] = cluster.diagnoses
+    state = await jobs.until(handle, lambda state: True)
+    assert (given.job, given.run) == (state.spec.name, state.run)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    calls = cluster.calls
+    assert calls.index("diagnose") < calls.index("replace m1") < calls.index("launch 3 from 20")
+
+
+async def test_a_loss_that_is_not_finite_is_tested_at_once_and_all_pass(jobs: Jobs) -> None:
+    jobs.cluster.evidence = stood
+    handle = await struck(jobs, Symptom.NOT_FINITE)
+    report = await recovered(jobs, handle, 2)
+    assert tried(report) == [Rung.DIAGNOSE, Rung.REATTEMPT]
+    assert [stage.name for stage in report.timings][:4] == ["stop", "decide", "diagnose", "decide"]
+    assert "bitwise" in jobs.cluster.diagnoses[0].tests and report.evicted == []
+
+
+@pytest.mark.parametrize("why", ["nothing can be tested here", ""])
+async def test_what_is_not_known_evicts_nobody(jobs: Jobs, why: str) -> None:
+    def unknown(given: DiagnoseInput) -> Diagnosis:
+        if why:
+            raise ApplicationError(why, non_retryable=True)
+        found = Finding(inspection="bitwise", reason="test-unable", verdict=Health.UNKNOWN, text="no torch")
+        machines = [
+            MachineDiagnosis(machine=one.name, verdict=Health.UNKNOWN, findings=[found]) for one in given.machines
+        ]
+        return Diagnosis(machines=machines, links=[BadLink(machines=("m0", "m1"), test="nic", text="cut")])
+
+    jobs.cluster.evidence, jobs.cluster.diagnosis, jobs.cluster.standbys = stood, unknown, list(STANDBYS)
+    handle = await struck(jobs, Symptom.NOT_FINITE)
+    report = await recovered(jobs, handle, 2)
+    assert (report.evicted, tried(report)) == ([], [Rung.DIAGNOSE, Rung.REATTEMPT])
+    assert (why or "between m0 and m1: cut (nic); m0, m1 is not known, e.g. no torch") in report.tried[0].found
+
+
+async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:
+    answers = [other_bits("m1", sure=False), other_bits("m0", sure=False)]
+    jobs.cluster.diagnosis = lambda given: answers.pop(0)(given)  # noqa: PLW0108 - each time the next one
+    jobs.cluster.evidence, jobs.cluster.standbys = stood, list(STANDBYS)
+    handle = await struck(jobs, Symptom.NOT_FINITE)
+    report = await recovered(jobs, handle, 2)
+    assert report.evicted == [] and [given.tests for given in jobs.cluster.diagnoses][1] == ["bitwise"]
+    assert "not so the next time" in report.tried[0].found
+
+
+async def test_the_next_incident_of_the_same_fault_begins_higher(jobs: Jobs) -> None:
+    handle = await struck(jobs)
+    await recovered(jobs, handle, 2)
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
+    report = await recovered(jobs, handle, 3)
+    assert tried(report) == [Rung.DIAGNOSE, Rung.REATTEMPT]
+
+
+async def test_a_rung_that_has_to_be_approved_waits_for_an_operator(jobs: Jobs) -> None:
+    jobs.cluster.evidence = stood
+    handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"diagnose": "approve"})
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
+    shown = await incident.query(IncidentWorkflow.current_stage)
+    assert "has to approve the next rung of the ladder, diagnose" in shown.found
+    assert jobs.cluster.diagnoses == []
+    said = await incident.execute_update("approve", WHO, result_type=str)
+    assert said == f"diagnose may begin for job {state.spec.name}"
+    report = await recovered(jobs, handle, 2)
+    assert tried(report) == [Rung.DIAGNOSE, Rung.REATTEMPT]
+
+
+async def test_an_operator_who_resumes_goes_on_without_it(jobs: Jobs) -> None:
+    jobs.cluster.evidence = stood
+    handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"diagnose": "approve"})
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    await jobs.client.get_workflow_handle(state.incidents[-1].id).signal("resume", WHO)
+    report = await recovered(jobs, handle, 2)
+    assert report.resolution == "resumed by operator" and jobs.cluster.diagnoses == []
+
+
+# Code that ran well for long, and does not any more.
+
+SECOND = {
+    "versions": [
+        JobVersion(
+            number=number,
+            runs=CodeVersion(script="/job.py", code=f"code{number}"),
+            status=VersionStatus.RUNNING if number == 2 else VersionStatus.REPLACED,
+            ranges=[(number - 1, 10 * number, -1 if number == 2 else 20)],
+            steady=True,
+            began_ns=1,
+        )
+        for number in (1, 2)
+    ]
+}
+
+
+async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmInput], Confirmation]) -> Any:
+    handle = await jobs.start(SECOND)
+    await jobs.until(handle, lambda state: state.status == "running")
+    jobs.cluster.confirmation = confirmation
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    return handle
+
+
+def fails_with(*versions: int) -> Callable[[ConfirmInput], Confirmation]:
+    """No restart of these versions comes to a step."""
+
+    def confirmation(given: ConfirmInput) -> Confirmation:
+        ok = given.spec.version not in versions
+        return Confirmation(generation=given.launched.generation, ok=ok, reason="stepped" if ok else "rank 1 died")
+
+    return confirmation
+
+
+async def test_code_that_ran_well_is_taken_back_where_nothing_else_helped(jobs: Jobs) -> None:
+    handle = await with_two_versions(jobs, fails_with(2))
+    report = await recovered(jobs, handle, 4)
+    assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK]
+    assert report.resolution == "rollback" and report.version == 1
+    state = await jobs.until(handle, lambda state: True)
+    [suspect] = [one for one in state.versions if one.number == 2]
+    assert suspect.status == VersionStatus.SUSPECT
+    assert "reattempt and diagnose did not help: SIGKILL at step 20" in suspect.why
+
+
+async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) -> None:
+    handle = await with_two_versions(jobs, fails_with(1, 2))
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
+    assert "4 times at step 20" in (await incident.query(IncidentWorkflow.current_stage)).found
+    await incident.signal("abandon", WHO)
+    await handle.result()
+    [report] = [note.report for note in jobs.cluster.notes if note.report]
+    assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK]
+    [cleared] = [one for one in report.versions if one.number == 2]
+    assert (cleared.status, cleared.why) == ("replaced", "it was taken back, and v1 failed in the same way")

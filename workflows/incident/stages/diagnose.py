@@ -1,0 +1,60 @@
+"""Diagnose: the machines of the stopped job are tested, all at once.
+
+Who is found at fault leaves by a rule of eviction; where all pass, or nothing is
+known, the ladder goes on. A test that could not be run is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.diagnose.judge import confirmed, unsure_tests
+    from everstep.decisions.recover.climb import tests_of
+    from everstep.decisions.recover.plan import RestartPlan
+    from everstep.model.diagnosis import Diagnosis, as_tested
+    from everstep.model.health import MachineFinding
+    from everstep.model.incident import Stage
+    from everstep.model.ladder import Rung
+    from workflows import activity_calls, web_ui
+    from workflows.incident.incident import Incident
+
+FINDINGS_KEPT = 200
+"""Of one diagnosis, faults first (ours)."""
+
+
+async def diagnose(incident: Incident, plan: RestartPlan) -> None:
+    """Test the machines; what is found is in the state of the incident."""
+    state, timeline, input = incident.state, incident.timeline, incident.input
+    choice = tests_of(state)
+    tests = ", ".join(choice.tests)
+    text = f"{choice.why}: {tests} on {len(input.machines)} machines, {input.spec.policy.diagnose_s:g} s at most"
+    began = timeline.enter(Stage.DIAGNOSE, text)
+    try:
+        found = await _tested(incident, choice.tests)
+        if again := unsure_tests(found):
+            timeline.say(f"{', '.join(again)} once more, {web_ui.diagnosed_text(found)}")
+            found = confirmed(found, await _tested(incident, again))
+    except ActivityError as error:
+        said, state.ladder.tested = f"not known: the tests could not be run: {error.cause or error}"[:300], []
+    else:
+        said = web_ui.diagnosed_text(found)
+        told = [
+            MachineFinding(machine=one.machine, finding=as_tested(finding))
+            for one in found.machines
+            for finding in one.findings
+        ]
+        state.ladder.tested = sorted(told, key=lambda one: one.finding.verdict != "faulty")[:FINDINGS_KEPT]
+    state.ladder.take(
+        Rung.DIAGNOSE, state.failures[-1], plan.verdict.reason, found=said, seconds=workflow.time() - began
+    )
+    timeline.leave(began, Stage.DIAGNOSE, said)
+    timeline.note(Stage.DIAGNOSE, said)
+
+
+async def _tested(incident: Incident, tests: Sequence[str]) -> Diagnosis:
+    input = incident.input
+    return await incident.unless_abandoned(activity_calls.diagnose(input.spec, input.machines, input.run, tests))
