@@ -3,17 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from controlplane.client import Control
 from controlplane.updates import ask
-from everstep.errors import ClusterError
+from everstep import environment
+from everstep.errors import ClusterError, NoSuchFolder
 from everstep.model.job_state import job_workflow_id
-from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
+from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus
 
 POLL_S = 0.2
 """Between two looks at a version that is tried or applied (ours)."""
 OVER = frozenset({VersionStatus.REFUSED, VersionStatus.WITHDRAWN, VersionStatus.SUPERSEDED, VersionStatus.SUSPECT})
+
+
+async def made_here(
+    control: Control, job: str, request: UpdateRequest, say: Callable[[str], None]
+) -> tuple[UpdateRequest, str]:
+    """A request whose version is made on this computer, where its folder and the store of versions are.
+
+    Args:
+        control: Of the cluster.
+        job: Its name.
+        request: For other code.
+        say: Is told how far a snapshot is that takes long.
+
+    Returns:
+        The request, with the version that was put into the store, or as it was; and why workers have to make it, empty:
+        they need not.
+
+    Raises:
+        NoSuchJob: there is none.
+        ConfigError: the version cannot be made.
+        VersionStoreError: the store does not take it.
+        ClusterError: the job does not answer.
+    """
+    if not (request.code or request.git):
+        return request, ""
+    if not control.versions_url:
+        return request, f"{environment.VERSIONS} is not set here: workers read the folder, as they see it"
+    from activities.versions.make import folder_of, next_version
+    from activities.versions.progress import telling
+    from activities.versions.store import VersionStore
+
+    store, state = VersionStore(control.versions_url), await control.state(job)
+    running = next((one.runs for one in state.versions if one.number == state.spec.version), None)
+    running = await store.full(job, running or CodeVersion.of(state.spec))
+    try:
+        async with telling(say) as progress:
+            made = await next_version(job, running, request, store, progress)
+    except NoSuchFolder:
+        return request, f"there is no {folder_of(running, request)} here: workers read it, as they see it"
+    return request.model_copy(update={"made": made.model_copy(update={"packages": {}})}), ""
 
 
 async def ask_update(control: Control, job: str, request: UpdateRequest) -> tuple[str, JobVersion | None]:

@@ -37,6 +37,7 @@ from activities.payloads import data_converter
 from activities.pool.ask_pool import PoolActivities, keep_pool
 from activities.pool.look import LookActivities
 from activities.pool.provision import ProvisionActivities
+from activities.pool.ready import ReadyActivities
 from activities.versions.activities import MakeActivities
 from activities.versions.store import VersionStore
 from activities.watching.leftovers import LeftoverCleaner
@@ -142,6 +143,7 @@ def build(
             telling.deliver,
             MakeActivities(versions).make,
             CheckActivities(agents, versions).check,
+            ReadyActivities(agents, versions).ready,
         ],
         workflow_runner=sandbox(),
         max_cached_workflows=max_cached_workflows,

@@ -4,7 +4,8 @@
 
     EverstepError
     ├── ConfigError          a job file, an option or an environment variable is wrong
-    │   └── NoSuchJob           nothing runs, or ever ran, by that name
+    │   ├── NoSuchJob           nothing runs, or ever ran, by that name
+    │   └── NoSuchFolder        the folder of a job's code is not on this machine
     ├── TopologyError        sizes that do not multiply, a rank that does not exist
     ├── CheckpointError      a checkpoint buffer cannot be written or read
     │   ├── CorruptCheckpoint   its header, length or checksum does not hold
@@ -41,6 +42,10 @@ class EverstepError(Exception):
 
 class ConfigError(EverstepError):
     """A job file, an option or an environment variable is wrong."""
+
+
+class NoSuchFolder(ConfigError):
+    """There is no folder of that name on this machine, for the code of a job."""
 
 
 class NoSuchJob(ConfigError):

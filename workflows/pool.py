@@ -6,6 +6,7 @@ jobs that run again and again, so that what it says is true after a job was term
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
-    from everstep.decisions.pool import book, look, provision
+    from everstep.decisions.pool import book, look, provision, ready
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
         POOL_WORKFLOW,
@@ -26,9 +27,12 @@ with workflow.unsafe.imports_passed_through():
         OperatorMove,
         PoolPlace,
         PoolState,
+        Readied,
+        ReadyRequest,
         Replaced,
         ReplaceRequest,
     )
+    from everstep.text import listed
     from workflows import web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, TASK_TIMEOUT
     from workflows.pool_page import pool_page
@@ -43,6 +47,9 @@ WHILE_SHORT = timedelta(seconds=3)
 """Between two looks while a job waits for machines that may come soon (ours)."""
 PROVISION_LIMIT = timedelta(minutes=1)
 """A cluster that was asked for machines has answered within this time (ours): the machines may come later."""
+READY_LIMIT = timedelta(minutes=10)
+"""Machines that were not made ready within this time are not tried again for the same version (ours)."""
+READY_PATCH = "ready standbys"
 KNOWN_S = 8.0
 """Who asks before the first look waits for it so long, and has to ask anew then (ours)."""
 NOT_KNOWN = "PoolUnknown"
@@ -58,6 +65,7 @@ class StandbyPoolWorkflow:
         self.state = state
         self.waited_for = False
         """Somebody waits for what the next look finds."""
+        self._readying: asyncio.Task[None] | None = None
 
     # What jobs and incidents ask for.
 
@@ -118,6 +126,7 @@ class StandbyPoolWorkflow:
             self._show()
             await self._tell_jobs()
             await self._provision()
+            self._make_ready(looked)
             if workflow.info().is_continue_as_new_suggested() or self._is_new_version():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
@@ -185,6 +194,32 @@ class StandbyPoolWorkflow:
             self.state.provisioned = f"the cluster was asked for {machines} machines: {error.cause or error}"[:300]
         else:
             self.state.provisioned, self.waited_for = f"the cluster was asked for {machines} machines", True
+        self._show()
+
+    def _make_ready(self, looked: Looked) -> None:
+        """Have idle machines get the code of the jobs that run, in the background."""
+        if self._readying is not None and not self._readying.done():
+            return
+        requests = ready.wanted(self.state, looked)
+        if requests and workflow.patched(READY_PATCH):
+            self._readying = asyncio.create_task(self._ready(requests), name="ready standbys")
+
+    async def _ready(self, requests: list[ReadyRequest]) -> None:
+        for request in requests:
+            try:
+                readied: Readied = await workflow.execute_activity(
+                    messages.POOL_READY,
+                    request,
+                    result_type=Readied,
+                    summary=web_ui.summary(f"{request.job}: {listed([one.name for one in request.machines])}"),
+                    start_to_close_timeout=READY_LIMIT,
+                    schedule_to_close_timeout=READY_LIMIT,
+                    heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                    retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
+                )
+            except ActivityError as error:
+                readied = ready.failed(request, str(error.cause or error))
+            ready.take(self.state, request, readied)
         self._show()
 
     async def _known(self) -> None:

@@ -50,9 +50,14 @@ def _row(one: PoolMachine, namespace: str) -> list[str]:
         workflow = job_workflow_id(one.job).replace("/", "%2F")
         place += f" [{one.job}](/namespaces/{namespace}/workflows/{workflow})"
     since = datetime.fromtimestamp(one.since_ns / 1e9, UTC).strftime("%m-%d %H:%M") if one.since_ns else ""
-    why = "; ".join(part for part in (one.why, one.fault and f"now: {one.fault}", _leaving(one)) if part)
+    why = "; ".join(part for part in (one.why, one.fault and f"now: {one.fault}", _unfit(one), _leaving(one)) if part)
     by = f"{one.by}: " if why and one.by != f"job {one.job}" else ""
     return [one.machine.name, place, since, f"{by}{why}".replace("|", "/")[:WHY_CHARACTERS]]
+
+
+def _unfit(one: PoolMachine) -> str:
+    """Code of jobs that failed where it was tried on it."""
+    return "; ".join(f"code of {why}" for why in one.ready.values() if why)
 
 
 def _leaving(one: PoolMachine) -> str:

@@ -117,8 +117,8 @@ def judged(
     refused = ""
     if failed:
         first, text = next(iter(failed.items()))
-        same = Counter(_last_line(other) for other in failed.values())[_last_line(text)] - 1
-        others = {name: _last_line(other) for name, other in failed.items() if _last_line(other) != _last_line(text)}
+        same = Counter(last_line(other) for other in failed.values())[last_line(text)] - 1
+        others = {name: last_line(other) for name, other in failed.items() if last_line(other) != last_line(text)}
         refused = f"on {first}: {text.strip()}"
         if same:
             refused += f"\n({same} more {'machines say' if same > 1 else 'machine says'} the same)"
@@ -128,20 +128,22 @@ def judged(
         refused = "\n".join(list(untried.values())[:OTHERS_NAMED])
     slow = [name for name, reply in tried.items() if reply.outcome == Outcome.SLOW]
     ended = [name for name, reply in tried.items() if reply.outcome == Outcome.ENDED]
+    partly = {reply.text for reply in tried.values() if reply.outcome == Outcome.JOINED and reply.text}
     unsure = [
-        f"{name}: {_last_line(reply.text)}" for name, reply in tried.items() if reply.outcome == Outcome.UNSPECIFIED
+        f"{name}: {last_line(reply.text)}" for name, reply in tried.items() if reply.outcome == Outcome.UNSPECIFIED
     ]
     texts = [
         f"not tried on {listed(silent)}, which did not answer" if silent else "",
         f"{listed(slow)}: it had not come to where it joins the job after {timeout_s:g} s" if slow else "",
         f"{listed(ended)}: it ended with exit code 0 before it joined the job" if ended else "",
+        *sorted(partly),
         listed([*untried.values(), *unsure], OTHERS_NAMED, separator="; "),
     ]
     return VersionChecked(refused=refused, told="; ".join(filter(None, texts)))
 
 
-def _last_line(text: str) -> str:
-    """Of a traceback the line that says what went wrong; the one after it says how the process ended."""
+def last_line(text: str) -> str:
+    """Of what a trial says: the line that says what went wrong; the one after it says how the process ended."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1].startswith("(") and lines[-1].endswith(")"):
         return lines[-2]

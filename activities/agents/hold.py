@@ -24,6 +24,8 @@ INTERVAL_S = 0.02
 """Between two looks of an agent at its ranks (ours)."""
 AHEAD = 1
 """Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest (ours)."""
+ASK_AGAIN_S = 30.0
+"""Ranks that wait are asked again so often: they go on where nobody does for 120 s (``everstep/training/hold.py``)."""
 NAMED = 4
 """Ranks that an answer names (ours)."""
 
@@ -44,9 +46,16 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
     backed_up = frozenset(wait.backed_up)
     changed = asyncio.Event()
 
+    request = pb.HoldRequest(job=wait.spec.name, generation=wait.generation, step=step)
+
+    async def keep_asking(machine: Machine) -> None:
+        while True:
+            await asyncio.sleep(ASK_AGAIN_S)
+            with contextlib.suppress(AgentError):
+                await agents.get(machine.address).hold(request)
+
     async def follow(machine: Machine) -> None:
         client, backoff = agents.get(machine.address), Backoff(0.1, 1.0)
-        request = pb.HoldRequest(job=wait.spec.name, generation=wait.generation, step=step)
         while True:
             with contextlib.suppress(AgentError):
                 await client.hold(request)
@@ -59,7 +68,7 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
             await asyncio.sleep(backoff.next_s())
 
     world = wait.spec.topology().world_size
-    followers = [asyncio.create_task(follow(machine)) for machine in wait.machines]
+    followers = [asyncio.create_task(one(machine)) for machine in wait.machines for one in (follow, keep_asking)]
     try:
         async with asyncio.timeout(wait.patience_s):
             while not (len(done) == world and all(done.values())):

@@ -27,6 +27,7 @@ from everstep.model.health import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
 from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean
+from everstep.model.version import CodeVersion
 
 ANSWER_S = 3.0
 """A machine that does not answer within this time cannot be used now, seconds (ours)."""
@@ -201,6 +202,7 @@ async def _ask_jobs(client: Client, task_queue: str, leased: Iterable[str]) -> _
                         machines=state.machines,
                         launched=state.launched,
                         settled=state.status == "running",
+                        version=CodeVersion.of(state.spec).id if state.spec.code else "",
                     )
                 )
 

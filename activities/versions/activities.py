@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities import messages
 from activities.heartbeat import heartbeating
 from activities.messages import MakeVersionInput, VersionMade
-from activities.versions.make import changed, next_version
+from activities.versions.make import changed, folder_of, next_version
+from activities.versions.progress import telling
 from activities.versions.store import VersionStore
-from everstep.errors import ConfigError, VersionStoreError
+from everstep import environment
+from everstep.errors import ConfigError, NoSuchFolder, VersionStoreError
 
 
 class MakeActivities:
@@ -34,11 +38,20 @@ class MakeActivities:
                 if given.request.made is not None:
                     made = given.request.made if store is None else await store.full(job, given.request.made)
                 else:
-                    made = await next_version(job, running, given.request, store)
+                    async with telling(say) as progress:
+                        made = await next_version(job, running, given.request, store, progress)
                 say("comparing it with the version that runs")
                 text = await changed(running, made, store, given.spec.redact)
                 if store is not None and given.needed:
                     await store.prune(job, {*given.needed, running.id, made.id})
+            except NoSuchFolder as error:
+                raise ApplicationError(
+                    f"there is no folder {folder_of(running, given.request)} on {socket.gethostname()}, where a worker "
+                    "looks for it. Give a folder that all workers see, or run 'everstep update' where the folder and "
+                    f"the store of versions are: it takes the snapshot there ({environment.VERSIONS} names the store)",
+                    type=NoSuchFolder.__name__,
+                    non_retryable=True,
+                ) from error
             except (ConfigError, VersionStoreError) as error:
                 away = isinstance(error, VersionStoreError)
                 raise ApplicationError(str(error), type=type(error).__name__, non_retryable=not away) from error

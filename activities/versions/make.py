@@ -18,6 +18,7 @@ import structlog
 from activities.versions.changes import FileChanges, told
 from activities.versions.git import GitFolder, work_tree_of
 from activities.versions.packages import packages_of
+from activities.versions.progress import SnapshotProgress
 from activities.versions.snapshot import CodeSnapshot, folder_snapshot, revision_snapshot
 from activities.versions.store import VersionStore
 from agent.state.reads import Reads
@@ -37,19 +38,22 @@ log = structlog.get_logger("versions")
 _threads = Reads()
 
 
-async def first_version(spec: JobSpec, folder: Path, store: VersionStore) -> CodeVersion:
+async def first_version(
+    spec: JobSpec, folder: Path, store: VersionStore, progress: SnapshotProgress | None = None
+) -> CodeVersion:
     """Put what a job is to run into the store, before it starts.
 
     Args:
         spec: The job; its script is an absolute path.
         folder: That holds the script.
         store: Where to.
+        progress: Of the snapshot, kept up to date; None: nobody looks.
 
     Raises:
         ConfigError: it cannot be a version.
         VersionStoreError: the store does not take it.
     """
-    with await _on_storage(lambda: folder_snapshot(folder), str(folder)) as snapshot:
+    with await _on_storage(lambda: folder_snapshot(folder, progress), str(folder)) as snapshot:
         version = CodeVersion.of(spec).model_copy(
             update={
                 "code": snapshot.digest,
@@ -66,7 +70,11 @@ async def first_version(spec: JobSpec, folder: Path, store: VersionStore) -> Cod
 
 
 async def next_version(
-    job: str, running: CodeVersion, request: UpdateRequest, store: VersionStore | None
+    job: str,
+    running: CodeVersion,
+    request: UpdateRequest,
+    store: VersionStore | None,
+    progress: SnapshotProgress | None = None,
 ) -> CodeVersion:
     """Make the version that a request asks for, and put it into the store.
 
@@ -75,8 +83,10 @@ async def next_version(
         running: The version that it runs, with where it came from.
         request: Names a folder, a revision, or neither.
         store: Where to; None: there is none.
+        progress: Of the snapshot, kept up to date; None: nobody looks.
 
     Raises:
+        NoSuchFolder: its folder is not on this machine.
         ConfigError: it cannot be made.
         VersionStoreError: the store does not take it.
     """
@@ -97,8 +107,8 @@ async def next_version(
             return version
         if store is None:
             raise ConfigError(NO_STORE)
-        folder = _folder(running, request)
-        with await _on_storage(lambda: _snapshot(folder, request.git), str(folder)) as snapshot:
+        folder = folder_of(running, request)
+        with await _on_storage(lambda: _snapshot(folder, request.git, progress), str(folder)) as snapshot:
             version = version.model_copy(
                 update={
                     "code": snapshot.digest,
@@ -127,6 +137,17 @@ async def changed(before: CodeVersion, after: CodeVersion, store: VersionStore |
             log.warning("what changed is not known", reason=str(error))
     commits = await _on_storage(lambda: _commits(before, after), after.origin.folder)
     return await _threads.do(lambda: told(before, after, files, commits, redact))
+
+
+def folder_of(running: CodeVersion, request: UpdateRequest) -> Path:
+    """The folder from which a request is to be made.
+
+    Raises:
+        ConfigError: it names none, and it is not known from where the code that runs came.
+    """
+    if named := request.code or running.origin.folder or _folder_of(running):
+        return Path(named)
+    raise ConfigError("it is not known from which folder the job's code came: name one as code, beside git")
 
 
 def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
@@ -164,14 +185,8 @@ def _by_links(folder: Path, inner: str) -> str:
     return os.path.relpath(os.path.realpath(folder / inner), os.path.realpath(folder))
 
 
-def _folder(running: CodeVersion, request: UpdateRequest) -> Path:
-    if named := request.code or running.origin.folder or _folder_of(running):
-        return Path(named)
-    raise ConfigError("it is not known from which folder the job's code came: name one as code, beside git")
-
-
-def _snapshot(folder: Path, revision: str) -> CodeSnapshot:
-    return revision_snapshot(folder, revision) if revision else folder_snapshot(folder)
+def _snapshot(folder: Path, revision: str, progress: SnapshotProgress | None) -> CodeSnapshot:
+    return revision_snapshot(folder, revision, progress) if revision else folder_snapshot(folder, progress)
 
 
 def _script_of(running: CodeVersion, folder: Path) -> str:

@@ -18,8 +18,9 @@ from typing import BinaryIO, NoReturn, cast
 
 from activities.versions.git import GitFolder, read_blobs, work_tree_of
 from activities.versions.listing import files_of
+from activities.versions.progress import SnapshotProgress
 from everstep.code_archive import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, CodeFile, Packer, digest_of, leaves
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, NoSuchFolder
 from everstep.model.version import Origin
 from everstep.text import listed, printable, size_text
 
@@ -65,14 +66,19 @@ class CodeSnapshot:
         self.archive.close()
 
 
-def folder_snapshot(folder: Path) -> CodeSnapshot:
+def folder_snapshot(folder: Path, progress: SnapshotProgress | None = None) -> CodeSnapshot:
     """What a folder holds now.
 
+    Args:
+        folder: Its path.
+        progress: Is kept up to date; None: nobody looks.
+
     Raises:
-        ConfigError: it cannot be a snapshot: it is none, too large, cannot be read, or has links that leave it.
+        NoSuchFolder: there is none.
+        ConfigError: it cannot be a snapshot: it is too large, cannot be read, or has links that leave it.
     """
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder} here: give the absolute path of one")
+        raise NoSuchFolder(f"there is no folder {folder} here: give the absolute path of one")
     found = [_found(folder, name) for name in files_of(folder)]
     kept = [file for file in found if file is not None]
     _check(str(folder), kept)
@@ -80,23 +86,31 @@ def folder_snapshot(folder: Path) -> CodeSnapshot:
     origin = git.origin() if git else Origin(folder=str(folder))
     if git and origin.commit:
         origin = origin.model_copy(update={"dirty": git.is_dirty()})
-    return _packed(kept, (_contents(folder, file) for file in kept), origin)
+    return _packed(kept, (_contents(folder, file) for file in kept), origin, progress)
 
 
-def revision_snapshot(folder: Path, revision: str) -> CodeSnapshot:
+def revision_snapshot(folder: Path, revision: str, progress: SnapshotProgress | None = None) -> CodeSnapshot:
     """What a git revision has below a folder of its work tree, whatever the folder holds now.
 
+    Args:
+        folder: Its path.
+        revision: As git takes it.
+        progress: Is kept up to date; None: nobody looks.
+
     Raises:
-        ConfigError: there is no such folder or revision, or it cannot be a snapshot.
+        NoSuchFolder: there is no such folder.
+        ConfigError: there is no such revision, or it cannot be a snapshot.
     """
-    if not folder.is_dir() or not work_tree_of(folder):
+    if not folder.is_dir():
+        raise NoSuchFolder(f"there is no folder {folder} here: give one of a git repository")
+    if not work_tree_of(folder):
         raise ConfigError(f"{folder} is no folder of a git repository here: give one, or a folder without a revision")
     git = GitFolder(folder)
     commit = git.resolved(revision)
     blobs = git.tree(commit)
     found = [FoundFile(_text(folder, blob.path), blob.kind, blob.bytes) for blob in blobs]
     _check(f"{folder} at {revision}", found)
-    return _packed(found, read_blobs(blobs), git.origin(commit))
+    return _packed(found, read_blobs(blobs), git.origin(commit), progress)
 
 
 def _found(folder: Path, name: str) -> FoundFile | None:
@@ -127,8 +141,12 @@ def _contents(folder: Path, file: FoundFile) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. {LEFT_OUT.capitalize()}") from error
 
 
-def _packed(found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin) -> CodeSnapshot:
+def _packed(
+    found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin, progress: SnapshotProgress | None
+) -> CodeSnapshot:
     """An archive of files and their contents, in the order of their paths."""
+    progress = progress or SnapshotProgress()
+    progress.of = len(found)
     archive = cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="everstep-code-"))  # noqa: SIM115
     try:
         held, total = [], 0
@@ -140,6 +158,7 @@ def _packed(found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origi
                 if file.kind == "l":
                     _check_link(Path(origin.folder), file.path, data)
                 held.append(packer.add(file.path, file.kind, data))
+                progress.files, progress.bytes = len(held), total
         size = archive.tell()
         archive.seek(0)
     except BaseException:

@@ -78,7 +78,7 @@ async def tried(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str
             }
             end, output = await _run(host, request, own, arguments)
             joined = _joined(outcome)
-    reply = _judged(end, output.replace(f"{folder}/", "") if folder else output, joined)
+    reply = _judged(end, output.replace(f"{folder}/", "") if folder else output, *joined)
     reply.seconds = time.monotonic() - began
     logger.info(
         "tried code",
@@ -115,24 +115,26 @@ async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Mes
     raise AssertionError
 
 
-def _joined(outcome: Path) -> int:
-    """Pid of the process that came to where it joins the job; 0: none did."""
+def _joined(outcome: Path) -> tuple[int, str]:
+    """Pid of the process that came to where it joins the job (0: none did), and what it could not try."""
     with contextlib.suppress(OSError, ValueError):
-        return int(outcome.read_text())
-    return 0
+        pid, _, note = outcome.read_text().partition(" ")
+        return int(pid), note
+    return 0, ""
 
 
-def _judged(end: Message, output: str, joined: int) -> pb.TryCodeReply:
+def _judged(end: Message, output: str, joined: int, note: str) -> pb.TryCodeReply:
     """What the end of a trial means.
 
     Args:
         end: As the fork server says it.
         output: What it printed, the end of it.
         joined: Pid of the process that came to where it joins the job; 0: none did.
+        note: What that one could not try.
     """
     kind, value = end["exit"]["kind"], end["exit"]["value"]
     if joined and (joined == end["pid"] or (kind, value) == ("code", 0)):
-        return pb.TryCodeReply(outcome=pb.TryCodeReply.JOINED)
+        return pb.TryCodeReply(outcome=pb.TryCodeReply.JOINED, text=note)
     if end["slow"]:
         return pb.TryCodeReply(outcome=pb.TryCodeReply.SLOW, text=_last(output))
     if (kind, value) == ("code", 0):

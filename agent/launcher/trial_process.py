@@ -28,6 +28,7 @@ else:
 Message = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
+SIZES_UNKNOWN = "it makes its process group before it calls everstep.join(): whether its sizes fit was not tried"
 MOST_ERRORS = 4
 """Files that do not compile and are shown; the others are counted (ours)."""
 
@@ -90,9 +91,19 @@ def end_at_barriers(joins: Sequence[types.ModuleType]) -> None:
     def ends(*_: object, **__: object) -> None:
         end_if_tried()
 
+    def ends_before_join(*_: object, **__: object) -> None:
+        end_if_tried(SIZES_UNKNOWN if knows_everstep() else "")
+
     for module in joins:
-        vars(module)["init_process_group"] = ends
+        vars(module)["init_process_group"] = ends_before_join
     register_optimizer_step_pre_hook(ends)
+
+
+def knows_everstep() -> bool:
+    """Whether the script means to join the job: it has imported what does so."""
+    import everstep
+
+    return any(value is everstep or value is everstep.join for value in vars(sys.modules["__main__"]).values())
 
 
 def all_compile(folder: Path, script: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -263,7 +264,7 @@ async def _run(
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
-        spec, versions, notes = await _code(control, spec, start.version, resume_from)
+        spec, versions, notes = await _code(control, spec, start.version, resume_from, display.note)
         for note in notes:
             display.note(note)
         await control.start_job(
@@ -285,13 +286,13 @@ async def _run(
 
 
 async def _code(
-    control: Control, spec: JobSpec, version: str, step: int | None
+    control: Control, spec: JobSpec, version: str, step: int | None, say: Callable[[str], None]
 ) -> tuple[JobSpec, list[JobVersion], list[str]]:
     """The job with its first version: its folder as it is now, or one that was recorded; and what to tell its user."""
     if not version:
         from controlplane.start_checks.code import first_version
 
-        spec, versions, note = await first_version(control, spec)
+        spec, versions, note = await first_version(control, spec, say)
         return spec, versions, [note] if note else []
     from controlplane.start_checks.recorded import recorded_version
 

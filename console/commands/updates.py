@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,10 +77,11 @@ def update(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Give a running job other code, other arguments or other variables, without a new submission.
 
-    The new version is brought to all machines and tried there, up to where it joins the job; what fails there is
-    refused, and costs the job nothing. Then it waits for the next recovery, whatever causes it (--lazy, the
-    default), or is applied at the end of a step (--urgent). A version that fails in its first steps is taken back
-    by itself. docs/updates.md says all of it.
+    A snapshot of the folder is taken here, where the store of versions is known (EVERSTEP_VERSIONS; of a local
+    cluster it is), else by a worker, of the folder as it sees it. The new version is brought to all machines and
+    tried there, up to where it joins the job; what fails there is refused, and costs the job nothing. Then it waits
+    for the next recovery, whatever causes it (--lazy, the default), or is applied at the end of a step (--urgent).
+    A version that fails in its first steps is taken back by itself. docs/updates.md says all of it.
 
     In Temporal's Web UI the same is the signal, or the update, `update` of the job:
     {"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}.
@@ -190,10 +192,13 @@ async def _ask(
 ) -> int:
     from console.views.versions import outcome_line
     from controlplane.client import Control
-    from controlplane.versions import ask_update, follow
+    from controlplane.versions import ask_update, follow, made_here
 
     async with await Control.connect(cluster) as control:
         request = _request(fields | {"operator": by or getpass.getuser(), "reason": reason})
+        request, note = await made_here(control, job, request, _tell)
+        if note:
+            _tell(note)
         said, version = await ask_update(control, job, request)
         if not as_json:
             print(said)
@@ -278,6 +283,10 @@ async def _all_versions(job: str, where: _Where, as_json: bool) -> int:
         print(run_line(record.started_ns, record.outcome or ""))
         PlainConsole().print(versions_table([one for of, one in found if of.run == run]))
     return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _request(fields: dict[str, object]) -> UpdateRequest:

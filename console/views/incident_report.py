@@ -20,6 +20,7 @@ from everstep.decisions.detect.all import RULES
 from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
+from everstep.model.ladder import Rung
 from everstep.text import listed
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def summary_row(record: IncidentRecord) -> tuple[str, ...]:
 def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
     """The report, block by block; the first title is the headline."""
     blocks = [Block(f"{record.id}: {headline(record)}", _facts(record)), Block("What happened", _story(record))]
+    if tried := _tried(record):
+        blocks.append(Block("What was tried", tried))
     if stages := _stages(record):
         blocks.append(Block("Where the time went", stages))
     if hang := _hang(record):
@@ -185,6 +188,15 @@ def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
         (since(time_ns, record.fault_ns), stage, clean(text))
         for time_ns, stage, text in sorted(entries, key=lambda entry: entry[0])
     ]
+
+
+def _tried(record: IncidentRecord) -> list[tuple[str, ...]]:
+    """The rungs of the ladder; a single restart is told by the story."""
+    report = record.parsed_report()
+    tried = report.tried if report else []
+    if {one.rung for one in tried} <= {Rung.REATTEMPT} and len(tried) < 2:
+        return []
+    return [(one.rung, f"{one.seconds:.3f} s", clean(f"{one.why} → {one.found}")) for one in tried]
 
 
 def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:

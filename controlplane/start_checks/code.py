@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from controlplane.client import Control
+from controlplane.start_checks.outside import outside_code
 from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
@@ -15,8 +16,15 @@ from everstep.model.machine import Machine
 from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
 
 
-async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[JobVersion], str]:
+async def first_version(
+    control: Control, spec: JobSpec, say: Callable[[str], None] = lambda _: None
+) -> tuple[JobSpec, list[JobVersion], str]:
     """The job with its first version, that version, and what to tell its user; empty: nothing.
+
+    Args:
+        control: Of the cluster.
+        spec: The job.
+        say: Is told how far a snapshot is that takes long.
 
     Raises:
         ConfigError: the folder cannot be a version; says why and what to do.
@@ -34,13 +42,16 @@ async def first_version(control: Control, spec: JobSpec) -> tuple[JobSpec, list[
         note = f"its code runs in place, and is not recorded: {environment.VERSIONS} says where versions are kept"
         return own, [], note
     from activities.versions.make import first_version as made
+    from activities.versions.progress import telling
     from activities.versions.store import VersionStore
 
     folder = Path(spec.code) if spec.code else Path(spec.script).parent
-    runs = (await made(own, folder, VersionStore(control.versions_url))).model_copy(update={"packages": {}})
+    async with telling(say) as progress:
+        runs = await made(own, folder, VersionStore(control.versions_url), progress)
+    runs = runs.model_copy(update={"packages": {}})
     request = UpdateRequest(operator=getpass.getuser())
     first = JobVersion(number=1, runs=runs, request=request, status=VersionStatus.RUNNING, asked_ns=time.time_ns())
-    return runs.applied(spec, 1), [first], ""
+    return runs.applied(spec, 1), [first], outside_code(spec, folder)
 
 
 async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:

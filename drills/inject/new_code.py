@@ -1,4 +1,4 @@
-"""The code that a drill's update brings: the folder of the job's script, with some lines put into the script.
+"""The code that a drill's update brings: the folder of the job's code, with some lines put into the script.
 
 The lines work on any script that reports its steps to everstep, and come where a person might have put them: after
 the docstring and the imports from ``__future__``.
@@ -14,6 +14,7 @@ from pathlib import Path
 from activities.versions.listing import files_of
 from drills.spec.request import DrillRequest
 from everstep.errors import CannotInject
+from everstep.model.job import IN_PLACE, JobSpec
 
 AT_START = "import a_module_that_nobody_has"
 AFTER_STEPS = """
@@ -58,11 +59,11 @@ def lines_of(request: DrillRequest) -> str:
     return CHANGES_STATE if request.changes_state else AFTER_STEPS.format(steps=request.fails_after)
 
 
-def write(script: Path, folder: Path, lines: str, note: str) -> None:
-    """Write a script's folder anew, with lines put into the script.
+def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
+    """Write the folder of a job's code anew, with lines put into the script.
 
     Args:
-        script: As the job runs it.
+        spec: The job as it was started.
         folder: Which must not be there.
         lines: Of Python.
         note: A comment: two versions of the same lines differ by it.
@@ -70,17 +71,19 @@ def write(script: Path, folder: Path, lines: str, note: str) -> None:
     Raises:
         CannotInject: the script has no place for them.
     """
-    for name in files_of(script.parent):
+    script = Path(spec.script)
+    source = script.parent if spec.code in {"", IN_PLACE} else Path(spec.code)
+    for name in files_of(source):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(script.parent / name, target, follow_symlinks=False)
+        shutil.copy2(source / name, target, follow_symlinks=False)
     before = script.read_text().splitlines()
     try:
         at = _after_the_head(ast.parse("\n".join(before)).body)
     except SyntaxError as error:
         raise CannotInject(f"{script} is no Python that could be changed: {error}") from error
     changed = [*before[:at], f"# {note}", *lines.splitlines(), *before[at:]]
-    (folder / script.name).write_text("\n".join(changed) + "\n")
+    (folder / script.relative_to(source)).write_text("\n".join(changed) + "\n")
 
 
 def _after_the_head(body: Sequence[ast.stmt]) -> int:

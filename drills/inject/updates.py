@@ -23,7 +23,7 @@ from everstep import faults
 from everstep.decisions.versions.book import WAITS
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
-from everstep.model.job_state import JobState, job_workflow_id
+from everstep.model.job_state import JobState, incident_workflow_id, job_workflow_id
 from everstep.model.version import JobVersion, VersionStatus
 
 SIGNALS = 3
@@ -49,7 +49,7 @@ async def ask_for_update(context: DrillContext) -> None:
             await context.second_fault(exact=False)
             await _stopping(context)
             await _ask_and_try(context, 0)
-            _let_stop(context)
+            await _let_stop(context)
         case "kill-workers":
             async with down(context, [name for name in context.cluster.processes() if name.startswith("worker-")]):
                 await _ask(context, 0)
@@ -69,7 +69,7 @@ async def ask_for_update(context: DrillContext) -> None:
                 context.planned.let_go()
                 await _stopping(context)
                 await _ask_and_try(context, 1)
-                _let_stop(context)
+                await _let_stop(context)
     await _carry_on(context)
 
 
@@ -147,7 +147,7 @@ async def _ask(context: DrillContext, number: int) -> None:
     spec, request = context.spec, context.request
     folder = context.planned.plan.with_name(f"{context.planned.plan.name}.code-{number}")
     note = f"update {number + 1} of {context.planned.plan}"
-    await asyncio.to_thread(new_code.write, Path(spec.script), folder, new_code.lines_of(request), note)
+    await asyncio.to_thread(new_code.write, spec, folder, new_code.lines_of(request), note)
     asked = update_of(request, spec, folder, number)
     handle = context.cluster.control.client.get_workflow_handle(job_workflow_id(spec.name))
     context.mark(request.base)
@@ -204,8 +204,28 @@ async def _stopping(context: DrillContext) -> None:
     await context.until(lambda: faults.fired(plan, hold) is not None, TRIED_LIMIT_S, "no incident came to its stop")
 
 
-def _let_stop(context: DrillContext) -> None:
-    Path(context.planned.workers[0]["until"]).touch()
+async def _let_stop(context: DrillContext) -> None:
+    """Let the incident go on, once it has heard of the version from the job: so it takes it along."""
+    deadline = time.monotonic() + TRIED_LIMIT_S
+    while not await _has_heard(context):
+        if time.monotonic() >= deadline:
+            raise ClusterError(f"the incident heard of no version within {TRIED_LIMIT_S:.0f} s")
+        await asyncio.sleep(ASK_AGAIN_S)
+    await asyncio.to_thread(Path(context.planned.workers[0]["until"]).touch)
+
+
+async def _has_heard(context: DrillContext) -> bool:
+    client, folder = context.cluster.control.client, context.seen.asked[-1]
+    with suppress(RPCError):
+        async for event in client.get_workflow_handle(
+            incident_workflow_id(context.spec.name, 1)
+        ).fetch_history_events():
+            said = event.workflow_execution_signaled_event_attributes
+            if said.signal_name == "versions":
+                [versions] = await client.data_converter.decode(said.input.payloads, [list[JobVersion]])
+                if any(one.request.code == folder and one.status is VersionStatus.PENDING for one in versions):
+                    return True
+    return False
 
 
 async def _until(context: DrillContext, holds: Callable[[JobState], bool], what: str) -> None:

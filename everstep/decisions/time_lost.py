@@ -25,6 +25,7 @@ OF_STAGE: dict[str, Cause] = {
     Stage.STOP: "decide",
     Stage.FIND: "decide",
     Stage.DECIDE: "decide",
+    Stage.DIAGNOSE: "decide",
     Stage.ACCEPTED: "decide",
     Stage.EVICT: "evict",
     Stage.RESTORE: "restart",

@@ -64,6 +64,9 @@ class PoolMachine(Model):
     """So many looks in a row found nothing against it, in quarantine."""
     absent: int = 0
     """So many looks in a row found that its job does not have it."""
+    ready: dict[str, str] = Field(default_factory=dict)
+    """Versions of jobs' code that were brought to it and tried there, by their ids, the last ones → what was found
+    against them there; empty: nothing."""
 
 
 class LeaseRequest(Model):
@@ -124,6 +127,24 @@ class RunningJob(Model):
     """Ranks of it may live there; False: it is still starting."""
     settled: bool = False
     """Its ranks run and it is in no incident: it has no use for a machine that it does not name."""
+    version: str = ""
+    """Id of the version of its code that runs; empty: it runs in place."""
+
+
+class ReadyRequest(Model):
+    """Bring the code that a job runs to idle machines, and try it there: any of them may take the place of another."""
+
+    job: str
+    version: str
+    """Id of the version that it ran when it was looked at."""
+    machines: list[Machine]
+
+
+class Readied(Model):
+    """What came of it."""
+
+    machines: dict[str, str] = Field(default_factory=dict)
+    """Machine → what was found against the version there; empty: nothing. Those that did not answer are left out."""
 
 
 class ToClean(Model):

@@ -10,10 +10,13 @@ from pathlib import Path
 from everstep import environment
 
 
-def end_if_tried() -> None:
+def end_if_tried(note: str = "") -> None:
     """Say that the script came so far, and end, where this process only tries it; else do nothing.
 
     Nothing of the script runs after this, ``finally`` and ``atexit`` included.
+
+    Args:
+        note: What could not be tried, for people; empty: nothing.
     """
     name = os.environ.get(environment.TRIAL)
     if not name:
@@ -22,6 +25,6 @@ def end_if_tried() -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     try:
-        Path(name).write_text(str(os.getpid()))
+        Path(name).write_text(f"{os.getpid()} {note}".rstrip())
     finally:
         os._exit(0)

@@ -45,7 +45,7 @@ BUILT = {
     *("link-down", "cut-off", "kill-postgres", "kill-workers"),
     *("bad-version", "update"),
     *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "switch-down", "fs-readonly", "oom"),
-    *("machine-fault", "hang-agents"),
+    *("machine-fault", "hang-agents", "bitflip"),
 }
 
 
@@ -84,7 +84,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker"}, "--in-stage is missing"),
         (
             {"fault": "kill-worker", "in_stage": "later"},
-            "make, try, hold, trace, stop, evict, prepare, await, decide, restore, reattempt",
+            "make, try, hold, trace, stop, evict, prepare, await, decide, diagnose, restore, reattempt",
         ),
         ({"fault": "kill-worker", "in_stage": "evict", "during": "kill-machine"}, "add --during kill-machine --gone"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),

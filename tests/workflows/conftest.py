@@ -47,22 +47,38 @@ from activities.messages import (
 )
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
+from everstep.model.diagnosis import Diagnosis
 from everstep.model.hang import HangFound
-from everstep.model.health import Health
 from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, RankExit, Restored, StateCopy, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
 from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
-from tests.workflows.asking import ASK_S as ASK_S  # noqa: PLC0414 - other tests have it from here
-from tests.workflows.asking import asked as asked  # noqa: PLC0414 - likewise
+from tests.workflows import answers
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
 
+ASK_S = 0.1
+"""Between two looks at a workflow."""
 MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", address="127.0.0.12:1")]
+
+
+async def asked(
+    handle: WorkflowHandle[Any, Any], query: str, ok: Callable[[Any], bool], kind: type | None = None
+) -> Any:
+    """Ask a workflow until it answers as wanted; the test's time-out bounds it.
+
+    Each answer replays the history from the start, so it is asked again only once the server has more of it.
+    """
+    before = None
+    while True:
+        there = await handle.describe()
+        before, now = (there.run_id, there.history_length), before
+        if before != now and ok(answer := await handle.query(query, result_type=kind)):
+            return answer
+        await asyncio.sleep(ASK_S)
 
 
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
@@ -111,9 +127,9 @@ class ScriptedCluster:
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
     back: asyncio.Event = field(default_factory=asyncio.Event)
+    """Machines that did not answer do."""
     silent_s: float = 30.0
     """Who waits no longer than this for silent machines hears at once that they stay silent."""
-    """Machines that did not answer do."""
     leases: list[LeaseRequest] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """Machines that the pool does not give to a job that starts, and why."""
@@ -122,20 +138,12 @@ class ScriptedCluster:
     """What the pool has to spare."""
     replaced: dict[str, Replaced] = field(default_factory=dict)
     """What the pool answered, by request."""
-    made: Callable[[MakeVersionInput], VersionMade] = lambda given: VersionMade(
-        runs=given.request.made
-        or given.running.model_copy(update={"code": given.request.code, "args": given.request.args or []}),
-        changed="1 file changed",
-    )
-    checked: Callable[[CheckVersionInput], VersionChecked] = lambda given: VersionChecked()
+    made: Callable[[MakeVersionInput], VersionMade] = answers.made
+    checked: Callable[[CheckVersionInput], VersionChecked] = lambda _: VersionChecked()
     held: Held = field(default_factory=lambda: Held(step=20))
-    traced: Callable[[TraceInput], HangFound] = lambda given: HangFound(
-        generation=given.generation, conclusion="nothing known", reason="there are no stacks"
-    )
-    diagnosis: Callable[[DiagnoseInput], Diagnosis] = lambda given: Diagnosis(
-        machines=[MachineDiagnosis(machine=machine.name, verdict=Health.HEALTHY) for machine in given.machines]
-    )
+    diagnosis: Callable[[DiagnoseInput], Diagnosis] = answers.all_healthy
     diagnoses: list[DiagnoseInput] = field(default_factory=list)
+    traced: Callable[[TraceInput], HangFound] = answers.nothing_seen
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -155,7 +163,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.make_version, self.check_version, self.hold, self.trace, self.diagnose),
+            *(self.make_version, self.check_version, self.hold, self.diagnose, self.trace),
             IncidentActivities().read_closed,
         ]
 
@@ -380,12 +388,11 @@ async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
 @contextlib.asynccontextmanager
 async def jobs_on(temporal: Client) -> AsyncIterator[Jobs]:
     """The same on another server."""
-    cluster = ScriptedCluster()
-    queue = f"q-{uuid.uuid4().hex[:8]}"
+    cluster, queue, flows = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}", list(WORKFLOWS)
     async with Worker(
         temporal,
         task_queue=queue,
-        workflows=list(WORKFLOWS),
+        workflows=flows,
         activities=cluster.activities,
         workflow_runner=sandbox(),
         max_cached_workflows=0,

@@ -75,6 +75,7 @@ async def test_a_first_crash_is_restarted_and_nothing_is_tested(jobs: Jobs) -> N
     handle = await struck(jobs)
     report = await recovered(jobs, handle, 2)
     assert (tried(report), report.resolution) == ([Rung.REATTEMPT], "reattempt")
+    assert report.tried[0].found == "all stepped"
     assert jobs.cluster.diagnoses == []
     state = await jobs.until(handle, lambda state: True)
     assert [(one.rung, one.symptom, one.machine, one.step) for one in state.tried] == [("reattempt", "crash", "m1", 20)]

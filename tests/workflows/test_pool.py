@@ -20,10 +20,11 @@ from activities.clusters.listed import ListedCluster
 from activities.pool.ask_pool import PoolActivities, keep_pool, update_pool
 from activities.pool.look import LookActivities
 from activities.pool.provision import ProvisionActivities
+from activities.pool.ready import ReadyActivities
 from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentUnreachable, ClusterError
+from everstep.errors import AgentError, AgentUnreachable, ClusterError
 from everstep.model.eviction import Eviction
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -80,14 +81,20 @@ class Pooled:
         return self.client.get_workflow_handle(pool_workflow_id(self.queue))
 
     async def start(
-        self, name: str, *numbers: int, policy: RecoveryPolicy | None = None
+        self, name: str, *numbers: int, policy: RecoveryPolicy | None = None, code: str = ""
     ) -> WorkflowHandle[JobWorkflow, Any]:
-        """A job on these machines."""
+        """A job on these machines; ``code``: of its snapshot."""
         name = f"{name}-{self.queue}"
         return await self.client.start_workflow(
             JobWorkflow.run,
             JobState(
-                spec=JobSpec(name=name, script="/job.py", machines=len(numbers), policy=policy or RecoveryPolicy()),
+                spec=JobSpec(
+                    name=name,
+                    script="job.py" if code else "/job.py",
+                    code=code,
+                    machines=len(numbers),
+                    policy=policy or RecoveryPolicy(),
+                ),
                 machines=[self.machines[number] for number in numbers],
             ),
             id=job_workflow_id(name),
@@ -135,6 +142,10 @@ class Pooled:
         return said
 
 
+def ready_on(pool: PoolState) -> list[str]:
+    return sorted(name for name, one in pool.machines.items() if one.ready)
+
+
 def machine_agent(number: int) -> FakeAgent:
     return FakeAgent(
         describe=pb.DescribeReply(machine=f"m{number}"), inspect=pb.InspectReply(), release=pb.ReleaseReply()
@@ -158,6 +169,7 @@ async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
                 *(pool.lease, pool.replace, pool.give_back, pool.await_standbys),
                 looks.look,
                 ProvisionActivities(cluster).provision,
+                ReadyActivities(clients, None).ready,
             ],
             workflow_runner=sandbox(),
             max_cached_workflows=0,
@@ -354,3 +366,35 @@ async def test_the_page_says_whose_each_machine_is(pooled: Pooled) -> None:
     assert "## 5 machines: 2 active, 1 cordoned, 1 free, 1 standby" in page
     assert "a loud fan" in page
     assert page.index("m2") < page.index("m0"), "who is out of use comes first"
+
+
+async def test_idle_machines_get_the_code_that_jobs_run_once_and_it_is_tried_there(pooled: Pooled) -> None:
+    code, tried = "ab" * 32, list[str]()
+
+    def answers(number: int, reply: Any) -> None:
+        def attempt(request: pb.TryCodeRequest) -> Any:
+            tried.append(f"m{number} {request.job} {request.code[:2]}")
+            return reply
+
+        pooled.agents[number].answer(has_code=pb.HasCodeReply(digests=[code]), try_code=attempt)
+
+    text = "Traceback\nModuleNotFoundError: No module named 'fast'\n(exit code 1)"
+    answers(2, pb.TryCodeReply(outcome=pb.TryCodeReply.JOINED))
+    answers(3, AgentError("no room"))
+    answers(4, pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=text))
+    job = await pooled.start("gpt", 0, 1, code=code)
+    state = await pooled.running(job)
+    await pooled.move("evict", "m3")  # which has the pool look
+    await pooled.until(pooled.handle, lambda pool: ready_on(pool) == ["m2", "m4"])
+    await pooled.move("release", "m3")
+    pool: PoolState = await pooled.until(pooled.handle, lambda pool: ready_on(pool) == ["m2", "m3", "m4"])
+    found = {name: list(one.ready.values()) for name, one in pool.machines.items()}
+    assert found["m2"] == [""]
+    assert found["m3"][0].partition(": ")[0] == state.spec.name
+    assert "no room" in found["m3"][0]
+    assert found["m4"] == [f"{state.spec.name}: ModuleNotFoundError: No module named 'fast'"]
+    assert sorted(tried) == [f"m{number} {state.spec.name} ab" for number in (2, 3, 4)]
+    assert pool.spare == 3
+    page = await pooled.handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    assert "ModuleNotFoundError" in page.current_details
+    assert (await pooled.running(job)).incident_count == 0

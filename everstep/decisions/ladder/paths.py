@@ -74,11 +74,13 @@ def _else(facts: LadderFacts) -> bool:
     return True
 
 
+EXPLAINED = "explained"
+"""Name of the path of what a machine did that is dealt with."""
 FIGURE = "ByteRobust, section 4.2 and figure 5"
 PATHS: tuple[Path, ...] = (
     Path("update", "nothing failed: other code is to run", (REATTEMPT,), "ours", _update),
     Path(
-        "explained",
+        EXPLAINED,
         "a machine is to blame: it is gone, it left, or an inspection names it",
         (REATTEMPT,),
         f"{FIGURE}, step 1",

@@ -41,6 +41,11 @@ class Climbed:
         self.tried.append(one)
         self.all_tried.append(one)
 
+    def came(self, found: str, seconds: float) -> None:
+        """What came of the last one, and what it cost."""
+        last = self.tried[-1].model_copy(update={"found": found, "seconds": round(seconds, 3)})
+        self.tried[-1] = self.all_tried[-1] = last
+
     def acquit(self, failure: Failure, book: VersionBook) -> None:
         """Where the code was taken back, and the job fails all the same, it was not the code."""
         last = self.tried[-1] if self.tried else None

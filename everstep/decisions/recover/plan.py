@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from everstep.decisions.checkpoints.choose_restore import Restore
 from everstep.decisions.ladder.next import LadderStep
+from everstep.decisions.ladder.paths import EXPLAINED
 from everstep.decisions.recover.climb import climb
 from everstep.decisions.recover.doubt import Doubt, next_look
 from everstep.decisions.recover.rules import Action, RestartFacts, Verdict, judge, place_of
@@ -111,7 +112,7 @@ def plan_restart(
         by_operator=by_operator,
         rolls_back=_rolls_back(step, state) if step is not None else None,
     )
-    other_code, why = change.why if change else "", _why_again(step)
+    other_code, why = change.why if change else "", _why_again(step, state)
     verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, why=why)
     decided = by_operator and verdict.action is Action.REATTEMPT
     if verdict.action is Action.PARK:
@@ -134,8 +135,10 @@ def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
     return f"{step.why}: {failure.cause} {place_of(failure)}".strip()
 
 
-def _why_again(step: LadderStep | None) -> str:
+def _why_again(step: LadderStep | None, state: RecoveryState) -> str:
     """Why a job that fails again is tried once more as it is; empty: there is nothing to add."""
     if step is None or not step.tried:
         return ""
+    if step.path == EXPLAINED:
+        return "what was at fault has left the job" if state.joined else ""
     return step.text

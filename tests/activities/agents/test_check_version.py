@@ -54,6 +54,12 @@ async def test_each_machine_is_its_own_first_rank() -> None:
     assert {(request.code, request.script, request.timeout_s) for request in requests} == {("0" * 64, "job.py", 30.0)}
 
 
+async def test_what_could_not_be_tried_is_told_once_and_refuses_nothing() -> None:
+    partly = Outcome(outcome=Outcome.JOINED, text="whether its sizes fit was not tried")
+    found = await checked([agent(JOINED), agent(partly), agent(partly)])
+    assert found == VersionChecked(told="whether its sizes fit was not tried")
+
+
 async def test_a_machine_beyond_those_of_the_job_is_tried_as_one_of_them() -> None:
     standby = agent(JOINED)
     spec = JobSpec(name="gpt", script="job.py", machines=1, ranks_per_machine=2)

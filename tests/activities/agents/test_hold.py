@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from activities.agents import hold
 from activities.agents.hold import hold_ranks
 from activities.messages import Held, HoldInput
 from agent.fake import NEVER, FakeAgent
@@ -59,3 +60,20 @@ async def test_a_backup_that_does_not_come_is_waited_for_no_longer_than_asked() 
     found = await held(machine(*STAYS), machine(*behind), backed_up=[1], patience_s=0.3)
     assert (found.step, found.why.startswith("rank 1 did not end step 10 and save it within 0.3 s")) == (-1, True)
     assert await held(machine(*STAYS), machine(*behind), backed_up=[]) == Held(step=STEP)
+
+
+async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would go on by themselves: whoever had them wait may be gone."""
+    monkeypatch.setattr(hold, "ASK_AGAIN_S", 0.01)
+    asked: list[int] = []
+
+    def answer(request: pb.HoldRequest) -> pb.HoldReply:
+        asked.append(request.step)
+        return pb.HoldReply(known=True, farthest=STEP - 1)
+
+    waits, behind = machine(*STAYS), machine(shown(1, 9, own=9, backup=9))
+    waits.answer(hold=answer)
+    assert (await held(waits, behind, backed_up=[], patience_s=1.0)).step == -1
+    assert asked[0] == 0
+    assert len(asked) > 5
+    assert set(asked[1:]) == {STEP}

@@ -165,7 +165,7 @@ def test_what_cannot_be_made_says_why(project: Project, request_: dict[str, str]
 def test_a_folder_on_storage_that_hangs_is_not_waited_for(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "STORAGE_S", 0.2)
     hangs = asyncio.Event()
-    monkeypatch.setattr(make, "folder_snapshot", lambda _: asyncio.run(hangs.wait()))
+    monkeypatch.setattr(make, "folder_snapshot", lambda *_: asyncio.run(hangs.wait()))
     with pytest.raises(ConfigError, match=r"has not answered for 0\.2 s"):
         project.next(code=str(project.folder))
 
@@ -239,6 +239,8 @@ def test_a_store_that_is_away_is_asked_again_and_a_wrong_folder_is_not(project: 
     with pytest.raises(ApplicationError) as away:
         made_by_a_worker(project, VersionStore(str(tmp_path / "away")), request={"code": str(project.folder)})
     assert (away.value.type, away.value.non_retryable) == ("VersionStoreError", False)
-    with pytest.raises(ApplicationError, match="there is no folder") as wrong:
+    with pytest.raises(
+        ApplicationError, match=r"there is no folder /\S+ on \S+, where a worker looks for it. Give"
+    ) as wrong:
         made_by_a_worker(project, project.store, request={"code": "/nowhere"})
     assert wrong.value.non_retryable

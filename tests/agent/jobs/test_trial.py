@@ -67,6 +67,16 @@ async def test_it_ends_well_where_the_script_joins_the_job(agent: RunningAgent, 
     assert (reply.outcome, reply.text) == (Outcome.JOINED, "")
 
 
+@pytest.mark.parametrize("imported", ["import everstep", "from everstep import join"])
+async def test_a_group_that_is_made_before_the_sizes_are_known_is_told(agent: RunningAgent, imported: str) -> None:
+    script = f"{imported}\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    reply = await outcome(agent, {"main.py": script})
+    assert (reply.outcome, reply.text.partition(":")[0]) == (
+        Outcome.JOINED,
+        "it makes its process group before it calls everstep.join()",
+    )
+
+
 @pytest.mark.parametrize(
     ("files", "args", "said"),
     [

@@ -18,6 +18,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.stop import impatient
 
 
+FOUND_CHARACTERS = 300
+"""Of what a report says of one restart (ours)."""
+
+
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
     """One restart; returns its confirmation, or None when it could not be launched or watched."""
     state, timeline, input, target = incident.state, incident.timeline, incident.input, plan.restore
@@ -33,6 +37,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         taken_back = plan.change is not None and plan.change.suspect
         rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
         state.ladder.take(rung, state.failures[-1], plan.verdict.reason)
+    tried_at = workflow.time()
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchInput(
@@ -56,9 +61,18 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         began = timeline.enter(Stage.CONFIRM)
         confirmation = await confirm(incident, launched, target.largest)
     except ActivityError as error:
-        timeline.leave(began, timeline.stage, f"failed: {error.cause or error}")
+        failed = f"failed: {error.cause or error}"
+        timeline.leave(began, timeline.stage, failed)
+        _came(incident, plan, failed, tried_at)
         return None
     timeline.leave(began, Stage.CONFIRM, confirmation.reason)
+    _came(incident, plan, confirmation.reason, tried_at)
     if confirmation.ok:
         incident.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
     return confirmation
+
+
+def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
+    """Note what came of a rung of the ladder."""
+    if plan.step is not None:
+        incident.state.ladder.came(found[:FOUND_CHARACTERS], workflow.time() - since)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.diagnose import reasons
 from everstep.decisions.diagnose.bandwidth import below
-from everstep.decisions.diagnose.judge import Shares, judge, passed
+from everstep.decisions.diagnose.judge import Shares, confirmed, judge, passed, unsure_tests
 from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Finding, Health
 
@@ -134,3 +134,25 @@ def test_what_a_history_keeps_is_short_and_says_the_same() -> None:
     assert found.short().faulty == found.faulty == ["m7"]
     assert found.short().measured == found.measured
     assert len(found.short().model_dump_json()) < 20_000 < len(found.model_dump_json())
+
+
+def test_a_fault_that_is_not_sure_has_to_be_seen_twice() -> None:
+    figures = {"m0": 100.0, "m1": 100.0, "m2": 100.0, "m3": 5.0}
+    first, second = judge(speeds(**figures)), judge(speeds(**(figures | {"m2": 5.0, "m3": 100.0})))
+    assert (first.faulty, second.faulty) == (["m3"], ["m2"])
+    once = confirmed(first, second)
+    assert (once.faulty, once.machines[3].verdict) == ([], Health.UNKNOWN)
+    assert once.machines[3].findings[0].text.endswith("not so the next time")
+    assert confirmed(first, first).machines == first.machines
+
+
+def test_a_sure_fault_needs_no_second_test() -> None:
+    sure = Finding(inspection="memory", reason="memory-damaged", sure=True)
+    found = judge({"m0": [DiagnosticResult(test="memory", findings=[sure])]})
+    assert unsure_tests(found) == [] and confirmed(found, Diagnosis()).faulty == ["m0"]
+
+
+def test_only_tests_with_a_fault_that_is_not_sure_are_run_again() -> None:
+    found = judge(speeds(m0=100.0, m1=100.0, m2=100.0, m3=5.0))
+    [test] = {one.inspection for one in found.machines[3].findings}
+    assert unsure_tests(found.model_copy(update={"tests": ["bitwise", test]})) == [test]

@@ -12,7 +12,9 @@ from everstep.decisions.recover.state import RecoveryState
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Evidence, Failure, RankExit, StateCopy, Symptom, Tier, Unlisted
 from everstep.model.job import JobSpec
+from everstep.model.ladder import Rung, RungMode
 from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
 ON_DISK = CheckpointPolicy(disk=True, disk_path="/disk", disk_every_steps=5)
@@ -174,3 +176,57 @@ def test_a_script_that_restores_by_itself_is_tried_again() -> None:
     """What its own checkpoint holds nobody knows."""
     known = state(anomaly=NAN, resume_step=-1, lineage=[(1, -1)])
     assert said(plan_restart(stopped(), known)) == (Action.REATTEMPT, "")
+
+
+# The ladder.
+
+
+def climbing(**fields: Any) -> RecoveryState:
+    """A job that failed at the same step once more after a restart."""
+    known = state(**fields)
+    known.ladder.take(Rung.REATTEMPT, known.failures[-1], "first")
+    return known
+
+
+def test_a_job_that_fails_again_has_its_machines_tested() -> None:
+    plan = plan_restart(evidence(), climbing(), ladder=True)
+    assert said(plan) == (Action.DIAGNOSE, "")
+    assert plan.text == "diagnose: nothing says what failed; reattempt did not help"
+    assert plan_restart(evidence(), climbing()).action is Action.REATTEMPT, "an incident of before there was a ladder"
+    by_operator = plan_restart(evidence(), climbing(), by_operator=True, ladder=True)
+    assert by_operator.action is Action.REATTEMPT, "who resumes it has the last word"
+
+
+def test_nothing_is_tested_while_a_machine_is_silent_or_is_to_leave() -> None:
+    assert said(plan_restart(evidence(unreachable=["m1"]), climbing(), ladder=True)) == (Action.PARK, "machine_silent")
+    waits = climbing(waits="m1 leaves once there is another")
+    assert said(plan_restart(evidence(), waits, ladder=True)) == (Action.PARK, "eviction_waits")
+
+
+def test_a_rung_keeps_its_turn_whatever_the_limits_say() -> None:
+    known = climbing(history=[state().failures[0]] * 5, attempts=9)
+    assert plan_restart(evidence(), known, ladder=True).action is Action.DIAGNOSE
+    known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
+    assert said(plan_restart(evidence(), known, ladder=True)) == (Action.PARK, "same_step_again")
+
+
+def test_a_rung_to_be_approved_parks_the_job_until_somebody_does() -> None:
+    asks = climbing(
+        spec=state().spec.model_copy(update={"policy": RecoveryPolicy(ladder={Rung.DIAGNOSE: RungMode.APPROVE})})
+    )
+    plan = plan_restart(evidence(), asks, ladder=True)
+    assert said(plan) == (Action.PARK, "ladder_asks")
+    assert "the next rung of the ladder, diagnose" in plan.verdict.reason
+    asks.ladder.approved.add(Rung.DIAGNOSE)
+    assert plan_restart(evidence(), asks, ladder=True).action is Action.DIAGNOSE
+
+
+def test_what_passed_is_told_with_the_next_restart() -> None:
+    known = climbing()
+    known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
+    plan = plan_restart(evidence(), known, ladder=True)
+    assert plan.action is Action.REATTEMPT
+    assert plan.verdict.reason == "SIGKILL: nothing says what failed; reattempt and diagnose did not help"
+    known.joined.add("m7")
+    again = plan_restart(evidence(), known, ladder=True)
+    assert again.verdict.reason == "SIGKILL: what was at fault has left the job"

@@ -1,0 +1,26 @@
+"""What a scripted cluster answers where a test says nothing else."""
+
+from __future__ import annotations
+
+from activities.messages import DiagnoseInput, MakeVersionInput, TraceInput, VersionMade
+from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
+from everstep.model.hang import HangFound
+from everstep.model.health import Health
+
+
+def made(given: MakeVersionInput) -> VersionMade:
+    """The version that was asked for."""
+    runs = given.request.made or given.running.model_copy(
+        update={"code": given.request.code, "args": given.request.args or []}
+    )
+    return VersionMade(runs=runs, changed="1 file changed")
+
+
+def all_healthy(given: DiagnoseInput) -> Diagnosis:
+    """No machine is at fault."""
+    return Diagnosis(machines=[MachineDiagnosis(machine=one.name, verdict=Health.HEALTHY) for one in given.machines])
+
+
+def nothing_seen(given: TraceInput) -> HangFound:
+    """Nobody could look."""
+    return HangFound(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
