@@ -266,7 +266,9 @@ async def _hold(plan: Path, fault: Fault, place: str) -> None:
     """Wait, once over all workers, until the file that the entry names is there."""
     until, deadline = Path(fault["until"]), time.monotonic() + faults.HOLD_S
     if faults.claim(plan, fault, place=place):
-        while not await asyncio.to_thread(until.exists) and time.monotonic() < deadline:  # noqa: ASYNC110 - a file says so
+        while not await asyncio.to_thread(until.exists) and time.monotonic() < deadline:
+            if activity.in_activity():
+                activity.heartbeat()  # its work may be over; without a sign it is tried elsewhere, not held
             await asyncio.sleep(0.01)
 
 

@@ -62,6 +62,9 @@ class PoolMachine(Model):
     """Why it cannot be used, as the newest look has it; empty: nothing speaks against it."""
     passed: int = 0
     """So many looks in a row found nothing against it, in quarantine."""
+    until_released: bool = False
+    """It stays in quarantine until an operator releases it: a test of the stopped machine found the fault, and no
+    inspection can."""
     absent: int = 0
     """So many looks in a row found that its job does not have it."""
     ready: dict[str, str] = Field(default_factory=dict)

@@ -37,6 +37,8 @@ HANG, OVER_EVICTED = "hang", "hang-group"
 """Reason codes of a machine on which a job hangs, and of one that shares a parallel group with it."""
 OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
+FAILED_TEST = "failed-test"
+"""Name of the rule that goes by a test of the stopped machine."""
 CULPRIT, GROUP = "hang-culprit", "hang-group"
 """Names of the rules about a hang."""
 OF_A_HANG = frozenset({CULPRIT, GROUP})
@@ -216,7 +218,7 @@ RULES: tuple[EvictRule, ...] = (
         settings=("silent_evict_s",),
     ),
     EvictRule(
-        "failed-test",
+        FAILED_TEST,
         "a test of the machine, whose ranks are stopped, finds it at fault, and the machines do not share that",
         "ByteRobust, section 4.2: suspects of a diagnosis are evicted; that shared faults are left out is ours",
         _failed_test,

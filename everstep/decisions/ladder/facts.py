@@ -21,6 +21,8 @@ class LadderFacts:
     """In this incident, since an operator resumed it last; the oldest first."""
     remembered: tuple[Tried, ...] = ()
     """In earlier incidents of the job."""
+    of_script: bool = False
+    """Looks at the ranks showed that the script itself has them wait for each other."""
     blamed: str = ""
     """Why the version that runs is to blame: it is young, and what failed can come from code. Empty: it is not."""
     recent: bool = False

@@ -47,7 +47,7 @@ def _new_code(facts: LadderFacts) -> bool:
 
 def _user_error(facts: LadderFacts) -> bool:
     by_exit = facts.failure.symptom in {Symptom.USER_ERROR, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
-    return by_exit or facts.owner == Owner.CODE
+    return by_exit or facts.owner == Owner.CODE or facts.of_script
 
 
 def _elsewhere(facts: LadderFacts) -> bool:
@@ -88,14 +88,14 @@ PATHS: tuple[Path, ...] = (
     ),
     Path(
         "new-code",
-        "the code is new, and the program itself failed",
+        "the code is new, and the program itself failed, or hangs by itself",
         (ROLLBACK, REATTEMPT),
         f"{FIGURE}, step 2; what is new is ours",
         _new_code,
     ),
     Path(
         "user-error",
-        "the program itself failed",
+        "the program itself failed, or hangs by itself",
         (REATTEMPT, ROLLBACK),
         f"{FIGURE}, step 2; that code which ran well is tried once more is ours",
         _user_error,

@@ -150,8 +150,11 @@ def _take_absence(state: PoolState, name: str, *, now_ns: int) -> None:
 
 
 def _is_well(one: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
-    """Whether a machine may leave quarantine by itself: a repeat offender does not."""
+    """Whether a machine may leave quarantine by itself: a repeat offender does not, nor one that inspections cannot
+    judge."""
     if one.place is not PoolPlace.QUARANTINED or one.uncleaned or one.fault or one.passed < PASSES:
+        return False
+    if one.until_released:
         return False
     lately = [time_ns for time_ns in one.evicted_ns if now_ns - time_ns < TWICE_S * 1e9]
     return len(lately) < 2 and now_ns - one.since_ns >= quarantine_s * 1e9

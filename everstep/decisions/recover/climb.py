@@ -32,6 +32,7 @@ def climb(state: RecoveryState) -> LadderStep:
         explained=state.is_explained,
         tried=tuple(state.ladder.tried),
         remembered=tuple(state.ladder.remembered),
+        of_script=state.ladder.of_script,
         blamed=blamed.why if blamed else "",
         recent=running is not None and came_within(running, failure.time_ns, policy.rollback_error_h * 3600.0),
         back_to=target.name if target else "",

@@ -22,6 +22,8 @@ class Climbed:
     """By earlier incidents of the job."""
     tested: list[MachineFinding] = field(default_factory=list)
     """What stop-time tests found of the machines; the newest tests count."""
+    of_script: bool = False
+    """The failure at hand is a hang that the script itself brings about, as looks at its ranks show."""
     approved: set[Rung] = field(default_factory=set)
     """Rungs that an operator let go on."""
 

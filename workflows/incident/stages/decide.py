@@ -9,6 +9,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.search import look_further, merged, unanswered
+    from everstep.decisions.hang.verdict import HangConclusion
     from everstep.decisions.recover.plan import RestartPlan, plan_restart
     from everstep.decisions.recover.rules import Action
     from everstep.model.incident import Evidence, Stage
@@ -39,7 +40,9 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
     if not workflow.patched("unknown is not empty"):
         evidence = await _search_once(incident, evidence)
         return plan_restart(evidence, state, by_operator=by_operator, certain=True)
-    ladder = workflow.patched(LADDER)
+    ladder, hang = workflow.patched(LADDER), incident.hang
+    by_itself = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
+    state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
     while True:
         plan = plan_restart(evidence, state, by_operator=by_operator, ladder=ladder)
         if plan.action is not Action.ASK:

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from everstep.decisions.evict.rules import FAILED_TEST
 from everstep.decisions.pool import book, look
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
@@ -321,3 +322,18 @@ class BookLaws(RuleBasedStateMachine):
 
 BookLaws.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestBookLaws = BookLaws.TestCase
+
+
+def test_what_a_test_found_no_look_can_clear() -> None:
+    """Inspections do not see a machine that computes wrongly: it waits for an operator."""
+    state = pool(2, standbys=1)
+    book.lease(state, want("gpt", 0), now_ns=1)
+    asked = evict("m0")
+    tested = asked.evict[0].model_copy(update={"rule": FAILED_TEST, "reason": "other-bits"})
+    assert book.replace(state, asked.model_copy(update={"evict": [tested]}), now_ns=HOUR).machines
+    for hours in (2, 3, 4, 5, 6):
+        look.take(state, Looked(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)
+    assert str(state.machines["m0"].place) == "quarantined" and state.machines["m0"].passed > look.PASSES
+    book.operator_releases(state, OperatorMove(machine="m0", operator="me"), now_ns=7 * HOUR)
+    assert state.machines["m0"].place in {PoolPlace.STANDBY, PoolPlace.FREE}
+    assert not state.machines["m0"].until_released
