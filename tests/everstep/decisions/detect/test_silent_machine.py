@@ -13,7 +13,7 @@ from everstep.decisions.detect.silent_machine import judge
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.model.incident import Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
-from tests.everstep.decisions.detect.job_facts import RANK, S, facts
+from tests.everstep.decisions.detect.job_facts import RANK, S, facts, seen
 
 POLICY = RecoveryPolicy(silent_s=10)
 
@@ -43,6 +43,12 @@ def test_agent_and_ranks_are_silent() -> None:
 )
 def test_what_says_nothing_of_a_machine(seen: JobFacts, why: str) -> None:
     assert judge(seen) is None, why
+
+
+@pytest.mark.parametrize(("quiet_s", "code", "opens"), [(12.0, 0, False), (61.0, 0, True), (12.0, 1, True)])
+def test_where_the_other_ranks_ended_well_the_job_may_be_over(quiet_s: float, code: int, opens: bool) -> None:
+    named = replace(silent(quiet_s=quiet_s), exits={0: seen(0, finished=True, code=code)}, machine_names=("m0", "m1"))
+    assert (judge(named) is not None) is opens
 
 
 def test_an_older_generation_is_over() -> None:
