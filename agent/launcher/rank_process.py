@@ -257,6 +257,7 @@ def _answer_agent() -> None:
         return
     kept = os.dup(2)
     quiet = os.open(os.devnull, os.O_WRONLY)
+    mask = os.umask(0o077)  # nobody else's socket
     try:
         from torch._C._distributed_c10d import _WorkerServer
 
@@ -268,6 +269,7 @@ def _answer_agent() -> None:
         os.dup2(kept, 2)
         print(f"everstep: torch's server for flight records does not start: {error}", file=sys.stderr)
     finally:
+        os.umask(mask)
         os.dup2(kept, 2)
         os.close(kept)
         os.close(quiet)

@@ -19,6 +19,7 @@ COMES_BACK = {
     errors.CodeMissing: errors.CodeMissing,
     errors.ConfigError: errors.ConfigError,
     errors.NoSuchJob: errors.ConfigError,
+    errors.NoSuchFolder: errors.ConfigError,
 }
 """What the control plane is told apart; all else is a refusal."""
 
