@@ -331,8 +331,11 @@ async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(job
 
     await jobs.until(handle, lambda state: state.status == "parked")
 
-    while not any("would lose 60 steps" in note.text for note in jobs.cluster.notes):
-        await asyncio.sleep(0.05)  # what is noted goes its own way
+    for _ in range(200):  # what is noted goes its own way
+        if any("would lose 60 steps" in note.text for note in jobs.cluster.notes):
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail(f"only this was noted: {[note.text for note in jobs.cluster.notes]}")
 
 
 DYING = "m1: rank 1 (pid 4711, state D) has been dying for 40 s"
