@@ -56,29 +56,12 @@ from everstep.model.machine import Machine
 from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.workflows import answers
+from tests.workflows.asking import asked
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
 from workflows.registry import WORKFLOWS, sandbox
 
-ASK_S = 0.1
-"""Between two looks at a workflow."""
 MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", address="127.0.0.12:1")]
-
-
-async def asked(
-    handle: WorkflowHandle[Any, Any], query: str, ok: Callable[[Any], bool], kind: type | None = None
-) -> Any:
-    """Ask a workflow until it answers as wanted; the test's time-out bounds it.
-
-    Each answer replays the history from the start, so it is asked again only once the server has more of it.
-    """
-    before = None
-    while True:
-        there = await handle.describe()
-        before, now = (there.run_id, there.history_length), before
-        if before != now and ok(answer := await handle.query(query, result_type=kind)):
-            return answer
-        await asyncio.sleep(ASK_S)
 
 
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:

@@ -17,7 +17,8 @@ from controlplane.client import Control
 from everstep import environment
 from everstep.model.eviction import EvictMode
 from everstep.model.incident import Confirmation, Evidence
-from tests.workflows.conftest import ASK_S, anomaly
+from tests.workflows.asking import ASK_S
+from tests.workflows.conftest import anomaly
 from tests.workflows.test_evict import POLICY, STANDBYS, WHO, explanation_of, failed, faulty, gone, report_of
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow

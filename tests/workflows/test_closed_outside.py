@@ -16,7 +16,8 @@ from activities.closed_incidents import read_closed
 from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.incident import Confirmation, Evidence
 from everstep.model.job_state import JobState, incident_workflow_id
-from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, asked, exits, held
+from tests.workflows.asking import asked
+from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, exits, held
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 

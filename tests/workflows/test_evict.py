@@ -17,7 +17,8 @@ from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
 from everstep.model.machine import Machine
-from tests.workflows.conftest import ASK_S, anomaly, exits, held
+from tests.workflows.asking import ASK_S
+from tests.workflows.conftest import anomaly, exits, held
 from tests.workflows.test_observed import fault
 from workflows import attributes
 from workflows.incident.workflow import IncidentWorkflow

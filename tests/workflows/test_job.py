@@ -16,7 +16,8 @@ from activities.ledger.records import NumbersUsed
 from activities.messages import ConfirmInput, StopInput
 from everstep.model.incident import Anomaly, Confirmation, Evidence, RankExit, StateCopy, Symptom
 from everstep.model.job_state import incident_workflow_id
-from tests.workflows.conftest import asked, exits, held
+from tests.workflows.asking import asked
+from tests.workflows.conftest import exits, held
 from workflows import options
 from workflows.incident import timeline
 from workflows.incident.workflow import IncidentWorkflow

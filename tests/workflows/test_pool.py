@@ -41,7 +41,8 @@ from everstep.model.pool import (
 )
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.activities.spoken import serving
-from tests.workflows.conftest import ASK_S, ScriptedCluster, anomaly, asked
+from tests.workflows.asking import ASK_S, asked
+from tests.workflows.conftest import ScriptedCluster, anomaly
 from tests.workflows.test_evict import gone
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
