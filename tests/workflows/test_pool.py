@@ -128,10 +128,10 @@ class Pooled:
         return f"{one.place} {one.job.removesuffix(f'-{self.queue}')}".strip()
 
     async def until_at(self, machine: str, place: str) -> PoolMachine:
-        state = await self.until(
-            self.handle, lambda state: machine in state.machines and self.place_of(state.machines[machine]) == place
-        )
-        found: PoolMachine = state.machines[machine]
+        def is_there(state: PoolState) -> bool:
+            return machine in state.machines and self.place_of(state.machines[machine]) == place
+
+        found: PoolMachine = (await self.until(self.handle, is_there)).machines[machine]
         return found
 
     async def ask(self, name: str, request: Any, result: Any) -> Any:
