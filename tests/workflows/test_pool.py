@@ -128,11 +128,10 @@ class Pooled:
         return f"{one.place} {one.job.removesuffix(f'-{self.queue}')}".strip()
 
     async def until_at(self, machine: str, place: str) -> PoolMachine:
-        def is_there(state: PoolState) -> bool:
-            return machine in state.machines and self.place_of(state.machines[machine]) == place
-
-        found: PoolMachine = (await self.until(self.handle, is_there)).machines[machine]
-        return found
+        state = await self.until(
+            self.handle, lambda state: machine in state.machines and self.place_of(state.machines[machine]) == place
+        )
+        return PoolMachine.model_validate(state.machines[machine])
 
     async def ask(self, name: str, request: Any, result: Any) -> Any:
         return await update_pool(self.client, self.queue, name, request, result)
