@@ -19,7 +19,8 @@ from agent.tracer.stack_dump import dump, let_go, py_spy
 from tests.agent.tracer.ptraced import ATTACH_AND_HANG, STOP_AND_HANG
 
 SLEEPS = (
-    "import time\ndef waits_here():\n    print('up', flush=True)\n    while True:\n        time.sleep(0.01)\nwaits_here()"
+    "import time\ndef waits_here():\n    print('up', flush=True)\n"
+    "    while True:\n        time.sleep(0.01)\nwaits_here()"
 )
 
 
