@@ -27,7 +27,7 @@ def room_of_its_own(tmp_path: Path) -> None:
     ("where", "restored_from", "lost"),
     [
         pytest.param("buffer", {"own memory": 3, "backup": 1}, 0, marks=pytest.mark.wide),  # the backup is as new
-        ("backup", {"own memory": 3, "backup": 1}, 1),  # the backup before it
+        pytest.param("backup", {"own memory": 3, "backup": 1}, 1, marks=pytest.mark.wide),  # the backup before it
         ("file", {"disk": 4}, 5),  # the checkpoint on disk before it
     ],
 )

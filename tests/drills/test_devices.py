@@ -59,6 +59,7 @@ async def test_a_rank_that_ends_with_its_gpu(drill: DrillOf) -> None:
     assert (result.problems, result.resolution, result.generations) == ([], "reattempt", 2)
 
 
+@pytest.mark.wide
 async def test_a_gpu_is_lost(drill: DrillOf) -> None:
     replaced(await drill("gpu-lost", machine="m1", steps=STEPPING))
 
@@ -69,6 +70,7 @@ async def test_a_gpu_is_too_hot(drill: DrillOf) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="file systems are mounted by root")
+@pytest.mark.wide
 async def test_a_file_system_turns_read_only(drill: DrillOf) -> None:
     replaced(await drill("fs-readonly", machine="m1", steps=STEPPING))
 

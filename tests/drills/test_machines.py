@@ -85,6 +85,7 @@ def on_others(result: DrillResult, evicted: list[str]) -> None:
     assert (result.evicted, result.losses_match, result.leaked) == (evicted, True, [])
 
 
+@pytest.mark.wide
 async def test_a_machine_that_stays_away_is_replaced(drill: DrillOf) -> None:
     on_others(await drill("kill-machine", machine="m1", gone=True), ["m1"])
 

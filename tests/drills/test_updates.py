@@ -62,6 +62,7 @@ async def test_the_control_plane_dies_while_one_is_tried_or_applied(drill: Drill
     updated(await drill(part, in_stage=stage, during="update", **JOB))
 
 
+@wide
 async def test_what_fails_at_its_import_costs_nothing(drill: DrillOf, cluster: DrillCluster) -> None:
     result = await drill("bad-version", at_start=True, **JOB)
     updated(result, "absorbed", incidents=0)

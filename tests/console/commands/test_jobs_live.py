@@ -266,7 +266,10 @@ def test_a_script_that_fails_at_import_is_parked_with_its_traceback(everstep: Ev
 
 def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
     (home / "hopeless.py").write_text("import everstep\nraise SystemExit('no data')\n")
-    assert outcome(everstep("run", "--name", "hopeless", "--", str(home / "hopeless.py")))[0] == 4
+    (home / "hopeless.toml").write_text(
+        'name = "hopeless"\nscript = "hopeless.py"\nmachines = 2\npolicy.ladder.diagnose = "off"\n'
+    )
+    assert outcome(everstep("run", str(home / "hopeless.toml")))[0] == 4
     assert outcome(everstep("abandon", "hopeless/7"))[0] == 2
     code, _, err = outcome(everstep("abandon", "hopeless/1", "--note", "no data"))
     assert code == 0, err
