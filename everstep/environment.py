@@ -51,5 +51,8 @@ CONTROL_SOCKET = "EVERSTEP_CONTROL_SOCKET"
 """Socket on which torch's own server in a rank answers the agent, e.g. with its flight record."""
 STATE_DIGEST = "EVERSTEP_STATE_DIGEST"
 """``1``: each rank writes a digest of its state to its log when ``run.steps`` ends."""
+REPLAY_STEPS = "EVERSTEP_REPLAY_STEPS"
+"""After so many steps a rank of a replay is done, and waits to be ended; it keeps no checkpoints. Scripts may look at
+it, to write nothing of their own meanwhile."""
 FAULTS = "EVERSTEP_FAULTS"
 """File with the faults to inject (drills only); see everstep/faults.py."""

@@ -21,6 +21,19 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 IN_PLACE = "in-place"
 """As ``code`` of a job that is to start: its script runs where it lies, and no snapshot is made."""
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
+REPLAY = "~"
+"""Between the name of a job and that of a group that replays it."""
+REPLAY_NAME = re.compile(rf"{JOB_NAME.pattern}{REPLAY}[a-z0-9-]{{1,20}}")
+
+
+def replay_name(job: str, group: str) -> str:
+    """Name under which a group of machines replays a job: ``gpt~row-3``. It is the job's: what ends that ends it."""
+    return f"{job}{REPLAY}{group.replace(' ', '-')}"
+
+
+def owner_of(name: str) -> str:
+    """The job whose a name is, where that is the name of one of its replays; else the name."""
+    return name.partition(REPLAY)[0]
 
 
 class JobSpec(BaseModel):
@@ -77,7 +90,7 @@ class JobSpec(BaseModel):
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
-        if not JOB_NAME.fullmatch(value):
+        if not (JOB_NAME.fullmatch(value) or REPLAY_NAME.fullmatch(value)):
             raise ValueError(f"{value!r} is not a job name: use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'")
         return value
 

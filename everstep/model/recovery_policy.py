@@ -141,6 +141,29 @@ class RecoveryPolicy(BaseModel):
     diagnose_settings: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="Settings of tests, by their names (ours)."
     )
+    replay_steps: int = Field(10, ge=1, description="A replay runs so many steps of the script (ours).")
+    replay_s: float = Field(
+        300.0, gt=0, description="One run of a group has so long for them; after it the group hangs, seconds (ours)."
+    )
+    replay_machines: int = Field(
+        0,
+        ge=0,
+        description="Machines of a group; 0: as many as name one machine at fault alone (m ≤ n of ByteRobust, section "
+        "6).",
+    )
+    replay_shows: float = Field(
+        0.5, gt=0, le=1, description="A fault shows in this share of the runs in which its machine takes part (ours)."
+    )
+    replay_miss: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="Both phases are repeated until such a fault is missed with this probability at most (ours).",
+    )
+    replay_args: list[str] = Field(
+        default_factory=list,
+        description="Further arguments of the script in a replay, e.g. for fewer layers (ByteRobust, section 6).",
+    )
     hold_s: float = Field(
         30.0,
         ge=0,

@@ -1,0 +1,177 @@
+"""Which groups of a replay showed a fault, by what each of them did: it crashed, hung, gave NaN, or differs.
+
+ByteRobust (section 6) compares the groups of a phase. Here all groups of both phases, and of all repeats, are compared
+together: they run the same script with the same sizes from the same beginning, so all have to compute the same, and
+where a phase has two groups only, a third one says which of them is right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from everstep.decisions.replay.plan import ReplayPlan
+from everstep.decisions.replay.suspects import Found, not_reproduced, suspects
+from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
+from everstep.text import listed
+
+FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
+"""Ends of a run that are a fault whatever others computed."""
+NAMED = 4
+"""Groups and machines that a text names (ours)."""
+EVIDENCE = 6
+"""Groups whose fault is told with the accusation (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is known of one group after all of its runs."""
+
+    faulty: bool | None
+    """None: not known."""
+    why: str = ""
+
+
+def usual_of(runs: Sequence[GroupRun]) -> dict[str, GroupRun]:
+    """Of each kind of hardware a run that is right: what two groups without a common machine both computed.
+
+    Groups that agree and share a machine may have the same error from it. They count where no others do, and where one
+    machine is in all groups that computed something else. Where two answers count, nobody knows which is right.
+    """
+    kinds: dict[str, dict[tuple[object, ...], list[GroupRun]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run.end is RunEnd.RAN and (run.losses or run.states):
+            kinds[run.kind][_bits(run)].append(run)
+    usual = {}
+    for kind, found in kinds.items():
+        answers = list(found.values())
+        right = [alike for alike in answers if _independent(alike)] or [
+            alike for alike in answers if len({run.group for run in alike}) > 1 and _explained(answers, alike)
+        ]
+        if len(right) == 1:
+            usual[kind] = right[0][0]
+    return usual
+
+
+def _bits(run: GroupRun) -> tuple[object, ...]:
+    return tuple(run.losses), tuple(run.states)
+
+
+def _independent(runs: Sequence[GroupRun]) -> bool:
+    """Whether two of these groups have no machine in common: none of them can have brought the same error into both."""
+    return any(set(one.machines).isdisjoint(other.machines) for one, other in combinations(runs, 2))
+
+
+def _explained(answers: Sequence[Sequence[GroupRun]], right: Sequence[GroupRun]) -> bool:
+    """Whether some machine is in all groups that computed something else than ``right``."""
+    others = [set(run.machines) for alike in answers if alike is not right for run in alike]
+    return bool(others and set.intersection(*others))
+
+
+def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, Judged]:
+    """What is known of each group. One that showed a fault in any of its runs has it.
+
+    Args:
+        plan: What was to be run.
+        runs: What was run, several of a group where both phases were repeated.
+    """
+    usual, broke = usual_of(runs), any(run.end in FAULTS for run in runs)
+    of_group: dict[str, list[Judged]] = defaultdict(list)
+    for run in runs:
+        of_group[run.group].append(_judged(run, usual.get(run.kind), broke=broke))
+    found = {}
+    for group in plan.groups:
+        seen = of_group.get(group.name, [])
+        bad = next((one for one in seen if one.faulty), None)
+        good = next((one for one in seen if one.faulty is False), None)
+        found[group.name] = bad or good or (seen[0] if seen else Judged(None, "it was not run"))
+    return found
+
+
+def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> Judged:
+    if run.end in FAULTS:
+        return Judged(True, f"{run.end}: {run.why}" if run.why else str(run.end))
+    if run.end is not RunEnd.RAN:
+        return Judged(None, run.why or str(run.end))
+    # Where others broke, a group that came to its end did not, whatever it computed.
+    uncompared = False if broke else None
+    if not (run.losses or run.states):
+        return Judged(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
+    if usual is None:
+        return Judged(uncompared, "no two groups of other machines computed the same: nobody knows which is right")
+    if _bits(run) == _bits(usual):
+        return Judged(False)
+    return Judged(True, f"other bits than {usual.group}: {_difference(run, usual)}")
+
+
+def _difference(run: GroupRun, usual: GroupRun) -> str:
+    for step, (own, right) in enumerate(zip(run.losses, usual.losses, strict=False), 1):
+        if own != right:
+            return f"the loss from step {step} on"
+    ranks = [rank for rank, (own, right) in enumerate(zip(run.states, usual.states, strict=False)) if own != right]
+    return f"the state of rank {listed(ranks, NAMED)} at the end" if ranks else "the number of steps or ranks"
+
+
+def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *, shows: float) -> Replayed:
+    """What all runs say together.
+
+    Args:
+        plan: What was run.
+        names: Of the machines, in the job's order.
+        runs: Of all groups so far.
+        shows: Probability that a fault shows in one run, for what is said where none did.
+    """
+    judged = judge_runs(plan, runs)
+    verdict = suspects(plan, {name: one.faulty for name, one in judged.items()})
+    bad = {name: one.why for name, one in judged.items() if one.faulty}
+    repeats = max((run.repeat for run in runs), default=0)
+    evidence = [f"{name}: {why}"[:300] for name, why in list(bad.items())[:EVIDENCE]]
+    if bad and not any(one.faulty is False for one in judged.values()):
+        return Replayed(
+            found=ReplayFound.EVERYWHERE,
+            text=f"every group showed it, {_groups(bad)}: it is not of a machine",
+            evidence=evidence,
+            repeats=repeats,
+        )
+    accused = [names[x] for x in verdict.machines]
+    # Each machine is in one group of each phase.
+    runs_of_each = 2 * min((sum(run.group == group.name for run in runs) for group in plan.groups), default=0)
+    missed = not_reproduced(plan.size, shows, runs_of_each)
+    return Replayed(
+        found=ReplayFound(verdict.found),
+        text=_text(verdict.found, accused, judged, missed),
+        suspects=accused,
+        evidence=evidence,
+        repeats=repeats,
+    )
+
+
+def _text(found: Found, accused: Sequence[str], judged: Mapping[str, Judged], missed: str) -> str:
+    bad = {name: one.why for name, one in judged.items() if one.faulty}
+    if found in {Found.ONE, Found.SEVERAL}:
+        who = "is the one machine" if len(accused) == 1 else f"are the {len(accused)} machines"
+        return f"{listed(accused, NAMED)} {who} in every group that showed a fault: {_groups(bad)}"
+    if found is Found.INCONSISTENT:
+        return f"{_groups(bad)}, and no machine explains it: it does not show in every run"
+    if found is Found.INCOMPLETE:
+        still_open = {name: one.why for name, one in judged.items() if one.faulty is None}
+        seen = f"; seen was {_groups(bad)}" if bad else ""
+        return f"not known: {_groups(still_open)}{seen}"
+    return missed
+
+
+def _groups(groups: Mapping[str, str]) -> str:
+    """``row 3 (crashed: rank 1 on m7 ended by SIGKILL) and 1 more``; those that say the same are told together."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, why in groups.items():
+        by_reason[why].append(name)
+    parts = [f"{listed(names, NAMED)} ({why})" for why, names in list(by_reason.items())[:NAMED]]
+    left = len(by_reason) - len(parts)
+    return "; ".join(parts) + (f"; and {left} more" if left else "")
+
+
+def is_settled(replayed: Replayed) -> bool:
+    """Whether another repeat would change nothing: somebody is named, or the fault is of no machine."""
+    return replayed.found in {ReplayFound.ONE, ReplayFound.SEVERAL, ReplayFound.EVERYWHERE, ReplayFound.UNABLE}

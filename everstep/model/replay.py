@@ -1,0 +1,103 @@
+"""What a dual-phase replay showed: each run of a group, and what all of them say together.
+
+These models cross Temporal and are stored in histories: fields are only added, with defaults.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from everstep.model.health import Finding, Health
+from everstep.model.message import Model
+from everstep.model.words import Words
+
+OF_REPLAYS = "replay"
+"""How the inspection of a finding is called that a replay made."""
+
+
+class RunEnd(Words):
+    """How a group's run of the script ended."""
+
+    RAN = "ran"
+    """All ranks came to the last step of the replay: what they computed can be compared."""
+    CRASHED = "crashed"
+    """A rank ended before."""
+    HUNG = "hung"
+    """The time was up before."""
+    NOT_FINITE = "not finite"
+    """A loss or a gradient norm was NaN or infinite."""
+    UNABLE = "unable"
+    """It could not be run, for a reason that says nothing of its machines."""
+
+
+class GroupRun(Model):
+    """One run of the job's script on one group of machines."""
+
+    group: str
+    """``row 3`` or ``column 1``."""
+    machines: list[str]
+    end: RunEnd
+    repeat: int = 1
+    why: str = ""
+    """Where it did not come to its end: what was seen, for people."""
+    steps: int = 0
+    """Completed by all of its ranks."""
+    losses: list[str] = Field(default_factory=list)
+    """Of each step a digest of the losses and gradient norms of all ranks, bit for bit."""
+    states: list[str] = Field(default_factory=list)
+    """Of each rank the digest of its state at the end; empty: the script keeps no state that is known here."""
+    kind: str = ""
+    """What hardware its machines have, in their order: only groups of one kind can be compared."""
+    seconds: float = 0.0
+
+
+class ReplayFound(Words):
+    """What a replay says."""
+
+    NOTHING = "nothing"
+    """No group showed a fault: that clears nobody."""
+    ONE = "one"
+    """A single machine at fault explains what was seen: it is among the suspects, alone where m ≤ n."""
+    SEVERAL = "several"
+    """No single machine does: several are at fault, and all that may be are suspects."""
+    EVERYWHERE = "everywhere"
+    """All groups showed it: it is not of a machine."""
+    INCONSISTENT = "inconsistent"
+    """One phase showed a fault that no machine explains: it does not show in every run."""
+    INCOMPLETE = "incomplete"
+    """Groups that could not be run to their end, or compared, leave open who is at fault."""
+    UNABLE = "unable"
+    """The replay could not be carried out."""
+
+
+class Replayed(Model):
+    """What a replay of a job found."""
+
+    found: ReplayFound
+    text: str
+    """For people."""
+    suspects: list[str] = Field(default_factory=list)
+    """Machines to evict."""
+    evidence: list[str] = Field(default_factory=list)
+    """What the groups that showed a fault showed."""
+    repeats: int = 0
+    """How often both phases were run."""
+    seconds: float = 0.0
+
+
+def as_replayed(replayed: Replayed) -> Finding:
+    """The finding about each machine that a replay accuses."""
+    alone = len(replayed.suspects) == 1
+    return Finding(
+        inspection=OF_REPLAYS,
+        reason="failed-replay",
+        verdict=Health.FAULTY,
+        text=replayed.text,
+        sure=alone,
+        evidence=replayed.evidence,
+    )
+
+
+def is_replayed(finding: Finding) -> bool:
+    """Whether a replay of the job made it."""
+    return finding.inspection == OF_REPLAYS

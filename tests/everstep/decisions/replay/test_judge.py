@@ -1,0 +1,133 @@
+"""What the runs of groups say: who differs from whom, and what is said where nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.replay.judge import conclude, is_settled, judge_runs
+from everstep.decisions.replay.plan import ReplayPlan, plan_replay
+from everstep.model.replay import GroupRun, ReplayFound, RunEnd
+
+RIGHT = ["a", "b", "c"]
+
+
+def runs_of(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False, repeat: int = 1) -> Iterator[GroupRun]:
+    """Every group with a bad machine computes something else: ``alike``, always the same."""
+    for group in plan.groups:
+        struck = sorted(set(bad) & set(group.machines))
+        wrong = ["a", "x", f"{struck}"] if alike else ["a", "x", group.name]
+        yield GroupRun(
+            group=group.name,
+            machines=[f"m{x}" for x in group.machines],
+            end=RunEnd.RAN,
+            losses=wrong if struck else RIGHT,
+            states=["s"],
+            repeat=repeat,
+        )
+
+
+def concluded(plan: ReplayPlan, runs: Iterable[GroupRun]) -> tuple[ReplayFound, list[str], str]:
+    found = conclude(plan, [f"m{x}" for x in range(plan.machines)], list(runs), shows=0.5)
+    return found.found, found.suspects, found.text
+
+
+@given(st.integers(1, 6), st.integers(3, 6), st.booleans(), st.data())
+def test_a_machine_that_computes_wrongly_is_named_for_every_size(
+    m: int, n: int, alike: bool, data: st.DataObject
+) -> None:
+    plan = plan_replay(m * n, m)
+    bad = data.draw(st.integers(0, m * n - 1))
+    found, suspects, text = concluded(plan, runs_of(plan, [bad], alike=alike))
+    assert found is ReplayFound.ONE and f"m{bad}" in suspects
+    assert (suspects == [f"m{bad}"]) or m > n
+    assert "other bits than" in text and "the loss from step 2 on" in text
+
+
+@given(st.integers(2, 40), st.integers(1, 8), st.data())
+def test_nobody_healthy_is_named_alone(machines: int, size: int, data: st.DataObject) -> None:
+    """Whatever the sizes, where one machine is at fault: it is named, or nobody is."""
+    plan = plan_replay(machines, min(size, machines))
+    bad = data.draw(st.integers(0, machines - 1))
+    found, suspects, _ = concluded(plan, runs_of(plan, [bad], alike=data.draw(st.booleans())))
+    assert f"m{bad}" in suspects or suspects == []
+    assert suspects or found in {ReplayFound.INCOMPLETE, ReplayFound.EVERYWHERE}
+
+
+def test_two_groups_a_phase_are_told_apart_by_the_other_phase() -> None:
+    plan = plan_replay(4, 2)
+    for bad in range(4):
+        assert concluded(plan, runs_of(plan, [bad]))[:2] == (ReplayFound.ONE, [f"m{bad}"])
+        found, suspects, text = concluded(plan, runs_of(plan, [bad], alike=True))
+        assert (found, suspects) == (ReplayFound.INCOMPLETE, []), "two against two"
+        assert "nobody knows which is right" in text
+
+
+def test_groups_that_share_a_machine_are_no_two_witnesses() -> None:
+    plan = plan_replay(6, 2)
+    shared = [run.model_copy(update={"losses": ["x"]}) for run in runs_of(plan) if "m0" in run.machines]
+    others = [run.model_copy(update={"losses": [run.group]}) for run in runs_of(plan) if "m0" not in run.machines]
+    assert all(one.faulty is None for one in judge_runs(plan, [*shared, *others]).values())
+
+
+@pytest.mark.parametrize("end", [RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE])
+def test_a_group_that_breaks_is_faulty_whether_or_not_bits_can_be_compared(end: RunEnd) -> None:
+    plan = plan_replay(6, 2)
+    runs = [
+        run.model_copy(update={"end": end, "why": "rank 1 on m3"})
+        if "m3" in run.machines
+        else run.model_copy(update={"losses": [run.group]})
+        for run in runs_of(plan)
+    ]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.ONE, ["m3"]) and f"({end}: rank 1 on m3)" in text
+
+
+def test_what_every_group_shows_is_not_of_a_machine() -> None:
+    plan = plan_replay(6, 2)
+    runs = [run.model_copy(update={"end": RunEnd.NOT_FINITE, "why": "at step 3"}) for run in runs_of(plan)]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and "not of a machine" in text
+    assert is_settled(conclude(plan, [f"m{x}" for x in range(6)], runs, shows=0.5))
+
+
+def test_other_hardware_computes_other_bits_and_is_not_at_fault() -> None:
+    plan = plan_replay(8, 2)
+    runs = [
+        run.model_copy(update={"kind": "old", "losses": ["old"]}) if "m7" in run.machines else run
+        for run in runs_of(plan)
+    ]
+    found, suspects, _ = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.INCOMPLETE, [])
+    same_kind = [run.model_copy(update={"kind": ""}) for run in runs]
+    assert concluded(plan, same_kind)[:2] == (ReplayFound.ONE, ["m7"])
+
+
+def test_no_difference_is_not_called_clean() -> None:
+    plan = plan_replay(6, 2)
+    found, suspects, text = concluded(plan, [*runs_of(plan), *runs_of(plan, repeat=2)])
+    assert (found, suspects) == (ReplayFound.NOTHING, [])
+    assert text.startswith("not reproduced on groups of 2 machines in 4 runs") and "0.062" in text
+
+
+def test_a_fault_that_shows_in_a_later_repeat_is_kept() -> None:
+    plan = plan_replay(6, 2)
+    half = [run if "column" in run.group else good for run, good in zip(runs_of(plan, [4]), runs_of(plan), strict=True)]
+    assert concluded(plan, half)[0] is ReplayFound.INCONSISTENT
+    assert concluded(plan, [*half, *runs_of(plan, [4], repeat=2)])[:2] == (ReplayFound.ONE, ["m4"])
+
+
+def test_what_could_not_be_run_accuses_nobody() -> None:
+    plan = plan_replay(6, 2)
+    runs = [
+        run.model_copy(update={"end": RunEnd.UNABLE, "why": "m5 does not answer", "losses": [], "states": []})
+        if "m5" in run.machines
+        else run
+        for run in runs_of(plan)
+    ]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "m5 does not answer" in text
+    assert concluded(plan, [])[0] is ReplayFound.INCOMPLETE
