@@ -46,6 +46,7 @@ CHECK_VERSION = "Check version"
 HOLD = "Hold ranks"
 DIAGNOSE = "Diagnose machines"
 TRACE = "Trace ranks"
+REPLAY_GROUP = "Replay group"
 
 
 class AwaitStandbysInput(Model):
@@ -352,3 +353,24 @@ class DiagnoseInput(Model):
     …"""
     low_share: float = 0.5
     """… and below this one unknown (ours)."""
+
+
+class ReplayGroupInput(Model):
+    """Run a job's script on one group of its machines, apart from the job, which is stopped."""
+
+    spec: JobSpec
+    """What the group runs (``everstep.decisions.replay.spec.spec_of_group``)."""
+    machines: list[Machine]
+    """Of the group, in order."""
+    group: str
+    """Name of the group."""
+    repeat: int = 1
+    """Which run of this group it is, from 1."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""
+    steps: int = 10
+    """After so many every rank is done."""
+    limit_s: float = 300.0
+    """They have so long for them, seconds (ours)."""
+    patience_s: float = 10.0
+    """How long a silent agent is asked again, seconds (ours)."""

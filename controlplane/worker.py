@@ -24,6 +24,7 @@ from activities.agents.check_version import CheckActivities
 from activities.agents.checkpoints import CheckpointActivities
 from activities.agents.diagnose import DiagnoseActivities
 from activities.agents.ranks import RankActivities
+from activities.agents.replay import ReplayActivities
 from activities.agents.trace import TraceActivities
 from activities.closed_incidents import IncidentActivities
 from activities.clusters.cluster import Cluster
@@ -136,6 +137,7 @@ def build(
             pool.await_standbys,
             DiagnoseActivities(agents).diagnose,
             TraceActivities(agents, ledger).trace,
+            ReplayActivities(agents, versions).replay_group,
             looks.look,
             ProvisionActivities(cluster).provision,
             records.decide,

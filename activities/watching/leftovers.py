@@ -23,6 +23,7 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
+from everstep.model.job import owner_of
 from everstep.model.job_state import JobState, jobs_query
 from everstep.model.machine import Machine
 from everstep.once import Once
@@ -168,14 +169,16 @@ class LeftoverCleaner:
     async def _clear_machine(self, job: str, run: str, machine: Machine, *, name_is_used: bool) -> bool:
         try:
             agent = self._agents.get(machine.address)
-            left = next((known for known in (await agent.describe()).jobs if known.job == job), None)
-            if left is None or (left.run and left.run != run):
-                return True
-            if name_is_used and not (left.run and run):
-                return True  # of a release that gave no ids: it may be the other run's
-            log.warning("ending what a job left behind", job=job, machine=machine.name, generation=left.generation)
-            request = pb.ReleaseRequest(request_id=f"cleanup-{uuid.uuid4().hex}", job=job, run=run)
-            await agent.release(request, timeout_s=30)
+            for left in [known for known in (await agent.describe()).jobs if owner_of(known.job) == job]:
+                if left.run and left.run != run:
+                    continue
+                if name_is_used and not (left.run and run):
+                    continue  # of a release that gave no ids: it may be the other run's
+                log.warning(
+                    "ending what a job left behind", job=left.job, machine=machine.name, generation=left.generation
+                )
+                request = pb.ReleaseRequest(request_id=f"cleanup-{uuid.uuid4().hex}", job=left.job, run=run)
+                await agent.release(request, timeout_s=30)
         except EverstepError:
             return False
         return True

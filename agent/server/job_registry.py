@@ -22,8 +22,8 @@ from agent.server.idempotency import Command, RequestMemory
 from agent.state.job_record import FILE as RECORD
 from agent.state.job_record import JobRecord
 from agent.statuses import status_of
-from everstep.errors import ConfigError, EverstepError, Fenced, UnknownJob
-from everstep.model.job import JOB_NAME
+from everstep.errors import AgentError, ConfigError, EverstepError, Fenced, UnknownJob
+from everstep.model.job import JOB_NAME, REPLAY_NAME, owner_of
 from everstep.model.run_id import is_older
 from everstep.processes import boot_id
 
@@ -110,14 +110,32 @@ class JobRegistry:
             self.new_runner(job, run)
 
     async def release(self, runner: JobRunner) -> int:
-        """End a job on this machine; returns the bytes of memory given back."""
+        """End a job on this machine, and its replays; returns the bytes of memory given back."""
+        freed = await self.end_replays(runner.record.job)
         async with runner.lock:
-            freed = await runner.release()
+            freed += await runner.release()
         self.host.log.forget(runner.record.job)
         self.memory.forget(runner.record.job)
         await self.host.fork_servers.forget(runner.record.job)
         self.host.fork_servers.warm_up()
         return freed
+
+    async def make_way(self, job: str) -> None:
+        """Before ranks of a job, or of one of its replays, are started: only one of them is on a machine.
+
+        Raises:
+            AgentError: it is a replay, and the job itself runs here.
+        """
+        owner = self.runners.get(owner_of(job))
+        if owner_of(job) != job and owner and not owner.record.released and owner.record.living():
+            raise AgentError(f"ranks of {owner.record.job} run on {self.host.machine}: it is not replayed beside them")
+        await self.end_replays(job)
+
+    async def end_replays(self, job: str) -> int:
+        """End what replays a job on this machine; returns the bytes of memory given back."""
+        theirs = [one for one in self.runners.values() if one.record.job != job and owner_of(one.record.job) == job]
+        freed = [await self.release(one) for one in theirs if not one.record.released]
+        return sum(freed)
 
     def runner(self, job: str) -> JobRunner:
         """A job that was prepared and is not over.
@@ -177,10 +195,10 @@ def _make_way(folder: Path) -> None:
 
 
 def check_job(job: str) -> None:
-    """Refuse what is no job name; it becomes the name of folders.
+    """Refuse what is no name of a job or of one of its replays; it becomes the name of folders.
 
     Raises:
         ConfigError: it is none.
     """
-    if not JOB_NAME.fullmatch(job):
+    if not (JOB_NAME.fullmatch(job) or REPLAY_NAME.fullmatch(job)):
         raise ConfigError(f"{job!r} is not a job name: use up to 30 of a-z, 0-9 and '-'")

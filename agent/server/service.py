@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 import everstep
+from agent.diagnoser.kind import hardware
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import taken
 from agent.launcher.fork_client import ForkServerClient
@@ -52,6 +53,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         super().__init__(jobs)
         self._monitor = monitor
         self._disk_free = 0
+        self._hardware = hardware()
 
     # Coming up.
 
@@ -136,6 +138,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             started_ns=self.jobs.started_ns,
             pid=os.getpid(),
             room=await self._room(),
+            hardware=self._hardware,
         )
         if (servers := self.host.fork_servers).prewarm:
             warm = servers.warm
@@ -218,6 +221,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
         async def carry_out() -> pb.LaunchReply:
             runner = self.jobs.runner(request.job)
+            await self.jobs.make_way(request.job)
             values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
             whole = pb.LaunchRequest()
             whole.CopyFrom(request)

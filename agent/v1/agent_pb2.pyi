@@ -58,12 +58,15 @@ class DescribeReply(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
     """of everstep"""
     started_ns: _builtins.int
     pid: _builtins.int
     time_ns: _builtins.int
+    hardware: _builtins.str
+    """model and number of processors and GPUs: what bits depend on; empty: an older agent"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
     @_builtins.property
@@ -83,10 +86,11 @@ class DescribeReply(_message.Message):
         room: Global___Room | None = ...,
         time_ns: _builtins.int = ...,
         warm: Global___WarmForkServer | None = ...,
+        hardware: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "warm", b"warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,7 @@ from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.hold import is_asked, wait_here
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
+from everstep.training.replay import steps_of_replay, wait_to_be_stopped
 from everstep.training.save_signal import SaveSignal
 from everstep.training.trial import end_if_tried
 
@@ -128,7 +129,7 @@ class Run:
         """
         name = os.environ.get(environment.CHECKPOINT_FILE)
         self._tell_flops(things)
-        if not self.active or not name:
+        if not self.active or not name or steps_of_replay():
             return Checkpoint(things, None)
         file = SlotFile(
             Path(name),
@@ -181,7 +182,9 @@ class Run:
             raise ConfigError("run.steps() was entered twice: use one loop and count its steps over all epochs")
         self._entered = True
         self._state = state
+        replayed = steps_of_replay() if self.active else 0
         first = self._restore(state, start, warm_up)
+        total = min(total, replayed) if replayed else total
         try:
             for step in range(first, total):
                 self.step = step
@@ -194,6 +197,8 @@ class Run:
             if state is not None and from_environment(environment.STATE_DIGEST, 0):
                 print(f"--- everstep: state after step {total}: {state.digest()}", file=sys.stderr, flush=True)
             self.finish()
+            if replayed:
+                wait_to_be_stopped()
         except GeneratorExit:  # broken out of; what follows is no step
             if self._reports is not None:
                 self._reports.mark("loop_left")

@@ -26,7 +26,7 @@ EVIDENCE = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GroupVerdict:
     """What is known of one group after all of its runs."""
 
     faulty: bool | None
@@ -70,7 +70,7 @@ def _explained(answers: Sequence[Sequence[GroupRun]], right: Sequence[GroupRun])
     return bool(others and set.intersection(*others))
 
 
-def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, Judged]:
+def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVerdict]:
     """What is known of each group. One that showed a fault in any of its runs has it.
 
     Args:
@@ -78,7 +78,7 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, Judged]:
         runs: What was run, several of a group where both phases were repeated.
     """
     usual, broke = usual_of(runs), any(run.end in FAULTS for run in runs)
-    of_group: dict[str, list[Judged]] = defaultdict(list)
+    of_group: dict[str, list[GroupVerdict]] = defaultdict(list)
     for run in runs:
         of_group[run.group].append(_judged(run, usual.get(run.kind), broke=broke))
     found = {}
@@ -86,24 +86,24 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, Judged]:
         seen = of_group.get(group.name, [])
         bad = next((one for one in seen if one.faulty), None)
         good = next((one for one in seen if one.faulty is False), None)
-        found[group.name] = bad or good or (seen[0] if seen else Judged(None, "it was not run"))
+        found[group.name] = bad or good or (seen[0] if seen else GroupVerdict(None, "it was not run"))
     return found
 
 
-def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> Judged:
+def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> GroupVerdict:
     if run.end in FAULTS:
-        return Judged(True, f"{run.end}: {run.why}" if run.why else str(run.end))
+        return GroupVerdict(True, f"{run.end}: {run.why}" if run.why else str(run.end))
     if run.end is not RunEnd.RAN:
-        return Judged(None, run.why or str(run.end))
+        return GroupVerdict(None, run.why or str(run.end))
     # Where others broke, a group that came to its end did not, whatever it computed.
     uncompared = False if broke else None
     if not (run.losses or run.states):
-        return Judged(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
+        return GroupVerdict(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
     if usual is None:
-        return Judged(uncompared, "no two groups of other machines computed the same: nobody knows which is right")
+        return GroupVerdict(uncompared, "no two groups of other machines agree: nobody knows which is right")
     if _bits(run) == _bits(usual):
-        return Judged(False)
-    return Judged(True, f"other bits than {usual.group}: {_difference(run, usual)}")
+        return GroupVerdict(False)
+    return GroupVerdict(True, f"other bits than {usual.group}: {_difference(run, usual)}")
 
 
 def _difference(run: GroupRun, usual: GroupRun) -> str:
@@ -148,7 +148,7 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
     )
 
 
-def _text(found: Found, accused: Sequence[str], judged: Mapping[str, Judged], missed: str) -> str:
+def _text(found: Found, accused: Sequence[str], judged: Mapping[str, GroupVerdict], missed: str) -> str:
     bad = {name: one.why for name, one in judged.items() if one.faulty}
     if found in {Found.ONE, Found.SEVERAL}:
         who = "is the one machine" if len(accused) == 1 else f"are the {len(accused)} machines"

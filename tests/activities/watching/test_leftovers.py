@@ -160,6 +160,21 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
     await pool.close()
 
 
+async def test_replays_of_a_job_that_is_over_are_ended_too(temporal: Client) -> None:
+    jobs = [pb.JobOnMachine(job=name, run="r1") for name in ("gone~row-0", "gone~column-1", "gone-too", "other~row-0")]
+    agent = FakeAgent(describe=pb.DescribeReply(jobs=jobs), release=pb.ReleaseReply())
+    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentPool()
+    async with (
+        serving([agent]) as machines,
+        Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
+    ):
+        spec = JobSpec(name="gone", script="/x.py")
+        await over(temporal, "gone", queue, JobState(spec=spec, machines=machines, generation=1, run="r1"))
+        await look(LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1))
+    assert [(one.job, one.run) for one in agent.asked("release")] == [("gone~row-0", "r1"), ("gone~column-1", "r1")]
+    await pool.close()
+
+
 async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(temporal: Client) -> None:
     agents, queue, pool = [FakeAgent(describe=pb.DescribeReply())], f"q-{uuid.uuid4().hex[:8]}", AgentPool()
     async with (

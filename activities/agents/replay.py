@@ -1,0 +1,250 @@
+"""The activity that runs a job's script on one group of its machines, to compare what groups compute.
+
+A group is launched as a job is, under a name of its own (``gpt~row-3``), and ended when all of its ranks have done
+their steps, or one of them has failed. It can run twice: agents answer repeated commands with what they have, so
+whoever takes over goes on with the ranks that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import re
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities import messages
+from activities.agents.call_all import on_all
+from activities.agents.evidence import exit_of
+from activities.agents.ranks import RankActivities
+from activities.heartbeat import Say, heartbeating, request_id
+from activities.messages import LaunchInput, PrepareInput, ReleaseInput, ReplayGroupInput
+from activities.turns import gathered
+from activities.versions.store import VersionStore
+from agent.client import AgentClient, AgentPool
+from agent.v1 import agent_pb2 as pb
+from everstep.backoff import Backoff
+from everstep.decisions.detect.root_cause import first_failure, headline_of
+from everstep.errors import AgentError, EverstepError
+from everstep.model.incident import RankExit
+from everstep.model.machine import Machine
+from everstep.model.replay import GroupRun, RunEnd
+from everstep.text import listed
+
+INTERVAL_S = 0.1
+"""Between two looks of an agent at its ranks (ours)."""
+SETTLE_S = 0.5
+"""Once a rank has failed, the others of its group have so long to say that they did too (ours)."""
+LETTERS = 16
+"""Of each digest in a result (ours)."""
+STATES = 4096
+"""Ranks whose states are told apart; of more there is one digest of all (ours)."""
+DYING_S = 60.0
+"""Ranks of a replay that were killed have so long to be gone (ours)."""
+NAMED = 4
+"""Ranks that a text names."""
+_STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
+
+
+class ReplayActivities:
+    """The activity that replays a job on a group."""
+
+    def __init__(self, agents: AgentPool, store: VersionStore | None = None) -> None:
+        self._agents = agents
+        self._ranks = RankActivities(agents, None, store)  # no watcher is told: what a replay does opens no incident
+
+    @activity.defn(name=messages.REPLAY_GROUP)
+    async def replay_group(self, given: ReplayGroupInput) -> GroupRun:
+        """Run the group's steps; what it computed, or how it broke. Nothing of it is left on the machines."""
+        began = time.monotonic()
+        async with heartbeating() as say:
+            try:
+                run = await self._run(given, say)
+            except ApplicationError as error:
+                run = _unable(given, str(error))
+            finally:
+                await asyncio.shield(self._release(given))
+        return run.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
+
+    async def _run(self, given: ReplayGroupInput, say: Say) -> GroupRun:
+        spec, machines, run = given.spec, given.machines, given.run
+        say(f"{given.group}: fork servers on {len(machines)} machines")
+        await self._ranks.prepare(PrepareInput(spec=spec, machines=machines, run=run, patience_s=given.patience_s))
+        launch = LaunchInput(
+            spec=spec,
+            machines=machines,
+            generation=given.repeat,
+            resume_step=0,
+            run=run,
+            begins_run=True,
+            patience_s=given.patience_s,
+        )
+        await self._ranks.launch(launch)
+        end, why = await Followed(self._agents, given).until_over(say)
+        stopped, silent = await self._stop(given)
+        if silent:
+            return _unable(given, f"{listed(silent, NAMED)} does not answer")
+        kind = await self._kind(given)
+        if end is RunEnd.CRASHED:
+            exits = [exit_of(machine, rank) for machine, reply in stopped.items() for rank in reply.ranks]
+            why = _crash(exits) or why
+        steps = await gathered(self._steps(given, machine) for machine in machines)
+        reports = [record for of_machine in steps for record in of_machine]
+        if bad := _not_finite(reports):
+            end, why = RunEnd.NOT_FINITE, bad
+        ranks = sorted((rank for reply in stopped.values() for rank in reply.ranks), key=lambda rank: rank.rank)
+        return GroupRun(
+            group=given.group,
+            machines=[machine.name for machine in machines],
+            end=end,
+            repeat=given.repeat,
+            why=why,
+            steps=max(0, min((rank.completed_steps for rank in ranks), default=0)),
+            losses=loss_digests(reports),
+            states=state_digests({rank.rank: rank.log_tail for rank in ranks}),
+            kind=kind,
+        )
+
+    async def _stop(self, given: ReplayGroupInput) -> tuple[dict[str, pb.StopReply], list[str]]:
+        request = pb.StopRequest(
+            request_id=request_id(),
+            job=given.spec.name,
+            generation=given.repeat,
+            run=given.run,
+            verify_bytes=0,
+        )
+
+        async def stop_machine(_machine: Machine, client: AgentClient) -> pb.StopReply:
+            return await client.stop(request, timeout_s=20)
+
+        return await on_all(self._agents, given.machines, stop_machine, say=lambda _: None, patience_s=given.patience_s)
+
+    async def _kind(self, given: ReplayGroupInput) -> str:
+        """The hardware of the machines, in their order; alike, it is told once."""
+
+        async def hardware(machine: Machine) -> str:
+            try:
+                return (await self._agents.get(machine.address).describe()).hardware
+            except EverstepError:
+                return f"unknown of {machine.name}"
+
+        found = await gathered(map(hardware, given.machines))
+        return found[0] if len(set(found)) == 1 else " + ".join(found)
+
+    async def _steps(self, given: ReplayGroupInput, machine: Machine) -> list[tuple[int, pb.StepRecord]]:
+        request = pb.StepsRequest(job=given.spec.name, rank=-1, from_step=0)
+        try:
+            replies = [reply async for reply in self._agents.get(machine.address).steps(request)]
+        except EverstepError as error:
+            raise ApplicationError(f"{machine.name} does not say its step records: {error}") from error
+        return [
+            (reply.rank, record) for reply in replies for record in reply.records if record.generation == given.repeat
+        ]
+
+    async def _release(self, given: ReplayGroupInput) -> None:
+        """End what the group has on its machines; where that fails, the job's next launch does, or its end."""
+        release = ReleaseInput(job=given.spec.name, machines=given.machines, run=given.run, dying_s=DYING_S)
+        with contextlib.suppress(ApplicationError):
+            await self._ranks.release(release)
+
+
+class Followed:
+    """Ranks of a group while they run."""
+
+    def __init__(self, agents: AgentPool, given: ReplayGroupInput) -> None:
+        self._agents, self._given = agents, given
+        self._ranks: dict[int, pb.RankProgress] = {}
+        self._changed = asyncio.Event()
+
+    async def until_over(self, say: Say) -> tuple[RunEnd, str]:
+        """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why."""
+        given, world = self._given, self._given.spec.topology().world_size
+        followers = [asyncio.create_task(self._follow(machine)) for machine in given.machines]
+        try:
+            async with asyncio.timeout(given.limit_s):
+                while True:
+                    self._changed.clear()
+                    done = [rank for rank in self._ranks.values() if rank.finished]
+                    failed = [rank for rank in self._ranks.values() if not (rank.alive or rank.finished)]
+                    if failed:
+                        await asyncio.sleep(SETTLE_S)
+                        return RunEnd.CRASHED, f"{_named(rank.rank for rank in failed)} ended"
+                    if len(done) == world:
+                        return RunEnd.RAN, ""
+                    say(f"{given.group}: {len(done)} of {world} ranks have done {given.steps} steps")
+                    await self._changed.wait()
+        except TimeoutError:
+            late = [rank for rank in range(world) if rank not in self._ranks or not self._ranks[rank].finished]
+            return RunEnd.HUNG, f"{_named(late)} did not do {given.steps} steps within {given.limit_s:g} s"
+        finally:
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+
+    async def _follow(self, machine: Machine) -> None:
+        request, backoff = pb.ProgressRequest(job=self._given.spec.name, interval_s=INTERVAL_S), Backoff(0.1, 1.0)
+        while True:
+            with contextlib.suppress(AgentError):
+                async for reply in self._agents.get(machine.address).progress(request):
+                    for rank in reply.ranks:
+                        if rank.generation == self._given.repeat:
+                            self._ranks[rank.rank] = rank
+                    self._changed.set()
+            await asyncio.sleep(backoff.next_s())
+
+
+def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
+    """Of each step, in order, a digest of what all ranks reported of it: losses and norms, all 64 bits."""
+    of_step: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for rank, record in records:
+        of_step[record.step].append((rank, struct.pack("<ddI", record.loss, record.grad_norm, record.given)))
+    return [_digest(f"{rank}:{bits.hex()}" for rank, bits in sorted(found)) for _, found in sorted(of_step.items())]
+
+
+def state_digests(logs: Mapping[int, str]) -> list[str]:
+    """Of each rank the digest of its state that it wrote to its log; none where one of them wrote none."""
+    found = [_STATE.findall(log) for _, log in sorted(logs.items())]
+    if not all(found):
+        return []
+    states = [digests[-1] for digests in found]
+    return [state[:LETTERS] for state in states] if len(states) <= STATES else [_digest(states)]
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:LETTERS]
+
+
+def _not_finite(records: Iterable[tuple[int, pb.StepRecord]]) -> str:
+    """The first report of a number that is not finite, in words; empty: there is none."""
+    bad = [
+        (record.step, rank, name)
+        for rank, record in records
+        for name, value, bit in (("loss", record.loss, 1), ("gradient norm", record.grad_norm, 2))
+        if record.given & bit and not math.isfinite(value)
+    ]
+    if not bad:
+        return ""
+    step, rank, name = min(bad)
+    return f"the {name} of rank {rank} in step {step}"
+
+
+def _crash(exits: list[RankExit]) -> str:
+    """How the group broke: the end of the rank that failed first; empty: it is not known."""
+    first = first_failure(exits)
+    return headline_of(first) if first else ""
+
+
+def _unable(given: ReplayGroupInput, why: str) -> GroupRun:
+    names = [machine.name for machine in given.machines]
+    return GroupRun(group=given.group, machines=names, end=RunEnd.UNABLE, repeat=given.repeat, why=why[:300])
+
+
+def _named(ranks: Iterable[int]) -> str:
+    return listed([f"rank {rank}" for rank in sorted(ranks)], NAMED)

@@ -1,0 +1,230 @@
+"""The script of a job on a group of machines, apart from the job: real agents, real ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from temporalio.exceptions import CancelledError
+from temporalio.testing import ActivityEnvironment
+
+from activities.agents.replay import ReplayActivities, loss_digests, state_digests
+from activities.messages import ReplayGroupInput
+from agent.client import AgentPool
+from agent.fake import FakeAgent
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.replay.spec import plan_of, spec_of_group
+from everstep.errors import AgentError, AgentUnreachable
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import GroupRun, RunEnd
+from tests.activities.spoken import serving
+from tests.agent.agents import RunningAgent, running_agent, until
+
+SCRIPT = """
+import os, sys, time
+import everstep
+
+class Counter:
+    count = 0
+    def state_dict(self):
+        return {"count": self.count}
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+run, counter, how = everstep.join(), Counter(), sys.argv[1]
+struck = how if os.environ["EVERSTEP_MACHINE"] == "m1" else ""
+for step in run.steps(1000, run.checkpoint(counter=counter)):
+    counter.count += 1 + (struck == "silent" and step == 3)
+    loss = 1 / counter.count
+    if step == 2:
+        if struck == "raise":
+            raise ValueError("a bad day")
+        if struck == "hang":
+            time.sleep(1000)
+        if struck == "wrong":
+            loss += 1e-15
+        if struck == "nan":
+            loss = float("nan")
+    run.report(step, loss=loss)
+open(os.path.join(os.path.dirname(__file__), "after-the-loop"), "w").close()
+"""
+POLICY = RecoveryPolicy(replay_steps=5, replay_machines=2)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[RunningAgent]]:
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "job.py").write_text(SCRIPT)
+    async with running_agent(folder / "m0", machine="m0") as first, running_agent(folder / "m1", machine="m1") as other:
+        yield [first, other]
+
+
+def given(agents: list[RunningAgent], how: str, **more: Any) -> ReplayGroupInput:
+    script = agents[0].folder.parent / "job.py"
+    spec = JobSpec(name="gpt", script=str(script), args=[how], machines=4, policy=POLICY)
+    group = plan_of(spec).groups[0]
+    machines = [Machine(name=agent.machine, address=agent.address) for agent in agents]
+    asked = {"group": group.name, "run": "r1", "steps": 5, "limit_s": 30.0, **more}
+    return ReplayGroupInput(spec=spec_of_group(spec, group), machines=machines, **asked)
+
+
+async def replayed(asked: ReplayGroupInput) -> GroupRun:
+    pool = AgentPool()
+    try:
+        run = ActivityEnvironment().run(ReplayActivities(pool).replay_group, asked)
+        found: GroupRun = await asyncio.wait_for(run, 60)
+    finally:
+        await pool.close()
+    return found
+
+
+async def jobs_of(agents: list[RunningAgent]) -> list[str]:
+    return [job.job for agent in agents for job in (await agent.client.describe()).jobs]
+
+
+async def both_run(agents: list[RunningAgent]) -> None:
+    """Wait until each machine has a rank that has completed a step."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        jobs = [job for agent in agents for job in (await agent.client.describe()).jobs]
+        if sum(rank.completed_steps >= 1 for job in jobs for rank in job.ranks) == len(agents):
+            return
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def test_a_group_runs_its_steps_and_leaves_nothing(two: list[RunningAgent]) -> None:
+    first = await replayed(given(two, "well"))
+    assert (first.end, first.steps, first.machines, first.why) == (RunEnd.RAN, 5, ["m0", "m1"], "")
+    assert len(first.losses) == 5 and len(first.states) == 2 and " x " in first.kind
+    assert await jobs_of(two) == [] and all(agent.left() == [] for agent in two)
+    assert not (two[0].folder.parent / "after-the-loop").exists()
+
+    again = await replayed(given(two, "well", repeat=2))
+    assert (again.losses, again.states, again.repeat) == (first.losses, first.states, 2)
+    wrong = await replayed(given(two, "wrong"))
+    assert [one == other for one, other in zip(wrong.losses, first.losses, strict=True)] == [True, True, False] + [
+        True
+    ] * 2
+    silent = await replayed(given(two, "silent"))
+    assert silent.states[0] == first.states[0] and silent.states[1] != first.states[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "end", "why"),
+    [
+        ("raise", RunEnd.CRASHED, "rank 1 on m1 raised ValueError: a bad day"),
+        ("nan", RunEnd.NOT_FINITE, "the loss of rank 1 in step 2"),
+        ("hang", RunEnd.HUNG, "rank 1 did not do 5 steps within 3 s"),
+    ],
+)
+async def test_how_a_group_broke_is_told(two: list[RunningAgent], how: str, end: RunEnd, why: str) -> None:
+    limits = {"limit_s": 3.0} if how == "hang" else {}
+    found = await replayed(given(two, how, **limits))
+    assert (found.end, found.why) == (end, why)
+    assert await jobs_of(two) == []
+
+
+async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(
+    two: list[RunningAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of a worker: the same request ids, and the ranks of the first attempt."""
+    pool, asked, environment = AgentPool(), given(two, "hang"), ActivityEnvironment()
+    activities = ReplayActivities(pool)
+
+    async def lost(_given: ReplayGroupInput) -> None:
+        """A dead worker releases nothing."""
+
+    monkeypatch.setattr(activities, "_release", lost)
+    first = asyncio.create_task(environment.run(activities.replay_group, asked))
+    await both_run(two)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    monkeypatch.undo()
+    short = asked.model_copy(update={"limit_s": 1.0})
+    found = await asyncio.wait_for(ActivityEnvironment().run(activities.replay_group, short), 60)
+    assert found.end is RunEnd.HUNG and await jobs_of(two) == []
+    logs = [path.read_text() for agent in two for path in agent.state.glob("jobs/gpt~row-0/**/*.err*")]
+    assert sum(log.count("--- everstep: rank") for log in logs) == 2, "no rank began twice"
+    await pool.close()
+
+
+async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]) -> None:
+    pool, environment = AgentPool(), ActivityEnvironment()
+    running = asyncio.create_task(environment.run(ReplayActivities(pool).replay_group, given(two, "hang")))
+    await both_run(two)
+    environment.cancel()
+    with pytest.raises((CancelledError, asyncio.CancelledError)):
+        await asyncio.wait_for(running, 30)
+    assert await jobs_of(two) == []
+    await pool.close()
+
+
+async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningAgent]) -> None:
+    """The launch of the job, and its end, end what a replay left; and none begins while the job runs."""
+    agent, script = two[0], str(two[0].folder.parent / "job.py")
+
+    async def launch(job: str, generation: int) -> None:
+        await agent.client.prepare(pb.PrepareRequest(job=job, run="r1"), timeout_s=60)
+        store = pb.StartStoreRequest(job=job, generation=generation, world_size=1, run="r1", begins_run=True)
+        started = await agent.client.start_store(store, timeout_s=60)
+        env = {"MASTER_ADDR": started.host, "MASTER_PORT": str(started.port), "WORLD_SIZE": "1"}
+        env |= {"EVERSTEP_TOPOLOGY": "1,1,1,1,pp-dp-tp"}
+        request = pb.LaunchRequest(job=job, generation=generation, script=script, args=["well"], run="r1")
+        request.begins_run = True
+        request.env.update(env)
+        request.ranks.add(rank=0, env={"RANK": "0", "LOCAL_RANK": "0"})
+        await agent.client.launch(request, timeout_s=60)
+
+    async def known() -> list[str]:
+        return sorted(job.job for job in (await agent.client.describe()).jobs)
+
+    await launch("gpt~row-0", 1)
+    await launch("gpt~column-0", 1)
+    await launch("gpt", 1)
+    assert await known() == ["gpt"]
+    with pytest.raises(AgentError, match="ranks of gpt run on m0"):
+        await launch("gpt~row-0", 1)
+    await agent.client.stop(pb.StopRequest(job="gpt", generation=1, run="r1"))
+    await launch("gpt~row-0", 1)
+    assert await known() == ["gpt", "gpt~row-0"]
+    await agent.client.release(pb.ReleaseRequest(job="gpt", run="r1"), timeout_s=30)
+    assert await known() == []
+    await until(lambda: agent.left() == [], "shared memory is given back")
+
+
+async def test_a_silent_machine_says_nothing_of_the_group() -> None:
+    spec = JobSpec(name="gpt~row-0", script="/job.py", machines=2)
+    pool, well = AgentPool(), FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), release=pb.ReleaseReply())
+    silent = FakeAgent(prepare=AgentUnreachable("gone"), release=pb.ReleaseReply())
+    async with serving([well, silent]) as machines:
+        asked = ReplayGroupInput(spec=spec, machines=machines, group="row 0", patience_s=0.2)
+        found = await asyncio.wait_for(ActivityEnvironment().run(ReplayActivities(pool).replay_group, asked), 60)
+    await pool.close()
+    assert found.end is RunEnd.UNABLE and "m1 did not" in found.why
+    assert [len(agent.asked("release")) for agent in (well, silent)] == [1, 1]
+
+
+async def test_digests_are_of_all_bits() -> None:
+    def record(step: int, loss: float, given: int = 1) -> pb.StepRecord:
+        return pb.StepRecord(step=step, loss=loss, given=given)
+
+    usual = loss_digests([(0, record(0, 1.0)), (1, record(0, 2.0)), (0, record(1, 3.0))])
+    assert len(usual) == 2
+    assert usual == loss_digests([(0, record(1, 3.0)), (1, record(0, 2.0)), (0, record(0, 1.0))])
+    assert usual[0] != loss_digests([(0, record(0, 1.0)), (1, record(0, 2.0 + 4e-16)), (0, record(1, 3.0))])[0]
+    assert usual[0] != loss_digests([(0, record(0, 1.0)), (1, record(0, 2.0, 0))])[0]
+
+
+async def test_states_are_known_of_all_ranks_or_of_none() -> None:
+    told = {rank: f"noise\n--- everstep: state after step 5: {rank}abc\nmore" for rank in (0, 1)}
+    assert state_digests(told) == ["0abc", "1abc"]
+    assert state_digests(told | {2: "nothing"}) == state_digests({}) == []
