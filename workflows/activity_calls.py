@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
         MakeVersionInput,
         PrepareInput,
         ReleaseInput,
+        ReplayGroupInput,
         RestoreInput,
         RoomInput,
         StopInput,
@@ -40,6 +41,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import Confirmation, Evidence, Launched, Restored, Showing
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
+    from everstep.model.replay import GroupRun
     from everstep.model.version import CodeVersion, UpdateRequest
     from everstep.text import listed
     from workflows import web_ui
@@ -53,6 +55,8 @@ TRACE_ROOM_S = 4.0
 """Of the time that a trace has, for what comes beside its two looks, seconds (ours)."""
 MAKE_LIMIT = timedelta(minutes=10)
 """A snapshot that is not made, or not brought to the machines, within this time is given up (ours)."""
+REPLAY_ROOM = timedelta(minutes=5)
+"""Of a group's run, for what comes before and after its steps (ours)."""
 DIAGNOSE_PARTS = 3
 """The tests of each machine, and each of two tests between machines, have ``diagnose_s`` in all (ours)."""
 SLOWEST_BYTES = 20_000_000
@@ -320,4 +324,17 @@ def diagnose(spec: JobSpec, machines: list[Machine], run: str, tests: Sequence[s
         result_type=Diagnosis,
         summary=web_ui.summary(f"{listed(list(tests), 4)} on {len(machines)} machines"),
         **on_ranks(timedelta(seconds=policy.diagnose_s * DIAGNOSE_PARTS)),
+    )
+
+
+def replay_group(request: ReplayGroupInput) -> ActivityHandle[GroupRun]:
+    """Run a job's script on one group of its machines."""
+    names = listed([machine.name for machine in request.machines], 4)
+    again = f", run {request.repeat}" if request.repeat > 1 else ""
+    return workflow.start_activity(
+        messages.REPLAY_GROUP,
+        request,
+        result_type=GroupRun,
+        summary=web_ui.summary(f"{request.group}{again}: {names}, {request.spec.topology().text}"),
+        **on_ranks(timedelta(seconds=request.limit_s) + REPLAY_ROOM),
     )

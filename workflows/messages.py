@@ -118,6 +118,18 @@ class IncidentInput(Model):
     """Of an incident that continued as new; None: it begins."""
 
 
+class ReplayInput(Model):
+    """Replay a job on groups of its machines."""
+
+    job: str
+    spec: JobSpec
+    machines: list[Machine]
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""
+    why: str = ""
+    """Why its turn has come, for people."""
+
+
 class JobResult(Model):
     """How a job ended. Field order is the order shown."""
 

@@ -10,8 +10,9 @@ from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 from workflows.notice import NoticeWorkflow
 from workflows.pool import StandbyPoolWorkflow
+from workflows.replay import ReplayWorkflow
 
-WORKFLOWS = (JobWorkflow, IncidentWorkflow, NoticeWorkflow, StandbyPoolWorkflow)
+WORKFLOWS = (JobWorkflow, IncidentWorkflow, NoticeWorkflow, StandbyPoolWorkflow, ReplayWorkflow)
 
 OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 

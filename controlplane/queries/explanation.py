@@ -21,7 +21,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import IncidentRecord, Ledger
 
-TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.DECIDE, Stage.PARKED})
+TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.REPLAY, Stage.DECIDE, Stage.PARKED})
 """Stages of which the story is told."""
 OVER = frozenset({Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED})
 """The last stages of an incident; the ledger may hear of them a moment later."""

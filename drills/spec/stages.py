@@ -16,6 +16,7 @@ STAGES = {
     "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
     "diagnose": messages.DIAGNOSE,
+    "replay": messages.REPLAY_GROUP,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
     "launch": messages.LAUNCH,

@@ -250,6 +250,8 @@ class Stage(Words):
     DECIDE = "decide"
     DIAGNOSE = "diagnose"
     """The machines of the stopped job are tested."""
+    REPLAY = "replay"
+    """The script runs on groups of the job's machines, and the groups are compared."""
     RESTORE = "restore"
     """Copies are brought to the machines whose ranks need them."""
     BACKOFF = "backoff"

@@ -44,6 +44,11 @@ def jobs_query(task_queue: str, condition: str) -> str:
     return f'WorkflowType="Job" AND TaskQueue="{task_queue}" AND {condition}'
 
 
+def replay_workflow_id(job: str, incident: int, number: int) -> str:
+    """Id of the workflow of an incident's replay; both numbers start at 1."""
+    return f"replay/{job}/{incident:04d}-{number}"
+
+
 def incident_workflow_id(job: str, number: int) -> str:
     """Id of an incident's workflow; numbers start at 1."""
     return f"incident/{job}/{number:04d}"

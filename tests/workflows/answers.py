@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from activities.messages import DiagnoseInput, MakeVersionInput, TraceInput, VersionMade
+from activities.messages import DiagnoseInput, MakeVersionInput, ReplayGroupInput, TraceInput, VersionMade
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.hang import HangFound
 from everstep.model.health import Health
+from everstep.model.replay import GroupRun, RunEnd
 
 
 def made(given: MakeVersionInput) -> VersionMade:
@@ -24,3 +25,10 @@ def all_healthy(given: DiagnoseInput) -> Diagnosis:
 def nothing_seen(given: TraceInput) -> HangFound:
     """Nobody could look."""
     return HangFound(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
+
+
+def computed_alike(given: ReplayGroupInput) -> GroupRun:
+    """Every group computes the same."""
+    names = [machine.name for machine in given.machines]
+    bits = ["a"] * given.steps
+    return GroupRun(group=given.group, machines=names, end=RunEnd.RAN, repeat=given.repeat, losses=bits, states=["s"])

@@ -38,6 +38,7 @@ from activities.messages import (
     PrepareInput,
     RecordInput,
     ReleaseInput,
+    ReplayGroupInput,
     RestoreInput,
     RoomInput,
     StopInput,
@@ -55,6 +56,7 @@ from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
 from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import GroupRun
 from tests.workflows import answers
 from tests.workflows.asking import asked
 from workflows.job import JobWorkflow
@@ -127,6 +129,7 @@ class ScriptedCluster:
     diagnosis: Callable[[DiagnoseInput], Diagnosis] = answers.all_healthy
     diagnoses: list[DiagnoseInput] = field(default_factory=list)
     traced: Callable[[TraceInput], HangFound] = answers.nothing_seen
+    replayed: Callable[[ReplayGroupInput], GroupRun] = answers.computed_alike
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -147,6 +150,7 @@ class ScriptedCluster:
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
             *(self.make_version, self.check_version, self.hold, self.diagnose, self.trace),
+            self.replay_group,
             IncidentActivities().read_closed,
         ]
 
@@ -261,6 +265,12 @@ class ScriptedCluster:
         self.diagnoses.append(given)
         await self._pass("diagnose")
         return self.diagnosis(given)
+
+    @activity.defn(name=messages.REPLAY_GROUP)
+    async def replay_group(self, given: ReplayGroupInput) -> GroupRun:
+        self.calls.append(f"replay {given.group}")
+        await self._pass(f"replay {given.group}")
+        return self.replayed(given)
 
     @activity.defn(name=messages.POOL_LEASE)
     async def lease(self, given: LeaseRequest) -> Leased:

@@ -226,6 +226,6 @@ async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) ->
     await incident.signal("abandon", WHO)
     await handle.result()
     [report] = [note.report for note in jobs.cluster.notes if note.report]
-    assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK]
+    assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK, Rung.REPLAY]
     [cleared] = [one for one in report.versions if one.number == 2]
     assert (cleared.status, cleared.why) == ("replaced", "it was taken back, and v1 failed in the same way")

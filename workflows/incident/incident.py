@@ -225,6 +225,19 @@ class Incident:
         started.cancel()
         raise Abandoned
 
+    async def unless_abandoned_child(self, child: workflow.ChildWorkflowHandle[Any, T]) -> T:
+        """Wait for a child's workflow, but not longer than an operator wants; the child goes on.
+
+        Raises:
+            Abandoned: an operator ended the incident.
+        """
+        abandoned = asyncio.create_task(workflow.wait_condition(lambda: bool(self.abandoned_by)))
+        await workflow.wait([child, abandoned], return_when=asyncio.FIRST_COMPLETED)
+        if not child.done():
+            raise Abandoned
+        abandoned.cancel()
+        return child.result()
+
     async def wait(self, duration: timedelta, label: str, *, until: Callable[[], bool] = lambda: False) -> None:
         """Wait for some time, with a label for the timeline, but not longer than an operator wants.
 

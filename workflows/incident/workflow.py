@@ -1,10 +1,9 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: trace, where the job stands still → stop → evict, where machines have to leave → decide → diagnose, where the
-ladder wants the machines tested → restore, where state has to be brought to a machine → reattempt → confirm, again
-while the policy allows, else parked. One incident per
-fault; the job's workflow starts it as its child. Each stage is a file of
-``workflows/incident/stages``.
+Stages: trace, where the job stands still → stop → evict, where machines have to leave → decide → diagnose or replay,
+where the ladder wants the machines tested, or the job run again on groups of them → restore, where state has to be
+brought to a machine → reattempt → confirm, again while the policy allows, else parked. One incident per fault; the
+job's workflow starts it as its child. Each stage is a file of ``workflows/incident/stages``.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.hold import hold, hold_before_leaving
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import reattempt
+    from workflows.incident.stages.replay import replay
     from workflows.incident.stages.restore import restore
     from workflows.incident.stages.stop import refresh_evidence, stop
     from workflows.incident.stages.trace import trace
@@ -137,6 +137,8 @@ class IncidentWorkflow:
                     evidence = await refresh_evidence(incident)
                 elif plan.action is Action.DIAGNOSE:
                     await diagnose(incident, plan)
+                elif plan.action is Action.REPLAY:
+                    await replay(incident, plan)
                 elif (changed := await restore(incident, plan)) is not None:
                     evidence = changed
                 else:

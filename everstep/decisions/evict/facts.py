@@ -10,6 +10,7 @@ from everstep.model.diagnosis import is_tested
 from everstep.model.hang import HangFound
 from everstep.model.health import Finding, Health, MachineFinding, worst_first
 from everstep.model.owner import Owner
+from everstep.model.replay import is_replayed
 
 FLAPS = frozenset({"nic-flap", "ib-port-flap"})
 """Reason codes of a link that went down and came back. Their verdict is unknown, since it may be the switch's fault; as
@@ -85,6 +86,11 @@ def is_failed_test(finding: Finding) -> bool:
     return is_tested(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE
 
 
+def is_failed_replay(finding: Finding) -> bool:
+    """Whether a replay of the job says that the machine is at fault."""
+    return is_replayed(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE
+
+
 def is_alert(finding: Finding) -> bool:
     """Whether it is a network alert: a fault of the network, or a link that went down.
 
@@ -118,7 +124,9 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
     alike: dict[str, int] = defaultdict(int)
     for machine in facts.machines:
         for reason in {
-            found.reason for found in now.get(machine, ()) if is_sure(found) or is_alert(found) or is_failed_test(found)
+            found.reason
+            for found in now.get(machine, ())
+            if is_sure(found) or is_alert(found) or is_failed_test(found) or is_failed_replay(found)
         }:
             alike[reason] += 1
     for machine in facts.machines:

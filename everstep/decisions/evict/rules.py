@@ -19,6 +19,7 @@ from everstep.decisions.evict.facts import (
     SHARED_SHARE,
     MachineFacts,
     is_alert,
+    is_failed_replay,
     is_failed_test,
     is_sure,
 )
@@ -27,6 +28,7 @@ from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, Health
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import is_replayed
 
 ONE_ALERT_S = 30.0
 """Alerts of a machine that are less apart are one: of two links behind one switch, or of one link that is told anew
@@ -39,6 +41,8 @@ OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
 FAILED_TEST = "failed-test"
 """Name of the rule that goes by a test of the stopped machine."""
+FAILED_REPLAY = "failed-replay"
+"""Name of the rule that goes by a replay of the job."""
 CULPRIT, GROUP = "hang-culprit", "hang-group"
 """Names of the rules about a hang."""
 OF_A_HANG = frozenset({CULPRIT, GROUP})
@@ -93,7 +97,7 @@ def _operator(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
 
 def _sure_machine_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in seen.findings:
-        if not is_sure(found) or is_failed_test(found) or by_operator(found):
+        if not is_sure(found) or is_failed_test(found) or is_failed_replay(found) or by_operator(found):
             continue
         spread = seen.widespread(found.reason)
         yield Said(not spread, found.reason, f"{found.headline}: {spread or 'it names this machine for sure'}")
@@ -103,6 +107,12 @@ def _failed_test(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in filter(is_failed_test, seen.findings):
         spread = seen.widespread(found.reason)
         yield Said(not spread, found.reason, f"{found.headline}: {spread or 'a test of the stopped machine says so'}")
+
+
+def _failed_replay(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in filter(is_failed_replay, seen.findings):
+        spread = seen.widespread(found.reason)
+        yield Said(not spread, found.reason, f"{found.headline}: {spread or 'a replay of the job says so'}")
 
 
 def _repeated_network_alert(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
@@ -167,8 +177,13 @@ def _unknown_verdict(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Sai
 
 def _unsure_fault(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in seen.findings:
-        if found.verdict is Health.FAULTY and found.owner is Owner.MACHINE and not (found.sure or is_tested(found)):
+        if found.verdict is Health.FAULTY and found.owner is Owner.MACHINE and not (found.sure or _looked_at(found)):
             yield Said(False, found.reason, f"{found.headline}: it does not name the machine for sure; a test has to")
+
+
+def _looked_at(found: Finding) -> bool:
+    """Whether the machine was stopped and looked at for it: no further test is waited for."""
+    return is_tested(found) or is_replayed(found)
 
 
 def _other_owner(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
@@ -222,6 +237,13 @@ RULES: tuple[EvictRule, ...] = (
         "a test of the machine, whose ranks are stopped, finds it at fault, and the machines do not share that",
         "ByteRobust, section 4.2: suspects of a diagnosis are evicted; that shared faults are left out is ours",
         _failed_test,
+        fixed=SHARED,
+    ),
+    EvictRule(
+        FAILED_REPLAY,
+        "the job's script, run on groups of the stopped machines, breaks or computes other bits where this one is in",
+        "ByteRobust, section 6, algorithm 1: the intersection is evicted; that shared faults are left out is ours",
+        _failed_replay,
         fixed=SHARED,
     ),
     EvictRule(

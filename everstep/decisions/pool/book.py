@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from everstep.decisions.evict.rules import FAILED_TEST
+from everstep.decisions.evict.rules import FAILED_REPLAY, FAILED_TEST
 from everstep.decisions.pool.choose import choose
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
@@ -140,7 +140,7 @@ def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: 
         job=request.job,
         run=request.run,
         uncleaned=True,
-        until_released=one.rule == FAILED_TEST,
+        until_released=one.rule in {FAILED_TEST, FAILED_REPLAY},
         evicted_ns=[*known.evicted_ns, now_ns][-EVICTIONS_KEPT:],
     )
 

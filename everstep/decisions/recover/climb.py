@@ -6,9 +6,10 @@ from everstep.decisions.diagnose.choose import Choice, choose_tests
 from everstep.decisions.ladder.facts import LadderFacts
 from everstep.decisions.ladder.next import LadderStep, next_rung
 from everstep.decisions.recover.state import RecoveryState
+from everstep.decisions.replay.spec import why_not
 from everstep.decisions.versions.rollback import came_within, rollback, target_of
 
-NO_REPLAY = "replays are not part of this release"
+NO_REPLAY = "there were no replays when this incident began"
 
 
 def tests_of(state: RecoveryState) -> Choice:
@@ -20,8 +21,8 @@ def tests_of(state: RecoveryState) -> Choice:
     return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose_off)
 
 
-def climb(state: RecoveryState) -> LadderStep:
-    """What is done next about the failure at hand."""
+def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
+    """What is done next about the failure at hand; ``replay``: it may be to replay the job."""
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
     versions = list(book.versions.values())
     running = book.versions.get(book.running)
@@ -37,7 +38,7 @@ def climb(state: RecoveryState) -> LadderStep:
         recent=running is not None and came_within(running, failure.time_ns, policy.rollback_error_h * 3600.0),
         back_to=target.name if target else "",
         tests=tests_of(state).tests,
-        no_replay=NO_REPLAY,
+        no_replay=why_not(state.spec, state.showing) if replay else NO_REPLAY,
         diagnose_at_once=policy.diagnose_at_once,
         approved=frozenset(state.ladder.approved),
     )

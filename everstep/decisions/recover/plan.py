@@ -22,6 +22,9 @@ from everstep.decisions.versions.next import VersionChange, next_version
 from everstep.model.incident import Evidence
 from everstep.model.ladder import Rung
 
+BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
+"""Rungs that look at the machines while the job is stopped; then it is decided again."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPlan:
@@ -50,7 +53,7 @@ class RestartPlan:
     def text(self) -> str:
         """For people."""
         verdict = self.verdict
-        if verdict.action in {Action.PARK, Action.DIAGNOSE}:
+        if verdict.action in {Action.PARK, Action.DIAGNOSE, Action.REPLAY}:
             return f"{verdict.action}: {verdict.reason}"
         wait = f", after {verdict.delay_s:.0f} s" if verdict.delay_s else ""
         return f"{verdict.action} {self.restore.origin}{wait}: {verdict.reason} ({self.restore.reason})"
@@ -63,6 +66,7 @@ def plan_restart(
     by_operator: bool = False,
     certain: bool = False,
     ladder: bool = False,
+    replay: bool = True,
 ) -> RestartPlan:
     """What to do about a stopped job.
 
@@ -72,14 +76,15 @@ def plan_restart(
         by_operator: An operator has just resumed the job.
         certain: Nothing newer is looked for, as by incidents that began before there was a doubt.
         ladder: The ladder of stop-time checks is asked; incidents that began before there was one do not.
+        replay: It has its last rung; for incidents that began before there was one it has not.
     """
     state.distrust_what_does_not_fit(evidence)
     policy, restore = state.spec.policy, state.choose(evidence)
     # The rules park the job anyway: for a silent machine, for who is to leave it, or for an operator.
     stuck = evidence.unreachable or evidence.problem or state.waits or state.hold
-    step = climb(state) if ladder and not (by_operator or stuck) else None
-    if step is not None and step.rung is Rung.DIAGNOSE and not step.asks:
-        return RestartPlan(Verdict(Action.DIAGNOSE, step.text), restore, evidence, step=step)
+    step = climb(state, replay=replay) if ladder and not (by_operator or stuck) else None
+    if step is not None and step.rung in BEFORE_A_RESTART and not step.asks:
+        return RestartPlan(Verdict(BEFORE_A_RESTART[step.rung], step.text), restore, evidence, step=step)
     # The rules park the job for a silent machine anyway.
     look_for_newer = not (certain or evidence.unreachable or evidence.problem)
     doubt = state.doubt(evidence, restore) if look_for_newer else None
@@ -113,7 +118,8 @@ def plan_restart(
         rolls_back=_rolls_back(step, state) if step is not None else None,
     )
     other_code, why = change.why if change else "", _why_again(step, state)
-    verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, why=why)
+    found_out = replay and state.found_out
+    verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, found_out=found_out, why=why)
     decided = by_operator and verdict.action is Action.REATTEMPT
     if verdict.action is Action.PARK:
         change = None

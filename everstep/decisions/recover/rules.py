@@ -49,6 +49,8 @@ class Action(StrEnum):
     """Ask all places where further copies may lie, and decide again."""
     DIAGNOSE = "diagnose"
     """Test the machines, and decide again."""
+    REPLAY = "replay"
+    """Replay the job on groups of its machines, and decide again."""
     REATTEMPT = "reattempt"
     PARK = "park"
 
@@ -217,8 +219,19 @@ OF_THE_CODE = frozenset({broken_from_the_start, same_step_again, no_progress, at
 """Rules that say nothing where another version of the code comes: what failed does not run again."""
 
 
+COUNTED = OF_THE_CODE - {broken_from_the_start}
+"""Rules that count failures. They say nothing of the first launch after a look at the machines had one of them leave:
+what failed before failed with it."""
+
+
 def judge(
-    facts: RestartFacts, policy: RecoveryPolicy, *, by_operator: bool = False, other_code: str = "", why: str = ""
+    facts: RestartFacts,
+    policy: RecoveryPolicy,
+    *,
+    by_operator: bool = False,
+    other_code: str = "",
+    found_out: bool = False,
+    why: str = "",
 ) -> Verdict:
     """Reattempt, after a wait that grows from failure to failure, or park.
 
@@ -227,10 +240,13 @@ def judge(
         policy: The limits.
         by_operator: An operator has just resumed the job: only ``NOT_OVERRULED`` counts, and nothing is waited for.
         other_code: Why another version of the code comes with the restart; empty: none does.
+        found_out: A machine that a test or a replay found at fault has just left the job.
         why: Why it is worth to be tried again, as the ladder says; empty: it does not say.
     """
     for rule in PARK_WHEN:
         if (by_operator and rule not in NOT_OVERRULED) or (other_code and rule in OF_THE_CODE):
+            continue
+        if found_out and rule in COUNTED:
             continue
         if reason := rule(facts, policy):
             by_itself = rule in {machine_silent, eviction_waits} and not facts.evidence.problem

@@ -168,6 +168,12 @@ class RecoveryState:
         """A machine is to blame for the failure at hand: it is lost, left the job, or an inspection names it."""
         return self.explained or bool(self.lost_machines() or self.joined)
 
+    @property
+    def found_out(self) -> bool:
+        """Whether a machine that a test or a replay found at fault has left since the last launch."""
+        here = {machine.name for machine in self.machines}
+        return bool(self.joined) and any(one.machine not in here for one in self.ladder.tested)
+
     def distrust_what_does_not_fit(self, evidence: Evidence) -> None:
         """Where the ranks could not restore what a version saved that was taken back, go on from before that."""
         unfit = [end for end in evidence.exits if end.exception.split(":")[0].endswith(UNFIT_EXCEPTION)]

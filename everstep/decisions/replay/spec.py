@@ -27,11 +27,12 @@ def shrunk(topology: Topology, machines: int) -> Topology:
     if ranks % rest:
         raise TopologyError(f"{machines} machines hold no whole replicas of the model")
     left, sizes = ranks // rest, dict(topology.mesh)
-    for axis in reversed(data):
+    for axis in data[:0:-1]:
         sizes[axis] = gcd(sizes[axis], left)
         left //= sizes[axis]
-    if left != 1:
+    if left > sizes.get(data[0] if data else "", 1):
         raise TopologyError(f"the data axes of {topology.text} cannot shrink to {machines} machines")
+    sizes |= dict.fromkeys(data[:1], left)
     return replace(topology, machines=machines, mesh=tuple(sizes.items()))
 
 

@@ -18,6 +18,8 @@ with workflow.unsafe.imports_passed_through():
 
 
 LADDER = "ladder"
+REPLAY = "replay"
+"""Incidents of before there were replays have none."""
 """Incidents of before this release do not ask the ladder."""
 
 
@@ -43,8 +45,10 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
     ladder, hang = workflow.patched(LADDER), incident.hang
     by_itself = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
     state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
+    # Nothing is replayed before something else was tried: only then a history needs to say so.
+    replay = bool(state.ladder.tried or state.ladder.remembered) and workflow.patched(REPLAY)
     while True:
-        plan = plan_restart(evidence, state, by_operator=by_operator, ladder=ladder)
+        plan = plan_restart(evidence, state, by_operator=by_operator, ladder=ladder, replay=replay)
         if plan.action is not Action.ASK:
             return plan
         verdict = plan.verdict

@@ -161,7 +161,16 @@ def test_what_is_healthy_says_nothing() -> None:
 
 def test_the_names_stay() -> None:
     """Job files, reports and dashboards have them."""
-    assert [rule.name for rule in RULES if rule.evicts] == [OPERATOR, SURE, ALERT, GONE, "failed-test", CULPRIT, GROUP]
+    assert [rule.name for rule in RULES if rule.evicts] == [
+        OPERATOR,
+        SURE,
+        ALERT,
+        GONE,
+        "failed-test",
+        "failed-replay",
+        CULPRIT,
+        GROUP,
+    ]
     assert [rule.name for rule in RULES if not rule.evicts] == [
         "application-caused",
         "unknown-verdict",

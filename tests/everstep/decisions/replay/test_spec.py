@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep import environment
-from everstep.decisions.replay.plan import replica_machines
+from everstep.decisions.replay.plan import group_size, replica_machines
 from everstep.decisions.replay.spec import plan_of, repeats_of, shrunk, spec_of_group, why_not
 from everstep.model.incident import Showing
 from everstep.model.job import JobSpec, owner_of
@@ -35,6 +35,20 @@ def test_only_the_data_axes_shrink(tp: int, pp: int, replicas: int, ranks: int, 
     assert (small.machines, small.size("tp"), small.size("pp")) == (unit, tp, pp)
     assert whole.dp % small.dp == 0 and small.axes == whole.axes
     assert shrunk(whole, whole.machines) == whole
+
+
+@given(st.integers(2, 40), st.integers(1, 3))
+def test_every_group_size_that_the_plan_takes_can_be_launched(machines: int, pp: int) -> None:
+    spec = job(machines * pp, pp=pp)
+    if why_not(spec, STEPS):
+        assert machines * pp < 2 * plan_size(spec)
+        return
+    plan = plan_of(spec)
+    assert {spec_of_group(spec, group).machines for group in plan.groups} == {plan.size}
+
+
+def plan_size(spec: JobSpec) -> int:
+    return group_size(spec.machines, replica_machines(spec.topology()))
 
 
 def test_each_group_runs_the_script_apart_from_the_job() -> None:

@@ -1,0 +1,77 @@
+"""Replay: the script runs on groups of the job's machines, twice, and the groups are compared.
+
+Who is found at fault leaves by a rule of eviction; where nobody is, the ladder goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from temporalio import workflow
+from temporalio.exceptions import ChildWorkflowError, FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.recover.plan import RestartPlan
+    from everstep.decisions.replay.spec import plan_of, repeats_of
+    from everstep.model.health import MachineFinding
+    from everstep.model.incident import Stage
+    from everstep.model.job_state import replay_workflow_id
+    from everstep.model.ladder import Rung
+    from everstep.model.replay import Replayed, ReplayFound, as_replayed
+    from workflows import attributes, web_ui
+    from workflows.incident.incident import Abandoned, Incident
+    from workflows.messages import ReplayInput
+    from workflows.options import TASK_TIMEOUT
+    from workflows.replay import ReplayWorkflow
+
+
+async def replay(incident: Incident, plan: RestartPlan) -> None:
+    """Replay the job; what is found is in the state of the incident.
+
+    Raises:
+        Abandoned: an operator ended the incident.
+    """
+    state, timeline = incident.state, incident.timeline
+    groups, policy = plan_of(state.spec), state.spec.policy
+    text = (
+        f"{policy.replay_steps} steps of the script, from its beginning, on {groups.count} rows and {groups.count} "
+        f"columns of {web_ui.count(groups.size, 'machine')}, {repeats_of(policy)} times at most"
+    )
+    began = timeline.enter(Stage.REPLAY, text)
+    await incident.tell_job()
+    found = await _replayed(incident, plan)
+    if found.suspects:
+        finding = as_replayed(found)
+        state.ladder.tested += [MachineFinding(machine=name, finding=finding) for name in found.suspects]
+    state.ladder.take(
+        Rung.REPLAY, state.failures[-1], plan.verdict.reason, found=found.text, seconds=workflow.time() - began
+    )
+    timeline.leave(began, Stage.REPLAY, found.text)
+    timeline.note(Stage.REPLAY, found.text)
+
+
+async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
+    input, number = incident.input, sum(one.rung is Rung.REPLAY for one in incident.state.ladder.all_tried) + 1
+    given = ReplayInput(
+        job=input.job, spec=incident.state.spec, machines=input.machines, run=input.run, why=plan.verdict.reason
+    )
+    child = await workflow.start_child_workflow(
+        ReplayWorkflow.run,
+        given,
+        id=replay_workflow_id(input.job, input.number, number),
+        task_timeout=TASK_TIMEOUT,
+        parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+        static_summary=web_ui.summary(f"replay of {input.job}: {plan.verdict.reason}"),
+        search_attributes=attributes.search_attributes({attributes.JOB_NAME: input.job}),
+    )
+    try:
+        return await incident.unless_abandoned_child(child)
+    except Abandoned:
+        # Not cancelled: Temporal fails a task for ever that cancels a child which has ended at that moment.
+        with contextlib.suppress(FailureError):
+            await child.signal(ReplayWorkflow.give_up)
+        raise
+    except ChildWorkflowError as error:
+        return Replayed(
+            found=ReplayFound.UNABLE, text=f"not known: it was ended from outside: {error.cause or error}"[:300]
+        )

@@ -1,0 +1,103 @@
+"""The replay: a job's script on groups of its machines, by rows and by columns, until it is known who is at fault.
+
+Algorithm 1 of ByteRobust, section 6. The child of an incident, with a page of its own. Each group is one activity, so
+that a worker that dies in the middle of a phase repeats no group that is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.messages import ReplayGroupInput
+    from everstep.decisions.replay.judge import conclude, is_settled
+    from everstep.decisions.replay.plan import ReplayGroup, ReplayPhase
+    from everstep.decisions.replay.spec import plan_of, repeats_of, spec_of_group
+    from everstep.model.replay import GroupRun, Replayed, RunEnd
+    from workflows import activity_calls, replay_page
+    from workflows.messages import ReplayInput
+
+
+@workflow.defn(name="Replay")
+class ReplayWorkflow:
+    """Of one incident's job."""
+
+    @workflow.init
+    def __init__(self, input: ReplayInput) -> None:
+        self._input = input
+        self._plan = plan_of(input.spec)
+        self._names = [machine.name for machine in input.machines]
+        self._runs: list[GroupRun] = []
+        self._now = ""
+        self._given_up = False
+
+    @workflow.signal(name="give_up", description="Sent by its incident, which is over")
+    def give_up(self) -> None:
+        """End the groups that run, and say what is known so far."""
+        self._given_up = True
+
+    @workflow.run
+    async def run(self, input: ReplayInput) -> Replayed:
+        """Run both phases, again where they show nothing, and say who is at fault."""
+        began, policy = workflow.time(), input.spec.policy
+        repeats = repeats_of(policy)
+        found = self._concluded()
+        for repeat in range(1, repeats + 1):
+            for phase in self._plan.phases:
+                await self._phase(phase, repeat, repeats)
+            found = self._concluded()
+            if is_settled(found) or self._given_up:
+                break
+        found = found.model_copy(update={"seconds": round(workflow.time() - began, 3)})
+        self._show(found)
+        return found
+
+    def _concluded(self) -> Replayed:
+        return conclude(self._plan, self._names, self._runs, shows=self._input.spec.policy.replay_shows)
+
+    async def _phase(self, phase: ReplayPhase, repeat: int, repeats: int) -> None:
+        """All groups of a phase at once, but for those that share a machine."""
+        for number, wave in enumerate(phase.waves, 1):
+            if self._given_up:
+                return
+            part = f", part {number} of {len(phase.waves)}" if len(phase.waves) > 1 else ""
+            self._now = f"{phase.name}, run {repeat} of at most {repeats}{part}"
+            self._show()
+            await asyncio.gather(*(self._group(group, repeat) for group in wave))
+
+    async def _group(self, group: ReplayGroup, repeat: int) -> None:
+        input, policy = self._input, self._input.spec.policy
+        machines = [input.machines[x] for x in group.machines]
+        request = ReplayGroupInput(
+            spec=spec_of_group(input.spec, group),
+            machines=machines,
+            group=group.name,
+            repeat=repeat,
+            run=input.run,
+            steps=policy.replay_steps,
+            limit_s=policy.replay_s,
+        )
+        running = activity_calls.replay_group(request)
+        over = asyncio.create_task(workflow.wait_condition(lambda: self._given_up))
+        await workflow.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not running.done():
+            running.cancel()
+        try:
+            done = await running
+        except ActivityError as error:
+            if workflow.cancellation_reason() is not None:
+                raise
+            names, why = [machine.name for machine in machines], f"{error.cause or error}"[:300]
+            done = GroupRun(group=group.name, machines=names, end=RunEnd.UNABLE, repeat=repeat, why=why)
+        self._runs.append(done)
+        self._show()
+
+    def _show(self, found: Replayed | None = None) -> None:
+        """Bring the page up to date."""
+        shown, now, namespace = found or self._concluded(), "" if found else self._now, workflow.info().namespace
+        page = replay_page.page(self._input, self._plan, self._runs, shown, now=now, namespace=namespace)
+        workflow.set_current_details(page)

@@ -1,0 +1,61 @@
+"""The page of a replay: what was run, what each group showed, and who is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.decisions.replay.judge import judge_runs
+from everstep.decisions.replay.plan import ReplayPlan
+from everstep.model.job_state import job_workflow_id
+from everstep.model.replay import GroupRun, Replayed
+from everstep.text import listed
+from workflows import web_ui
+from workflows.messages import ReplayInput
+
+ROWS = 24
+"""Groups that the page has room for: those that showed a fault first (ours)."""
+LINE = 120
+
+
+def page(
+    input: ReplayInput, plan: ReplayPlan, runs: Sequence[GroupRun], found: Replayed, *, now: str, namespace: str
+) -> str:
+    """The page as it is.
+
+    Args:
+        input: Of the replay.
+        plan: Its groups.
+        runs: That are over.
+        found: What they say so far.
+        now: What runs at present; empty: it is over.
+        namespace: Of Temporal, for the link to the job.
+    """
+    steps, of_machines = input.spec.policy.replay_steps, web_ui.count(plan.size, "machine")
+    headline = f"## {now}" if now else f"## {found.text}"
+    told = (
+        f"`{input.spec.script}` from its beginning, {steps} steps, on groups of {of_machines}: each machine is in one "
+        f"row and in one column, {plan.count} of each. A group that breaks, or computes other bits than the others, "
+        "has a machine at fault; who is in both is it."
+    )
+    why = f"Why: {input.why}" if input.why else ""
+    link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow_id(input.job).replace('/', '%2F')})"
+    parts = [headline, told, why, _table(input, plan, runs), link]
+    return "\n\n".join(part for part in parts if part)[: web_ui.PAGE_CHARACTERS]
+
+
+def _table(input: ReplayInput, plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
+    judged = judge_runs(plan, runs)
+    names = [machine.name for machine in input.machines]
+    groups = sorted(plan.groups, key=lambda group: judged[group.name].faulty is not True)
+    rows = []
+    for group in groups[:ROWS]:
+        own = [run for run in runs if run.group == group.name]
+        if not own:
+            continue
+        verdict = judged[group.name]
+        said = "as the others" if verdict.faulty is False else verdict.why[:LINE].replace("|", "/")
+        took = sum(run.seconds for run in own)
+        mark = "**" if verdict.faulty else ""
+        machines = listed([names[x] for x in group.machines], 6)
+        rows.append([f"{mark}{group.name}{mark}", machines, web_ui.seconds(took), f"{mark}{said}{mark}"])
+    return web_ui.table(["Group", "Machines", "Took", "What it showed"], rows) if rows else ""
