@@ -34,8 +34,10 @@ from drills.spec.sure_faults import LINES, SURE
 from drills.spec.updates import DURING
 from drills.spec.updates import THEN as RIDES_ON
 from everstep.decisions.evict.facts import SHARED_MACHINES
+from everstep.decisions.replay.spec import why_not
 from everstep.errors import CannotInject, ConfigError
 from everstep.faults import exception_named
+from everstep.model.incident import Showing
 from everstep.model.job import JobSpec
 from everstep.model.topology import SHORT_ORDER
 
@@ -89,6 +91,8 @@ def check_sense(request: DrillRequest) -> None:
         _check_steps(request)
     spec = request.spec("drill", {})
     _check_places(request, spec)
+    if request.only_in_job and (why := why_not(spec, Showing(kind="steps"))):
+        raise ConfigError(f"--only-in-job: nobody would find it: {why}")
     _check_copies(request, spec)
     _check_shared(request, spec)
     _check_away(request, spec)
@@ -143,6 +147,10 @@ def _check_stage(request: DrillRequest) -> None:
             "--in-stage diagnose: machines are tested at once only where a loss is not finite: "
             f"add --during {' or --during '.join(NOT_FINITE)}"
         )
+    if request.in_stage == "replay" and not request.only_in_job:
+        raise ConfigError(
+            "--in-stage replay: a job is replayed where no test helps: add --during bitflip --only-in-job"
+        )
     if request.in_stage in BEFORE_AN_UPDATE and request.base not in UPDATES:
         raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")
     if request.in_stage == "await" and request.standby != "late":
@@ -173,6 +181,8 @@ def _check_choices(request: DrillRequest) -> None:
             raise ConfigError("--standby goes with kill-machine --gone and kill-group --gone: nobody is replaced else")
     if request.everywhere and (request.base not in SHARED or request.then):
         raise ConfigError(f"--everywhere goes with {', '.join(SHARED)}, and without --then")
+    if request.only_in_job and request.base != "bitflip":
+        raise ConfigError(f"--only-in-job goes with bitflip, not with {request.base}")
     if request.base == "cut-off":
         _one_of("--from", request.cut_from, ("control",))
     if request.base == "kill-postgres" and request.seconds > LEDGER_LIMIT_S:

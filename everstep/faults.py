@@ -101,7 +101,7 @@ class RankFaults:
 
     def meet(self, point: str, step: int) -> None:
         """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
-        for fault in [planned for planned in self._mine if _is_due(planned, point, step)]:
+        for fault in [planned for planned in self._mine if self._is_due(planned, point, step)]:
             if fault["fault"] == "bitflip":  # the machine is broken: it comes again and again
                 claim(self._plan, fault)
                 self.flip()
@@ -115,6 +115,13 @@ class RankFaults:
                         self.poison()
                         return
                     self.hangs.get(fault["fault"], partial(act, fault))()
+
+    def _is_due(self, fault: Fault, point: str, step: int) -> bool:
+        if fault.get("point", "step") != point:
+            return False
+        # A replay begins anew, on a machine that is broken by then.
+        broken = fault.get("only_in_job") and environment.REPLAY_STEPS in os.environ
+        return bool(step >= fault.get("at_step", 0) or (broken and fired(self._plan, fault) is not None))
 
     def _begun_after(self, fault: Fault) -> bool:
         return "after" not in fault or Path(fault["after"]).exists()
@@ -167,16 +174,14 @@ def _strikes(fault: Fault, rank: int) -> bool:
     if "machine" in fault:
         if fault.get("of_tests"):
             return False
+        if fault.get("only_in_job") and os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+            return False  # nothing is computed with other machines
         return fault["machine"] == os.environ.get(environment.MACHINE) and os.environ.get("LOCAL_RANK") == "0"
     return bool(fault.get("rank") == rank)
 
 
 def _cannot_poison() -> None:
     raise ValueError("there is neither 'nan' nor 'bitflip' outside of everstep.join()")
-
-
-def _is_due(fault: Fault, point: str, step: int) -> bool:
-    return bool(fault.get("point", "step") == point and step >= fault.get("at_step", 0))
 
 
 def act(fault: Fault) -> None:

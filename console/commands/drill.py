@@ -76,6 +76,9 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     changes_state: Annotated[
         bool, typer.Option("--changes-state", help="bad-version: it has a parameter that the state lacks.")
     ] = False,
+    only_in_job: Annotated[
+        bool, typer.Option("--only-in-job", help="bitflip: not in tests, only in jobs of several machines.")
+    ] = False,
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
@@ -179,6 +182,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--at-start", "bad-version", at_start),
         ("--fails-after", "bad-version", fails_after != 1),
         ("--changes-state", "bad-version", changes_state),
+        ("--only-in-job", "bitflip", only_in_job),
         ("--from", "cut-off", cut_from != "control"),
     ):
         if changed and not {fault, during} & set(goes_with.split()):
@@ -213,6 +217,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             at_start=at_start,
             fails_after=fails_after,
             changes_state=changes_state,
+            only_in_job=only_in_job,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
             tp=tp,

@@ -67,7 +67,9 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     struck = request.struck_machine(spec)
     ranks = [] if request.outside else rank_faults(request, request.struck_ranks(spec), struck)
     workers: list[Fault] = []
-    if request.base == "bitflip":  # tests have the plan of the agents, which is that of the workers
+    if (
+        request.base == "bitflip" and not request.only_in_job
+    ):  # tests have the plan of the agents, which is that of the workers
         of_tests = {"id": f"bitflip-{spec.name}", "fault": "bitflip", "machine": struck, "of_tests": True}
         workers.append(of_tests)
     if request.base in UPDATES:
@@ -140,7 +142,7 @@ def rank_faults(request: DrillRequest, ranks: list[int], struck: str = "") -> li
             if request.bound:
                 fault["machine"] = request.machine
             if request.base == "bitflip":
-                fault["machine"] = struck
+                fault |= {"machine": struck, "only_in_job": request.only_in_job}
             if len(ranks) > 1:
                 fault["together"] = together
             match request.base:

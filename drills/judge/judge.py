@@ -211,14 +211,15 @@ def _not_recovered(
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
-    due = update.incidents if update else request.times
+    # A machine that no test finds is launched again, and found once the job has failed there twice.
+    due = update.incidents if update else request.times + request.only_in_job
     if len(opened) != due:
         found.append(f"{len(opened)} incidents were opened, and {due} are due")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
-    most = update.generations if update else 1 + request.times + (request.during == "launch")
+    most = update.generations if update else 1 + request.times + (request.during == "launch") + request.only_in_job
     if facts.generations > most:
         found.append(f"the job was launched {facts.generations} times, {most} would have done")
     if request.base == "kill-postgres":

@@ -57,8 +57,8 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
     FaultKind(
         "bitflip",
-        "--machine M",
-        "one bit of a gradient flips on that machine, in the job from a step on and in every test",
+        "--machine M [--only-in-job]",
+        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test",
         not_soaked="needs three machines that compute the same, and a standby that it uses up",
     ),
     FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _SLOW),

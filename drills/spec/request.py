@@ -83,6 +83,8 @@ class DrillRequest(BaseModel):
     fails_after: int = Field(1, ge=0, description="… after so many steps of its own, or …")
     changes_state: bool = False
     """… as it restores a state that lacks a parameter."""
+    only_in_job: bool = False
+    """bitflip: not in tests, and not where a job has one machine."""
     neutral: bool = False
     """The update changes no loss: for a job that is held against one without updates."""
     machines: int | None = None
@@ -249,6 +251,8 @@ class DrillRequest(BaseModel):
             return settings.GONE_PATIENT if self.gone else settings.PATIENT_POLICY
         if self.gone or self.base == "hang-agents":
             return settings.GONE_POLICY if self.strike_hold is None else settings.GONE_PATIENT
+        if self.only_in_job:
+            return settings.DRILL_POLICY | settings.SHORT_REPLAY
         patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
         return patience | (settings.NOBODY_LEAVES if self.base in DEVICES else {})
 

@@ -35,6 +35,8 @@ SHORT_TESTS: dict[str, Any] = {
 }
 """Diagnostic tests of a drill's job: all machines are one computer, whose few cores they share, so that their
 bandwidths say nothing (ours)."""
+SHORT_REPLAY: dict[str, Any] = {"replay_steps": 3, "replay_shows": 1.0, "replay_s": 120.0}
+"""Replays of a drill, whose fault is there all the time (ours)."""
 DRILL_POLICY = GONE_POLICY | BACK | SHORT_TESTS
 PATIENT_POLICY = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0} | BACK | SHORT_TESTS
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""
