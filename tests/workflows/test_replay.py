@@ -23,9 +23,9 @@ def load(path: Path) -> WorkflowHistory:
 
 
 def test_there_are_histories_of_all_workflows() -> None:
-    kinds = {path.name.split("-")[0] for path in HISTORIES}
+    kinds = {path.stem.split("-")[0] for path in HISTORIES}
 
-    assert {"job", "incident", "notice"} <= kinds
+    assert {"job", "incident", "notice", "pool", "replay"} <= kinds
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
