@@ -36,9 +36,10 @@ def _lines() -> Iterator[str]:
             yield f"  q{number} -- no --> q{number + 1}"
         for place, rung in enumerate(path.rungs):
             after = f"p{number}_{place + 1}" if place + 1 < len(path.rungs) else "limits"
-            arrow = "-- fails again -->" if rung != "diagnose" else "-- nobody is at fault -->"
+            looks = rung in {"diagnose", "replay"}
+            arrow = "-- nobody is at fault -->" if looks else "-- fails again -->"
             yield f'  p{number}_{place}["{AFTER[rung]}"] {arrow} {after}'
-            if rung in {"diagnose", "replay"}:
+            if looks:
                 yield f"  p{number}_{place} -- a machine is at fault --> evict"
 
 
