@@ -173,6 +173,33 @@ def test_a_rank_that_is_poisoned_lives_on_and_the_next_time_is_the_next_process(
     assert [meeting(path, rank, monkeypatch) for rank in (0, 1, 1, 1)] == [[], [4], [4], []]
 
 
+def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"fault": "bitflip", "machine": "m2", "only_in_job": True, "at_step": 8, "point": "begin"}
+    path, flips = plan(tmp_path, one), list[int]()
+    here = {"EVERSTEP_MACHINE": "m2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", environment.FAULTS: str(path)}
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+
+    def meet(world: int) -> list[int]:
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        faults, flips[:] = RankFaults.from_environment(0), []
+        for step in range(10):
+            if faults is not None:
+                faults.flip = lambda step=step: flips.append(step)  # type: ignore[misc]
+                faults.meet("begin", step)
+        return list(flips)
+
+    assert meet(1) == [], "it computes nothing together with another machine"
+    monkeypatch.setenv(environment.REPLAY_STEPS, "10")
+    assert meet(2) == [8, 9], "not broken yet"
+    assert meet(2) == list(range(10))
+    assert meet(1) == []
+    monkeypatch.delenv(environment.REPLAY_STEPS)
+    assert meet(2) == [8, 9]
+
+
 def test_what_is_bound_to_a_machine_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"fault": "nan", "rank": 1, "machine": "m2", "at_step": 4, "point": "begin"}
     path = plan(tmp_path, one)

@@ -13,6 +13,7 @@ from everstep.model.hang import HangFound
 from everstep.model.health import Health, MachineFinding
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import Replayed, ReplayFound, as_replayed
 from tests.everstep.decisions.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, link_down, plan
 
 SURE, ALERT, GONE = "sure-machine-fault", "repeated-network-alert", "gone-machine"
@@ -153,6 +154,18 @@ def test_a_silent_agent_is_no_dead_machine(silent: dict[str, float]) -> None:
 )
 def test_what_is_not_enough_says_why(fields: dict[str, Any], rule: str) -> None:
     assert why_not("m1", found("m1", **fields))[0] == rule
+
+
+def test_who_a_replay_names_leaves_though_it_is_not_sure() -> None:
+    """Not where more than half of the machines are suspects."""
+    seen = Replayed(found=ReplayFound.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
+    finding = as_replayed(seen)
+    assert not finding.sure
+    one = plan(MachineFinding(machine="m1", finding=finding), MachineFinding(machine="m2", finding=finding))
+    assert evicted(one) == [("m1", "failed-replay"), ("m2", "failed-replay")]
+    assert "a replay of the job says so" in one.evict[0].why
+    many = plan(*(MachineFinding(machine=name, finding=finding) for name in EIGHT[:5]))
+    assert evicted(many) == []
 
 
 def test_what_is_healthy_says_nothing() -> None:

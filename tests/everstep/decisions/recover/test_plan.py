@@ -10,7 +10,18 @@ from everstep.decisions.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.recover.rules import NOT_OVERRULED, PARK_WHEN, Action
 from everstep.decisions.recover.state import RecoveryState
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Anomaly, Evidence, Failure, RankExit, StateCopy, Symptom, Tier, Unlisted
+from everstep.model.health import Finding, MachineFinding
+from everstep.model.incident import (
+    Anomaly,
+    Evidence,
+    Failure,
+    RankExit,
+    Showing,
+    StateCopy,
+    Symptom,
+    Tier,
+    Unlisted,
+)
 from everstep.model.job import JobSpec
 from everstep.model.ladder import Rung, RungMode
 from everstep.model.machine import Machine
@@ -208,6 +219,43 @@ def test_a_rung_keeps_its_turn_whatever_the_limits_say() -> None:
     assert plan_restart(evidence(), known, ladder=True).action is Action.DIAGNOSE
     known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
     assert said(plan_restart(evidence(), known, ladder=True)) == (Action.PARK, "same_step_again")
+
+
+def looked_at(**fields: Any) -> RecoveryState:
+    """Tests and restarts did not help; the script was seen to step."""
+    known = climbing(showing=Showing(kind="steps"), **fields)
+    for rung in (Rung.DIAGNOSE, Rung.REATTEMPT):
+        known.ladder.take(rung, known.failures[-1], "then")
+    return known
+
+
+def test_a_job_that_nothing_helped_is_replayed() -> None:
+    plan = plan_restart(evidence(), looked_at(), ladder=True)
+    assert said(plan) == (Action.REPLAY, "") and plan.text.startswith("replay: nothing says what failed")
+    before = plan_restart(evidence(), looked_at(), ladder=True, replay=False)
+    assert before.action is not Action.REPLAY and "no replays when this incident began" in str(before.step)
+    unseen = looked_at()
+    unseen.showing = Showing(kind="calls")
+    plan = plan_restart(evidence(), unseen, ladder=True)
+    assert plan.action is not Action.REPLAY and plan.step is not None and "run.steps" in plan.step.text
+
+
+def test_the_launch_without_the_machine_that_was_found_is_not_counted() -> None:
+    """By then the job has failed as often as the limits allow; they hold again for the next one."""
+    limits = {"history": [state().failures[0]] * 5, "attempts": 9}
+    known = looked_at(**limits)
+    known.ladder.take(Rung.REPLAY, known.failures[-1], "last", found="m1")
+    assert said(plan_restart(evidence(), known, ladder=True)) == (Action.PARK, "same_step_again")
+
+    fault = Finding(inspection="replay", reason="failed-replay")
+    known.ladder.tested = [MachineFinding(machine=known.machines[-1].name, finding=fault)]
+    assert said(plan_restart(evidence(), known, ladder=True))[0] is Action.PARK, "it is still there"
+    known.replaced([*known.machines[:-1], Machine(name="m9", address="127.0.0.1:9")], {})
+    assert said(plan_restart(evidence(), known, ladder=True)) == (Action.REATTEMPT, "")
+    assert said(plan_restart(evidence(), known, ladder=True, replay=False))[0] is Action.PARK
+
+    known.launch(plan_restart(evidence(), known, ladder=True).restore)
+    assert not known.found_out
 
 
 def test_a_rung_to_be_approved_parks_the_job_until_somebody_does() -> None:
