@@ -147,8 +147,6 @@ def _check_stage(request: DrillRequest) -> None:
             "--in-stage diagnose: machines are tested at once only where a loss is not finite: "
             f"add --during {' or --during '.join(NOT_FINITE)}"
         )
-    if request.in_stage == "replay" and not request.only_in_job:
-        raise ConfigError("--in-stage replay: jobs are replayed where no test helps: --during bitflip --only-in-job")
     if request.in_stage in BEFORE_AN_UPDATE and request.base not in UPDATES:
         raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")
     if request.in_stage == "await" and request.standby != "late":

@@ -16,7 +16,6 @@ STAGES = {
     "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
     "diagnose": messages.DIAGNOSE,
-    "replay": messages.REPLAY_GROUP,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
     "launch": messages.LAUNCH,

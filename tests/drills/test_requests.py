@@ -84,7 +84,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker"}, "--in-stage is missing"),
         (
             {"fault": "kill-worker", "in_stage": "later"},
-            "make, try, hold, trace, stop, evict, prepare, await, decide, diagnose, replay, restore, reattempt",
+            "make, try, hold, trace, stop, evict, prepare, await, decide, diagnose, restore, reattempt",
         ),
         ({"fault": "kill-worker", "in_stage": "evict", "during": "kill-machine"}, "add --during kill-machine --gone"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
@@ -122,7 +122,6 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "bad-version", "during": "parked"}, "goes with update"),
         ({"fault": "nan", "only_in_job": True}, "--only-in-job goes with bitflip"),
         ({"fault": "bitflip", "only_in_job": True, "machines": 1, "pp": 1}, "nobody would find it: the job has one"),
-        ({"fault": "kill-worker", "in_stage": "replay", "during": "bitflip"}, "--during bitflip --only-in-job"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:

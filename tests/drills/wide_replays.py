@@ -1,4 +1,4 @@
-"""A machine that computes wrongly in the job alone: each one in turn, and a replay that its workers do not survive."""
+"""A machine that computes wrongly in the job alone: each one in turn."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import pytest
 import pytest_asyncio
 
 from drills import DrillResult
-from drills.spec.stages import MOMENTS
 from tests.drills.conftest import Clusters, DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 WRONG: dict[str, Any] = {"only_in_job": True, "ranks_per_machine": 1, "at_step": 12, "steps": 40}
 EIGHT = WRONG | {"machines": 8, "tp": 1, "pp": 1}
-FOUR = WRONG | {"machines": 4, "tp": 1, "pp": 1}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -44,9 +42,3 @@ async def test_each_machine_of_eight_is_found(drill: DrillOf, index: int) -> Non
 @pytest.mark.parametrize("sizes", [{"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}, {"tp": 2, "pp": 1, "ranks_per_machine": 2}])
 async def test_groups_keep_the_sizes_that_split_the_model(drill: DrillOf, sizes: dict[str, int]) -> None:
     found(await drill("bitflip", machine="m5", **(EIGHT | sizes)), "m5")
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("fault", ["kill-worker", "kill-temporal"])
-async def test_a_replay_survives_its_workers_and_temporal(drill: DrillOf, fault: str, moment: str) -> None:
-    found(await drill(fault, during="bitflip", in_stage="replay", moment=moment, machine="m2", **FOUR), "m2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ from everstep.decisions.replay.plan import plan_replay
 from everstep.decisions.replay.spec import repeats_of
 from everstep.model.incident import Confirmation, IncidentReport, Showing, Symptom
 from everstep.model.job import JobSpec
-from everstep.model.job_state import replay_workflow_id
+from everstep.model.job_state import JobState, replay_workflow_id
 from everstep.model.ladder import Rung
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -72,6 +73,16 @@ async def struck(jobs: Jobs, **policy: Any) -> Any:
     await jobs.until(handle, lambda state: state.status == "running" and state.showing.kind == "steps")
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.CRASH))
     return handle
+
+
+async def replaying(jobs: Jobs, handle: Any) -> JobState:
+    """Wait until the job is replayed; what a group does shows in no history of the job."""
+    state = await jobs.until(handle, lambda state: bool(state.incidents) and state.incidents[-1].stage == "replay")
+    deadline = time.monotonic() + 60.0
+    while "replay row 0" not in jobs.cluster.calls:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    return state
 
 
 def report_of(jobs: Jobs) -> IncidentReport:
@@ -126,7 +137,7 @@ async def test_a_job_that_is_not_replayed_says_why(jobs: Jobs, policy: dict[str,
 async def test_an_incident_that_is_abandoned_leaves_no_replay(jobs: Jobs) -> None:
     jobs.cluster.blocked.add("replay row 0")
     handle = await struck(jobs)
-    state = await jobs.until(handle, lambda _: "replay row 0" in jobs.cluster.calls)
+    state = await replaying(jobs, handle)
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     assert (await incident.query(IncidentWorkflow.current_stage)).name == "replay"
     await incident.signal("abandon", WHO)
@@ -139,7 +150,7 @@ async def test_an_incident_that_is_abandoned_leaves_no_replay(jobs: Jobs) -> Non
 async def test_a_replay_that_somebody_ends_leaves_the_incident_going_on(jobs: Jobs) -> None:
     jobs.cluster.blocked.add("replay row 0")
     handle = await struck(jobs)
-    state = await jobs.until(handle, lambda _: "replay row 0" in jobs.cluster.calls)
+    state = await replaying(jobs, handle)
     await jobs.client.get_workflow_handle(replay_workflow_id(state.spec.name, 1, 1)).terminate("by hand")
     await jobs.until(handle, lambda state: state.status == "parked")
     assert any(note.stage == "replay" and "ended from outside" in note.text for note in jobs.cluster.notes)
