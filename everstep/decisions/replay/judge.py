@@ -128,7 +128,7 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
     bad = {name: one.why for name, one in judged.items() if one.faulty}
     repeats = max((run.repeat for run in runs), default=0)
     evidence = [f"{name}: {why}"[:300] for name, why in list(bad.items())[:EVIDENCE]]
-    if bad and not any(one.faulty is False for one in judged.values()):
+    if bad and len(bad) == len(judged):
         return Replayed(
             found=ReplayFound.EVERYWHERE,
             text=f"every group showed it, {_groups(bad)}: it is not of a machine",

@@ -120,6 +120,14 @@ def test_a_fault_that_shows_in_a_later_repeat_is_kept() -> None:
     assert concluded(plan, [*half, *runs_of(plan, [4], repeat=2)])[:2] == (ReplayFound.ONE, ["m4"])
 
 
+def test_what_could_not_be_run_is_not_taken_for_a_fault_of_all() -> None:
+    plan = plan_replay(4, 2)
+    ends = dict(zip((group.name for group in plan.groups), [RunEnd.CRASHED, RunEnd.UNABLE] * 2, strict=True))
+    runs = [run.model_copy(update={"end": ends[run.group], "losses": [], "states": []}) for run in runs_of(plan)]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and text.startswith("not known: ")
+
+
 def test_what_could_not_be_run_accuses_nobody() -> None:
     plan = plan_replay(6, 2)
     runs = [
