@@ -33,7 +33,7 @@ from controlplane.references import JobRun, option_of, parse_incident
 from everstep import environment
 from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
 from everstep.model.eviction import EvictionState
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, owner_of
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
 from everstep.model.stage_at_hand import StageAtHand
@@ -187,9 +187,11 @@ class Control:
             versions: The first version of its code; empty: what the spec says.
 
         Raises:
-            ConfigError: a job of this name is running.
+            ConfigError: a job of this name is running, or the name is that of a replay.
             ClusterError: Temporal does not answer.
         """
+        if (owner := owner_of(spec.name)) != spec.name:
+            raise ConfigError(f"{spec.name!r} names a replay of the job {owner!r}: use a name without '~'")
         with self._answers(spec.name):
             try:
                 await self.client.start_workflow(
