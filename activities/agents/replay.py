@@ -131,9 +131,11 @@ class ReplayActivities:
 
         async def hardware(machine: Machine) -> str:
             try:
-                return (await self._agents.get(machine.address).describe()).hardware
+                if told := (await self._agents.get(machine.address).describe()).hardware:
+                    return told
             except EverstepError:
-                return f"unknown of {machine.name}"
+                pass
+            return f"unknown of {machine.name}"
 
         found = await gathered(map(hardware, given.machines))
         return found[0] if len(set(found)) == 1 else " + ".join(found)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator
 
@@ -53,6 +54,11 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         super().__init__(jobs)
         self._monitor = monitor
         self._disk_free = 0
+        self._hardware = ""
+        # A driver that hangs holds up nobody here: until it answers, the hardware is not known.
+        threading.Thread(target=self._look_at_hardware, name="hardware", daemon=True).start()
+
+    def _look_at_hardware(self) -> None:
         self._hardware = hardware()
 
     # Coming up.

@@ -66,7 +66,7 @@ class DescribeReply(_message.Message):
     pid: _builtins.int
     time_ns: _builtins.int
     hardware: _builtins.str
-    """model and number of processors and GPUs: what bits depend on; empty: an older agent"""
+    """model and number of processors and GPUs: what bits depend on; empty: not known yet, or an older agent"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
     @_builtins.property
