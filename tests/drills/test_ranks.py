@@ -76,7 +76,6 @@ async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None
     assert len(result.incidents) == 1 and result.leaked == []
 
 
-@pytest.mark.wide
 async def test_a_machine_that_computes_a_wrong_bit_is_found_and_leaves(drill: DrillOf) -> None:
     """Bitwise alignment says which; the loss, a mean over ranks, does not."""
     result = await drill("bitflip", machines=3, ranks_per_machine=1, tp=1, pp=1, machine="m1", at_step=12, steps=40)
