@@ -67,9 +67,8 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     struck = request.struck_machine(spec)
     ranks = [] if request.outside else rank_faults(request, request.struck_ranks(spec), struck)
     workers: list[Fault] = []
-    if (
-        request.base == "bitflip" and not request.only_in_job
-    ):  # tests have the plan of the agents, which is that of the workers
+    # Tests have the plan of the agents, which is that of the workers.
+    if request.base == "bitflip" and not request.only_in_job:
         of_tests = {"id": f"bitflip-{spec.name}", "fault": "bitflip", "machine": struck, "of_tests": True}
         workers.append(of_tests)
     if request.base in UPDATES:

@@ -18,9 +18,9 @@ with workflow.unsafe.imports_passed_through():
 
 
 LADDER = "ladder"
+"""Incidents of before this release do not ask the ladder."""
 REPLAY = "replay"
 """Incidents of before there were replays have none."""
-"""Incidents of before this release do not ask the ladder."""
 
 
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
