@@ -21,7 +21,8 @@ def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, accu
     job.inject(fault="kill-rank", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     agreed = job.agreed_step()
-    assert agreed == 5 or (accumulate > 1 and agreed == 4)  # no optimizer's step waited for the save after 5
+    # Faults strike before the hook of the optimizer's step that waits for the save after 5: it may be cut short.
+    assert agreed in {4, 5}
     job.losses.clear()
     assert set(job.launch(resume=agreed)) == {0}
     assert job.losses == {at: loss for at, loss in undisturbed.losses.items() if at[1] >= agreed}
