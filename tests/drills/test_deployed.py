@@ -44,6 +44,7 @@ def test_a_job_runs_on_machines_that_were_deployed_by_the_book(undisturbed: Loss
     assert sorted(undisturbed) == list(range(STEPS))
 
 
+@pytest.mark.wide
 def test_a_link_is_down_and_then_a_machine_is_cut_off_from_the_control_host(
     deployed: Deployed, undisturbed: Losses
 ) -> None:

@@ -75,6 +75,7 @@ async def test_a_file_system_turns_read_only(drill: DrillOf) -> None:
     replaced(await drill("fs-readonly", machine="m1", steps=STEPPING))
 
 
+@pytest.mark.wide
 async def test_without_another_machine_a_fault_is_told_and_the_job_goes_on_with_it(spread: DrillOf) -> None:
     went_on(await spread("gpu-lost", machine="m1", steps=40))
 

@@ -101,6 +101,7 @@ async def test_a_script_that_knows_nothing_of_everstep(
     assert len(lines) > 40  # it went on from its own checkpoint and did some steps again
 
 
+@pytest.mark.wide
 async def test_the_same_step_again_and_again_ends_parked(drill: DrillOf) -> None:
     result = await drill("kill-rank", ranks=[1], times=3)
     assert result.problems == []

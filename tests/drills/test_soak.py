@@ -39,9 +39,16 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("faults", "seed"), [(5, 16), pytest.param(10, 4, marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    ("faults", "seed", "hows"),
+    [
+        (4, 52, {"together", "within"}),
+        pytest.param(5, 16, {*get_args(How)}, marks=pytest.mark.wide),
+        pytest.param(10, 4, {*get_args(How)}, marks=pytest.mark.wide),
+    ],
+)
 def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
-    tmp_path: Path, faults: int, seed: int
+    tmp_path: Path, faults: int, seed: int, hows: set[How]
 ) -> None:
     folder = tmp_path / "soak"
     journal = folder / "journal.jsonl"
@@ -61,7 +68,7 @@ def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
 
     assert procfs.of_cluster(cluster.id) == set() and not cluster.shm.exists() and not described.exists()
     plan = SoakPlan.read(folder / "plan.json")
-    assert {one.how for one in plan.episodes} == set(get_args(How))
+    assert {one.how for one in plan.episodes} == hows
     assert found["faults_tried"] == found["faults_survived"] == plan.faults >= faults
     assert [one["number"] for one in found["episodes"]] == [one.number for one in plan.episodes]
     assert any(one["incidents"] for one in found["episodes"])
