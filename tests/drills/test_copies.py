@@ -56,6 +56,7 @@ async def test_a_job_without_room_for_its_checkpoints_is_parked_with_numbers(spr
     assert result.leaked == []
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("room_of_its_own")
 async def test_without_room_for_backups_training_goes_on_and_the_disk_is_what_is_left(
     spread: DrillOf, went_on: WentOn
@@ -66,6 +67,7 @@ async def test_without_room_for_backups_training_goes_on_and_the_disk_is_what_is
     assert any("no room for the backup" in text for text in result.said)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("room_of_its_own")
 async def test_with_a_full_disk_training_goes_on_and_the_older_checkpoint_is_used(
     spread: DrillOf, went_on: WentOn

@@ -134,6 +134,7 @@ async def test_a_rank_that_leaves_while_the_others_go_on_is_an_incident(run: Run
     assert state.failures[0].cause == "early exit"
 
 
+@pytest.mark.wide
 async def test_a_first_step_that_takes_longer_than_a_stall_is_waited_for_in_every_process(run: Run) -> None:
     state = await run(SLOW_FIRST_STEP, stall_floor_s=2.0)
 
@@ -161,6 +162,7 @@ async def test_a_slow_import_that_fails_each_time_never_recovers(run: Run) -> No
     assert not any("Recovered" in one.headline for one in state.incidents)
 
 
+@pytest.mark.wide
 async def test_a_script_that_showed_steps_is_not_recovered_by_living(run: Run) -> None:
     state = await run(FAILS_AFTER_STEPS, confirm_alive_s=0.5, max_attempts=10)
 

@@ -31,6 +31,7 @@ async def test_a_whole_pipeline_of_the_mesh_is_lost(drill: DrillOf, went_on: Wen
     assert result.steps_promised == 1 and "every backup lies outside" in result.promise
 
 
+@pytest.mark.wide
 async def test_all_machines_are_lost_and_the_disk_is_what_is_left(drill: DrillOf) -> None:
     result = await drill("kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, at_step=11)
     assert result.problems == [] and result.ok
@@ -90,6 +91,7 @@ async def test_a_machine_that_stays_away_is_replaced(drill: DrillOf) -> None:
     on_others(await drill("kill-machine", machine="m1", gone=True), ["m1"])
 
 
+@pytest.mark.wide
 async def test_the_machine_of_the_rendezvous_store_stays_away(drill: DrillOf) -> None:
     on_others(await drill("kill-machine", machine="m0", gone=True), ["m0"])
 

@@ -31,10 +31,12 @@ async def test_a_rank_of_the_whole_mesh_is_killed(drill: DrillOf, recovered: Rec
     assert [name for name, _ in result.stages] == ["stop", "decide", "reattempt", "confirm"]
 
 
+@pytest.mark.wide
 async def test_the_first_rank_segfaults_at_the_first_step(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-rank", ranks=[0], at_step=0, signal="SEGV"))
 
 
+@pytest.mark.wide
 async def test_a_rank_is_killed_at_the_last_step(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-rank", ranks=[3], at_step=23))
 
@@ -50,6 +52,7 @@ async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(
     recovered(await drill("kill-during-save", ranks=[2]))
 
 
+@pytest.mark.wide
 async def test_a_kill_between_two_steps_of_the_optimizer(drill: DrillOf, recovered: Recovered) -> None:
     """Four bodies make an optimizer step: the gradients of the first two of them come from the checkpoint."""
     script = [str(example("ddp.py")), "--steps", "24", "--accumulate", "4", "--dim", "16"]
@@ -64,11 +67,13 @@ async def test_an_exception_in_user_code(drill: DrillOf, recovered: Recovered, c
     assert state.failures[0].cause == "ValueError"
 
 
-@pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("code", [0, 3])
 async def test_a_rank_leaves_early(drill: DrillOf, recovered: Recovered, code: int) -> None:
     recovered(await drill("exit-rank", ranks=[1], code=code))
 
 
+@pytest.mark.wide
 async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None:
     result = await drill("nan", ranks=[2], at_step=12, step_seconds=0.1)
     assert result.problems == []

@@ -36,13 +36,14 @@ async def test_an_urgent_one_loses_nothing(drill: DrillOf) -> None:
     assert [name for name, _ in result.stages] == ["hold", "stop", "decide", "reattempt", "confirm"]
 
 
+@wide
 @pytest.mark.parametrize(
     ("rides_on", "resolution"),
     [
         pytest.param({"then": "kill-rank"}, "update", id="crash"),
-        pytest.param({"then": "kill-machine", "machine": "m1", "gone": True}, "eviction", id="eviction", marks=wide),
-        pytest.param({"then": "kill-forkserver"}, "update", id="fork server", marks=wide),
-        pytest.param({"window": 3.0}, "update", id="window", marks=wide),
+        pytest.param({"then": "kill-machine", "machine": "m1", "gone": True}, "eviction", id="eviction"),
+        pytest.param({"then": "kill-forkserver"}, "update", id="fork server"),
+        pytest.param({"window": 3.0}, "update", id="window"),
     ],
 )
 async def test_a_lazy_one_rides_on_what_comes(drill: DrillOf, rides_on: dict[str, Any], resolution: str) -> None:

@@ -18,7 +18,7 @@ from workflows.registry import WORKFLOWS, sandbox
 
 SUGGESTED = 100
 """Events after which the server of the tests suggests to continue as new."""
-RESUMES = 10
+RESUMES = 6
 
 
 def failing(given: Any) -> Confirmation:
@@ -85,31 +85,31 @@ async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) 
 async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(jobs: Any) -> None:
     jobs.cluster.confirmation = failing
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=held(20))
-    job = await jobs.start(max_attempts=20, max_failures_at_step=100, max_failures_without_progress=100)
+    job = await jobs.start(max_attempts=12, max_failures_at_step=100, max_failures_without_progress=100)
     await job.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(job, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))
 
-    assert "20 reattempts did not bring the job back" in (await incident.query("stage"))["found"]
+    assert "12 reattempts did not bring the job back" in (await incident.query("stage"))["found"]
     assert len(await runs_of(jobs, incident)) > 1
-    assert jobs.cluster.calls[-1] == "stop 21"
+    assert jobs.cluster.calls[-1] == "stop 13"
 
 
 async def test_of_an_incident_that_continued_as_new_all_launches_are_known_when_it_is_closed(jobs: Any) -> None:
-    job, incident = await resumed_again_and_again(jobs, 6)
+    job, incident = await resumed_again_and_again(jobs, 4)
     assert len(await runs_of(jobs, incident)) > 1
     await incident.terminate()
     state = await jobs.until(job, lambda state: state.incident_count == 2 and state.status == "parked")
     left = await read_closed(jobs.client, incident.id)
 
-    assert left.launches == [(number, 20) for number in range(2, 9)]
-    assert (state.generation, state.incidents[0].resolution) == (8, CLOSED_OUTSIDE)
-    assert jobs.cluster.calls[-1] == "stop 8"
+    assert left.launches == [(number, 20) for number in range(2, 7)]
+    assert (state.generation, state.incidents[0].resolution) == (6, CLOSED_OUTSIDE)
+    assert jobs.cluster.calls[-1] == "stop 6"
 
 
 async def test_an_abandoned_incident_gives_up_after_any_number_of_runs(jobs: Any) -> None:
-    job, incident = await resumed_again_and_again(jobs, 6)
+    job, incident = await resumed_again_and_again(jobs, 4)
     await incident.signal("abandon", {"operator": "ada"})
 
     assert (await job.result()).outcome == "failed"
-    assert jobs.cluster.calls[-2:] == ["stop 8", "release"]
+    assert jobs.cluster.calls[-2:] == ["stop 6", "release"]

@@ -343,6 +343,7 @@ def test_checkpoints_are_listed_and_a_job_that_has_ended_goes_on_from_one(everst
     assert out.splitlines()[-1] == "begins with step 20"
 
 
+@pytest.mark.wide
 def test_steps_are_repeated_bit_for_bit_with_the_code_that_ran_them(everstep: Everstep, home: Path) -> None:
     """The code changes while the job runs, and is gone when its steps are repeated."""
     path, script = str(home / "drawing.toml"), home / "drawing/train.py"
