@@ -38,7 +38,7 @@ types: setup ## mypy, strict
 # Tests wait as well as compute, so more of them run side by side than there are cores. A file stays together: its tests
 # share a cluster. SIDE_BY_SIDE=0 runs one after the other. Hundreds of processes import the same files, which are
 # compiled once, also where the environment says otherwise.
-SIDE_BY_SIDE ?= 5
+SIDE_BY_SIDE ?= 4
 FAULTS ?= 300
 SEED ?= 1
 test: temporal ## everything that CI runs

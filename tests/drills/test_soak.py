@@ -59,6 +59,7 @@ def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
+    assert '"violations":[]' in journal.read_text().splitlines()[0]
     left = json.loads((folder / "cluster.json").read_text())
     described = Path(left["folder"]) / "clusters" / left["name"] / "cluster.json"
     cluster = ClusterFile.model_validate_json(described.read_text())
