@@ -72,3 +72,13 @@ def is_alive(pid: int, start: int) -> bool:
 def boot_id() -> str:
     """Of this start of the computer's kernel: start times and process ids of another one mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def main_thread_s(pid: int) -> tuple[float, float] | None:
+    """How long the first thread of a process had a CPU since it began, and how long it could have run and had none, in
+    seconds; None: that cannot be read."""
+    try:
+        had_ns, waited_ns, _ = (PROC / str(pid) / "schedstat").read_bytes().split()
+        return int(had_ns) / 1e9, int(waited_ns) / 1e9
+    except (OSError, ValueError):
+        return None

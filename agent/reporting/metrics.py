@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.detect.cpu_watch import CpuPerStep, CpuWatch
 from everstep.decisions.detect.metric_watch import MetricWatch, Series
 from everstep.errors import EverstepError
+from everstep.processes import main_thread_s
 from everstep.step_reports import Flops, ReportFile
 
 
@@ -22,6 +24,9 @@ class _Read:
     next: int = 0
     """Sequence to read next."""
     watch: MetricWatch = field(default_factory=MetricWatch)
+    cpu: CpuWatch = field(default_factory=CpuWatch)
+    looks: int = 0
+    """Of its pace, at which the CPU time was read as well."""
 
 
 class JobMetrics:
@@ -53,11 +58,36 @@ class JobMetrics:
         if report.generation > read.generation:
             read.generation, read.next = report.generation, 0
             read.watch.begin()
+            read.cpu.begin()
         if report.generation == read.generation:
             read.next, records = report.records(read.next)
             for record in records:
                 read.watch.observe(record)
+            _look_at_cpu(read, report)
         return read.watch
+
+    def message(self, report: ReportFile, flops: Flops) -> pb.Metrics:
+        """The metrics of one rank as the schema says them."""
+        found = metrics_message(self.of(report), flops)
+        cpu = self._ranks[report.rank].cpu
+        for message, value in ((found.cpu, cpu.newest), (found.typical_cpu, cpu.typical)):
+            if value is not None:
+                message.CopyFrom(_cpu(value))
+        return found
+
+
+def _look_at_cpu(read: _Read, report: ReportFile) -> None:
+    """Once for each look at its pace: what it takes to compute a step belongs to the same steps, but for one."""
+    pace = read.watch.pace
+    if pace.looks == read.looks:
+        return
+    read.looks = pace.looks
+    if (used := main_thread_s(report.snapshot().pid)) is not None:
+        read.cpu.observe(read.watch.step, *used, slower=pace.slow_looks > 0)
+
+
+def _cpu(value: CpuPerStep) -> pb.CpuPerStep:
+    return pb.CpuPerStep(had_s=value.had_s, waited_s=value.waited_s)
 
 
 def _take_up(read: _Read, report: ReportFile) -> None:
@@ -75,7 +105,7 @@ def _take_up(read: _Read, report: ReportFile) -> None:
 
 
 def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
-    """The metrics of one rank as the schema says them."""
+    """What a rank's reports say, as the schema says it."""
     pace = watch.pace
     return pb.Metrics(
         step=watch.step,
@@ -88,6 +118,8 @@ def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
         flops_per_token=flops.per_token,
         peak_flops=flops.peak,
         flops_derived=flops.derived,
+        slow_looks=pace.slow_looks,
+        typical_tokens_per_s=pace.typical_tokens_per_s,
     )
 
 

@@ -8,7 +8,6 @@ from agent.jobs.job_ranks import to_exit
 from agent.jobs.job_runner import JobRunner
 from agent.launcher.processes import End
 from agent.reporting import rank_logs
-from agent.reporting.metrics import metrics_message
 from agent.state.job_record import RankRecord
 from agent.tracer.processes import STOPPED, state_of
 from agent.v1 import agent_pb2 as pb
@@ -44,7 +43,7 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
             progress.milestones.CopyFrom(pb.Milestones(**now.milestones))
             progress.tokens = runner.ranks.archive.tokens(rank.rank, rank.generation)
             if now.newest:
-                progress.metrics.CopyFrom(metrics_message(runner.ranks.metrics.of(report), now.flops))
+                progress.metrics.CopyFrom(runner.ranks.metrics.message(report, now.flops))
                 progress.loss, progress.grad_norm = now.newest.loss, now.newest.grad_norm
         found.append(progress)
     return found

@@ -2485,6 +2485,10 @@ class Metrics(_message.Message):
     FLOPS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     PEAK_FLOPS_FIELD_NUMBER: _builtins.int
     FLOPS_DERIVED_FIELD_NUMBER: _builtins.int
+    SLOW_LOOKS_FIELD_NUMBER: _builtins.int
+    TYPICAL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    CPU_FIELD_NUMBER: _builtins.int
+    TYPICAL_CPU_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the newest report"""
     tokens_per_s: _builtins.float
@@ -2501,10 +2505,22 @@ class Metrics(_message.Message):
     """of this rank's device, a second; 0: not known"""
     flops_derived: _builtins.bool
     """6 for each parameter that this rank has"""
+    slow_looks: _builtins.int
+    """so many looks in a row found most steps slower, and not only their mean"""
+    typical_tokens_per_s: _builtins.float
+    """median before them; 0: not known"""
     @_builtins.property
     def loss(self) -> Global___Series: ...
     @_builtins.property
     def grad_norm(self) -> Global___Series: ...
+    @_builtins.property
+    def cpu(self) -> Global___CpuPerStep:
+        """over the last steps; unset: not known"""
+
+    @_builtins.property
+    def typical_cpu(self) -> Global___CpuPerStep:
+        """median while it was not slower; unset: not known"""
+
     def __init__(
         self,
         *,
@@ -2518,14 +2534,44 @@ class Metrics(_message.Message):
         flops_per_token: _builtins.float = ...,
         peak_flops: _builtins.float = ...,
         flops_derived: _builtins.bool = ...,
+        slow_looks: _builtins.int = ...,
+        typical_tokens_per_s: _builtins.float = ...,
+        cpu: Global___CpuPerStep | None = ...,
+        typical_cpu: Global___CpuPerStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "grad_norm", b"grad_norm", "loss", b"loss", "typical_cpu", b"typical_cpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops_derived", b"flops_derived", "flops_per_token", b"flops_per_token", "grad_norm", b"grad_norm", "loss", b"loss", "peak_flops", b"peak_flops", "slow_since", b"slow_since", "step", b"step", "step_s", b"step_s", "tokens_per_s", b"tokens_per_s", "typical_step_s", b"typical_step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "flops_derived", b"flops_derived", "flops_per_token", b"flops_per_token", "grad_norm", b"grad_norm", "loss", b"loss", "peak_flops", b"peak_flops", "slow_looks", b"slow_looks", "slow_since", b"slow_since", "step", b"step", "step_s", b"step_s", "tokens_per_s", b"tokens_per_s", "typical_cpu", b"typical_cpu", "typical_step_s", b"typical_step_s", "typical_tokens_per_s", b"typical_tokens_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Metrics: _TypeAlias = Metrics  # noqa: Y015
+
+@_typing.final
+class CpuPerStep(_message.Message):
+    """Of a rank's main thread in one step, seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HAD_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    had_s: _builtins.float
+    """that it had a CPU"""
+    waited_s: _builtins.float
+    """that it could have run and had none"""
+    def __init__(
+        self,
+        *,
+        had_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["had_s", b"had_s", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CpuPerStep: _TypeAlias = CpuPerStep  # noqa: Y015
 
 @_typing.final
 class Series(_message.Message):

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from everstep.step_reports import GRAD_NORM, LOSS, StepRecord
 
@@ -111,6 +114,16 @@ class Series:
             del self._sorted[bisect_left(self._sorted, self._window.popleft())]
 
 
+class PaceKept(NamedTuple):
+    """How fast some steps in a row were."""
+
+    step_s: float
+    """Mean time of a step."""
+    most_s: float
+    """Median time of a step."""
+    tokens_per_s: float
+
+
 @dataclass(slots=True)
 class Pace:
     """How fast a rank steps, against its own past."""
@@ -121,25 +134,40 @@ class Pace:
     """Mean time of the last steps; 0: not known."""
     slow_since: int = -1
     """Step from which on it is slower than it was; -1: it is not, as far as known."""
+    slow_looks: int = 0
+    """So many looks in a row found most of its steps slower, and not only their mean, as a checkpoint does."""
+    looks: int = 0
+    """How often the last steps were compared with those before, or kept for that."""
     _records: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     """Step, time in ns and tokens of the last reports."""
     _tokens: int = 0
     """Of all but the oldest of them."""
     _since_look: int = 0
-    _past: deque[float] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
-    """Mean times of a step, each over so many steps."""
+    _past: deque[PaceKept] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
+    _slow: list[PaceKept] = field(default_factory=list)
+    """Since the decline at hand began."""
 
     @property
     def typical_step_s(self) -> float:
         """Median time of a step of this rank's past; 0: not known yet."""
-        return median(self._past) if len(self._past) >= PACES_KNOWN else 0.0
+        return self._typical([one.step_s for one in self._past])
+
+    @property
+    def typical_tokens_per_s(self) -> float:
+        """Median speed of its past; 0: not known yet, or the script gives no tokens."""
+        return self._typical([one.tokens_per_s for one in self._past])
+
+    @staticmethod
+    def _typical(past: Sequence[float]) -> float:
+        return median(past) if len(past) >= PACES_KNOWN else 0.0
 
     def begin(self) -> None:
         """Another generation: the time between the two was no step."""
         self._records.clear()
         self._tokens = self._since_look = 0
         self.tokens_per_s = self.step_s = 0.0
-        self.slow_since = -1
+        self.slow_since, self.slow_looks = -1, 0
+        self._slow.clear()
 
     def observe(self, step: int, time_ns: int, tokens: int) -> None:
         """Take one report."""
@@ -160,12 +188,26 @@ class Pace:
 
     def _look(self) -> None:
         """Compare the last steps with those before, once for each ``PACE_STEPS`` of them."""
-        typical = self.typical_step_s
-        if typical and self.step_s > SLOW_FACTOR * typical:
-            self.slow_since = self._records[0][0] if self.slow_since < 0 else self.slow_since
-        else:
-            self.slow_since = -1
-        self._past.append(self.step_s)
+        typical, most = self.typical_step_s, self._typical([one.most_s for one in self._past])
+        kept = PaceKept(self.step_s, self._most_s(), self.tokens_per_s)
+        is_slower = bool(typical) and kept.step_s > SLOW_FACTOR * typical
+        most_are = is_slower and kept.most_s > SLOW_FACTOR * most
+        since = self._records[0][0] if self.slow_since < 0 else self.slow_since
+        self.slow_since, self.slow_looks = (since if is_slower else -1), (self.slow_looks + 1 if most_are else 0)
+        self.looks += 1
+        # Not among what it is measured against, or a decline would soon be none any more; unless it stays there.
+        self._slow = [*self._slow, kept] if most_are else []
+        if len(self._slow) == PACES_KEPT:
+            self._past, self._slow = deque(self._slow, PACES_KEPT), []
+        elif not most_are:
+            self._past.append(kept)
+
+    def _most_s(self) -> float:
+        """Median time of one of the last steps."""
+        return median(
+            (time_ns - before_ns) / 1e9 / max(step - before, 1)
+            for (before, before_ns, _), (step, time_ns, _) in pairwise(self._records)
+        )
 
 
 @dataclass(slots=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from pathlib import Path
 
 from agent.reporting.metrics import JobMetrics, metrics_message
-from everstep.decisions.detect.metric_watch import WINDOW
+from agent.v1 import agent_pb2 as pb
+from everstep.decisions.detect.cpu_watch import KNOWN
+from everstep.decisions.detect.metric_watch import PACE_STEPS, WINDOW
 from everstep.step_reports import Flops, ReportFile
 
 
@@ -57,3 +61,23 @@ def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
     text = f"the loss jumped at step {WINDOW}: 6.0 times its median"
     assert [metrics.news(file) for file in (*files, *files)] == [[text], [], [], []]
     assert JobMetrics().news(files[0]) == [], "an agent that is started again tells it no second time"
+
+
+def test_what_a_rank_computes_in_a_step_is_told_beside_how_long_it_takes(tmp_path: Path) -> None:
+    """This process stands for the rank: it works for a millisecond in each step."""
+    metrics, file = JobMetrics(), ReportFile.create(tmp_path / "report-0-1", rank=0, generation=1)
+    file.set_pid(os.getpid())
+    told = pb.Metrics()
+    for step in range((KNOWN + 2) * PACE_STEPS + 2):
+        until = time.thread_time() + 0.001
+        while time.thread_time() < until:
+            pass
+        file.report(step, 1.0, None, 0)
+        told = metrics.message(file, Flops())
+    assert told.HasField("cpu") and told.HasField("typical_cpu")
+    assert min(told.cpu.had_s, told.typical_cpu.had_s) >= 0.001, "that it worked"
+    assert told.cpu.had_s + told.cpu.waited_s <= 2 * told.step_s + 0.1, "and not more than there was time for"
+
+    assert not metrics.message(ReportFile.create(tmp_path / "report-0-2", rank=0, generation=2), Flops()).HasField(
+        "cpu"
+    )
