@@ -73,11 +73,12 @@ def _round(
             if median(found) >= limits.slow and sum(one >= limits.slow for one in found) >= MOST_STEPS * len(found)
         )
     )
-    return Round(tuple(part), outliers, _most_outliers(outliers, topology, limits))
+    return Round(tuple(part), outliers, most_outliers(outliers, topology, limits))
 
 
-def _most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimits) -> ParallelGroup | None:
-    """The group with most outliers; of several the one with the fewest machines, then ranks."""
+def most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimits) -> ParallelGroup | None:
+    """The group with most outliers, each rank on its machines that is none taken off; of several the one with the
+    fewest machines, then ranks."""
     candidates: dict[tuple[int, ...], ParallelGroup] = {}
     for rank in outliers:
         machine = topology.machine(rank)
@@ -92,7 +93,7 @@ def _most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimi
     return max(
         candidates.values(),
         key=lambda group: (
-            sum(slow[one] for one in group.machines),
+            sum(2 * slow[one] - topology.ranks_per_machine for one in group.machines),
             -len(group.machines),
             group.kind == "machine",
             -len(group.ranks),
