@@ -47,6 +47,7 @@ HOLD = "Hold ranks"
 DIAGNOSE = "Diagnose machines"
 TRACE = "Trace ranks"
 REPLAY_GROUP = "Replay group"
+SLOW_ROUND = "Look for a slow machine"
 
 
 class AwaitStandbysInput(Model):
@@ -147,6 +148,20 @@ class TraceInput(Model):
     """Between two looks, seconds (ours)."""
     look_s: float = 5.0
     """One look takes no longer, seconds (ours)."""
+
+
+class SlowRoundInput(Model):
+    """One round of the vote for the machine that slows a job down; the ranks go on."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    generation: int
+    incident: str
+    """Its workflow's id: what is seen first in the round is kept with it."""
+    number: int
+    """Of the round, from 1."""
+    round_s: float
+    """Its length, seconds."""
 
 
 class StopInput(Model):

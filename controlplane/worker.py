@@ -25,6 +25,7 @@ from activities.agents.checkpoints import CheckpointActivities
 from activities.agents.diagnose import DiagnoseActivities
 from activities.agents.ranks import RankActivities
 from activities.agents.replay import ReplayActivities
+from activities.agents.slow import SlowActivities
 from activities.agents.trace import TraceActivities
 from activities.closed_incidents import IncidentActivities
 from activities.clusters.cluster import Cluster
@@ -138,6 +139,7 @@ def build(
             DiagnoseActivities(agents).diagnose,
             TraceActivities(agents, ledger).trace,
             ReplayActivities(agents, versions).replay_group,
+            SlowActivities(agents, ledger).slow_round,
             looks.look,
             ProvisionActivities(cluster).provision,
             records.decide,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from controlplane.local import mounts
 from drills.clusters import network
-from drills.inject import devices, memory_group
+from drills.inject import cpu_group, devices, memory_group
 from drills.spec import settings
 from drills.spec.catalogue import (
     CONTROL_FAULTS,
@@ -69,6 +70,10 @@ def check(request: DrillRequest) -> None:
         raise CannotInject(f"{request.base}: {said}")
     if request.base == "oom" and (said := memory_group.why_not()):
         raise CannotInject(f"oom: {said}")
+    if request.base == "slow-machine" and (said := cpu_group.why_not()):
+        raise CannotInject(f"slow-machine: {said}")
+    if request.base == "slow-link" and not shutil.which("tc"):
+        raise CannotInject("slow-link: there is no program tc (package iproute2)")
     in_kernel_log = request.base == "xid" or (request.base == "machine-fault" and request.reason in LINES)
     if in_kernel_log and (said := devices.why_not()):
         raise CannotInject(f"{request.base}: {said}")
@@ -219,6 +224,10 @@ def _check_places(request: DrillRequest, spec: JobSpec) -> None:
     names = machine_names(spec.machines)
     if request.machine and request.machine not in names:
         raise ConfigError(f"--machine {request.machine} does not exist: machines are {', '.join(names)}")
+    for name in request.between or ():
+        _one_of("--between", name, names)
+    if request.between and (request.base != "slow-link" or len(set(request.between)) < len(request.between)):
+        raise ConfigError("--between names two machines, and goes with slow-link")
     if request.base == "kill-group":
         _one_of("--kind", request.kind, topology.kinds)
     if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.kind))):

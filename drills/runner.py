@@ -33,7 +33,7 @@ from drills.observe.step_records import Records
 from drills.spec.catalogue import NOT_FINITE, UPDATES
 from drills.spec.describe import describe
 from drills.spec.findings import expected_of, with_spare
-from drills.spec.request import PACE, DrillRequest, example
+from drills.spec.request import PACE, UNEVEN, DrillRequest, example
 from drills.spec.updates import PARKED
 from everstep import environment
 from everstep.errors import ClusterError, EverstepError
@@ -281,9 +281,10 @@ def without_fault(spec: JobSpec) -> JobSpec:
     One run of it serves all drills that differ in these only.
     """
     args = list(spec.args)
-    if Path(spec.script) == example("gpt.py") and PACE in args:
-        at = args.index(PACE)
-        del args[at : at + 2]
+    for option, values in ((PACE, 1), (UNEVEN, 3)):
+        while Path(spec.script) == example("gpt.py") and option in args:
+            at = args.index(option)
+            del args[at : at + 1 + values]
     env = {key: value for key, value in spec.env.items() if key != environment.FAULTS}
     changed = {"name": "reference", "env": env, "args": args}
     return spec.model_copy(update={**changed, "checkpoint": CheckpointPolicy(), "policy": RecoveryPolicy()})

@@ -53,6 +53,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1, help="share of values left out (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the weights and the batches (default: %(default)s)")
+    uneven: dict[str, Any] = {"nargs": 3, "type": int, "metavar": ("RANK", "STEP", "MS"), "default": []}
+    parser.add_argument(
+        "--uneven", action="append", help="more to compute for a rank, -1: all, from a step on", **uneven
+    )
     parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
     parser.add_argument(
         "--print-every", type=int, default=10, help="steps between lines of rank 0 (default: %(default)s)"
@@ -345,6 +349,7 @@ def main() -> None:
     began = time.monotonic()
     for step in run.steps(args.steps, state, warm_up=warm_up):
         loss, norm = trainer.step(step)
+        compute_more(args, run.rank, step)
         run.report(step, loss=loss, grad_norm=norm, tokens=tokens)
         if run.rank == 0:
             show(args, step, loss, norm)
@@ -353,6 +358,14 @@ def main() -> None:
         began = max(now, began + args.step_seconds)
     if run.world_size > 1:
         dist.destroy_process_group()
+
+
+def compute_more(args: argparse.Namespace, rank: int, step: int) -> None:
+    """What this rank has to do beyond the model, in CPU time: it changes no result."""
+    milliseconds = sum(ms for own, begin, ms in args.uneven if own in (rank, -1) and begin <= step)
+    until = time.thread_time() + milliseconds / 1000
+    while time.thread_time() < until:
+        sum(range(1000))
 
 
 def show(args: argparse.Namespace, step: int, loss: float, norm: float) -> None:

@@ -29,6 +29,7 @@ with workflow.unsafe.imports_passed_through():
         ReplayGroupInput,
         RestoreInput,
         RoomInput,
+        SlowRoundInput,
         StopInput,
         TraceInput,
         VersionChecked,
@@ -42,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
     from everstep.model.replay import GroupRun
+    from everstep.model.slow import SlowRound
     from everstep.model.version import CodeVersion, UpdateRequest
     from everstep.text import listed
     from workflows import web_ui
@@ -53,6 +55,8 @@ LONGEST_LOOK_S = 5.0
 """One look at ranks takes no longer (ours)."""
 TRACE_ROOM_S = 4.0
 """Of the time that a trace has, for what comes beside its two looks, seconds (ours)."""
+SLOW_ROOM = timedelta(seconds=20)
+"""Beside its rounds' time a round of the vote has so long (ours)."""
 MAKE_LIMIT = timedelta(minutes=10)
 """A snapshot that is not made, or not brought to the machines, within this time is given up (ours)."""
 REPLAY_ROOM = timedelta(minutes=5)
@@ -284,6 +288,32 @@ def trace(spec: JobSpec, machines: list[Machine], generation: int, incident: str
         given,
         result_type=HangFound,
         summary=web_ui.summary(f"generation {generation}: what its ranks do, on {len(machines)} machines"),
+        start_to_close_timeout=limit,
+        schedule_to_close_timeout=limit,
+        heartbeat_timeout=HEARTBEAT_TIMEOUT,
+        retry_policy=FAST_RETRY,
+    )
+
+
+def slow_round(
+    spec: JobSpec, machines: list[Machine], generation: int, incident: str, number: int
+) -> ActivityHandle[SlowRound]:
+    """One round of the vote for a slow machine; tried again while a worker dies, for three rounds' time at most."""
+    policy = spec.policy
+    given = SlowRoundInput(
+        spec=spec,
+        machines=machines,
+        generation=generation,
+        incident=incident,
+        number=number,
+        round_s=policy.slow_round_s,
+    )
+    limit = timedelta(seconds=3 * policy.slow_round_s) + SLOW_ROOM
+    return workflow.start_activity(
+        messages.SLOW_ROUND,
+        given,
+        result_type=SlowRound,
+        summary=web_ui.summary(f"round {number} of {policy.slow_rounds}: which machine the others wait for"),
         start_to_close_timeout=limit,
         schedule_to_close_timeout=limit,
         heartbeat_timeout=HEARTBEAT_TIMEOUT,

@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
     from everstep.model.closed_incident import CLOSED_OUTSIDE
-    from everstep.model.incident import Anomaly, Launched, Stage, Symptom
+    from everstep.model.incident import GOES_ON, Anomaly, Launched, Stage, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.run_id import run_id
     from everstep.model.version import read_update
@@ -64,7 +64,7 @@ class JobWorkflow:
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
         """Take an anomaly; a repeated or outdated one changes nothing."""
-        known = {one.generation for one in self.state.pending if one.symptom is not Symptom.MACHINE_FAULT}
+        known = {one.generation for one in self.state.pending if one.symptom not in GOES_ON}
         if anomaly.generation < self.state.generation or anomaly.generation in known | {
             self.incidents.handled_generation
         }:
@@ -267,7 +267,7 @@ class JobWorkflow:
     def _take_anomaly(self) -> Anomaly:
         """The next incident's; of what waits, the ends of ranks come before machines that are at fault."""
         due = [pending for pending in self.state.pending if pending.generation == self.state.generation]
-        anomaly = min(due, key=lambda one: one.symptom is Symptom.MACHINE_FAULT)
+        anomaly = min(due, key=lambda one: one.symptom in GOES_ON)
         self.state.pending.remove(anomaly)
         return anomaly
 

@@ -10,7 +10,7 @@ from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedErro
 
 with workflow.unsafe.imports_passed_through():
     from everstep.model.closed_incident import Left
-    from everstep.model.incident import Anomaly, IncidentReport, Launched, Symptom
+    from everstep.model.incident import GOES_ON, Anomaly, IncidentReport, Launched, Symptom
     from everstep.model.job_state import JobState, incident_workflow_id
     from workflows import incident_list
     from workflows.child_incident import Child, end_of, open_incident
@@ -60,7 +60,7 @@ class JobIncidents:
     async def handle(self, anomaly: Anomaly) -> IncidentReport:
         """One incident, from its opening to its report."""
         state = self._state
-        if goes_on := anomaly.symptom is Symptom.MACHINE_FAULT:
+        if goes_on := anomaly.symptom in GOES_ON:
             self.observed.goes_on = True
         else:
             self._leave(anomaly.generation)
@@ -75,7 +75,9 @@ class JobIncidents:
                 # An incident of an earlier run of the name, whose job was terminated: not ours, and over soon.
                 state.incidents = [summary for summary in state.incidents if summary.number != number]
         self._updates.incident = child
-        stopper = asyncio.create_task(self._abandon_on_stop(child))
+        helpers = [asyncio.create_task(self._abandon_on_stop(child))]
+        if anomaly.symptom is Symptom.SLOW:
+            helpers.append(asyncio.create_task(self._overtake(child)))
         try:
             report = await end_of(child, cancelled=self._next_event)
         except ChildWorkflowError as error:
@@ -85,7 +87,8 @@ class JobIncidents:
                     return await self._take_over(number, anomaly, *closed)
             report = lost_incident(anomaly, state.generation, str(error.cause or error))
         finally:
-            stopper.cancel()
+            for helper in helpers:
+                helper.cancel()
             self.observed.goes_on = False
             self._updates.incident = None
         if goes_on and report.generation != anomaly.generation:
@@ -126,6 +129,12 @@ class JobIncidents:
     async def _abandon_on_stop(self, child: Child) -> None:
         await workflow.wait_condition(lambda: self._state.stop_requested != "")
         await child.signal("abandon", {"operator": self._state.stop_requested[:100], "note": "the job is stopped"})
+
+    async def _overtake(self, child: Child) -> None:
+        """An incident that looks for a slow machine gives way to whatever ends the ranks."""
+        await workflow.wait_condition(lambda: self._next_event() in {"anomaly", "finished"})
+        why = "something else happened to the job" if self._next_event() == "anomaly" else "the job is done"
+        await child.signal("overtaken", why)
 
     def _learn(self, report: IncidentReport) -> None:
         wait_for_step = learn(self._state, report)

@@ -23,6 +23,7 @@ from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrai
 from everstep.model.ladder import Rung, Tried
 from everstep.model.machine import Machine
 from everstep.model.message import Model
+from everstep.model.slow import SlowFound
 from everstep.model.version import JobVersion
 
 RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
@@ -71,6 +72,7 @@ class Carried(Model):
     approved: list[Rung] = Field(default_factory=list)
     """Rungs that an operator let go on."""
     hang: HangFound | None = None
+    slow: SlowFound | None = None
     """What looks at the ranks showed; None: nobody looked."""
 
 

@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.evict.by_operator import operator_anomaly
     from everstep.decisions.evict.decide import decide
     from everstep.decisions.evict.incident_facts import alerts_kept, facts_of
-    from everstep.model.incident import Anomaly, IncidentReport
+    from everstep.model.incident import Anomaly, IncidentReport, Symptom
     from everstep.model.job_state import IncidentSummary, JobState
     from everstep.model.pool import OperatorMove
     from workflows.child_incident import open_incident
@@ -24,6 +24,8 @@ with workflow.unsafe.imports_passed_through():
 
 AGAIN_S = 3600.0
 """The same fault of the same part is told again after this time at the earliest (ours)."""
+SLOW = "the job is slow"
+"""What a vote for a slow machine is about, among what was told."""
 WAITING = 32
 """Faults that wait to be told, at most: more of them say nothing new (ours)."""
 TOLD = 200
@@ -57,18 +59,35 @@ class ObservedFaults:
         state, now_ns = self._state, workflow.time_ns()
         if state.status not in {"starting", "running"} and not self.goes_on:
             return "an incident is open, and asks the machines itself"
+        if anomaly.symptom is Symptom.SLOW:
+            return self._take_slow(anomaly, now_ns)
         known = {about for about, told_ns in state.observed_told.items() if now_ns - told_ns < AGAIN_S * 1e9}
         new = without(anomaly, known)
         if new is None:
             return "told already"
         if len(state.observed) >= WAITING:
             return f"{WAITING} others wait"
-        told_now = {found.about: now_ns for found in new.findings}
-        newest = sorted({**state.observed_told, **told_now}.items(), key=lambda entry: entry[1])[-TOLD:]
-        state.observed_told = dict(newest)
+        self._remember({found.about: now_ns for found in new.findings})
         state.alerts = alerts_kept(state.alerts, new.findings, now_ns)
         state.observed.append(new)
         return "taken"
+
+    def _take_slow(self, anomaly: Anomaly, now_ns: int) -> str:
+        """Take that the job became slow, once in a while: looking into it costs the ranks something."""
+        state = self._state
+        told_ns = state.observed_told.get(SLOW)
+        if anomaly.generation != state.generation:
+            return f"generation {anomaly.generation} is over"
+        if told_ns is not None and now_ns - told_ns < state.spec.policy.slow_again_s * 1e9:
+            return "told already"
+        self._remember({SLOW: now_ns})
+        state.observed.append(anomaly)
+        return "taken"
+
+    def _remember(self, told_now: dict[str, int]) -> None:
+        """Note what is told now, and forget what was told longest ago."""
+        newest = sorted({**self._state.observed_told, **told_now}.items(), key=lambda entry: entry[1])[-TOLD:]
+        self._state.observed_told = dict(newest)
 
     def take_move(self, move: OperatorMove) -> None:
         """Take what an operator says of a machine, as often as it is said, unless it does not concern the job now."""
@@ -104,11 +123,12 @@ class ObservedFaults:
     def begin(self) -> None:
         """Open the incidents of all that wait; nobody waits for their end.
 
-        That of a machine that is to leave the job waits for the job itself.
+        That of a machine that is to leave the job waits for the job itself, as does that of a job that became slow.
         """
         waiting, self._state.observed = self._state.observed, []
         for anomaly in waiting:
-            if self._is_to_leave(anomaly) and workflow.patched("evict"):
+            is_slow = anomaly.symptom is Symptom.SLOW
+            if is_slow or (self._is_to_leave(anomaly) and workflow.patched("evict")):
                 self._state.pending.append(anomaly.model_copy(update={"generation": self._state.generation}))
                 continue
             task = asyncio.create_task(self._tell(anomaly), name="observed fault")

@@ -26,6 +26,7 @@ from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
 from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
 from everstep.decisions.detect.machine_fault import due
+from everstep.decisions.detect.slow_steps import SlowWatch
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.decisions.hang.standstill import Standstill
 from everstep.model.incident import Anomaly, Symptom
@@ -94,6 +95,10 @@ class JobView:
     """Machine → what makes its times the watcher's."""
     _steps: dict[int, StepWatch] = field(default_factory=dict)
     """Generation → how long it has not stepped."""
+    _slow: SlowWatch = field(default_factory=SlowWatch)
+    """How long the newest generation has stepped more slowly than before."""
+    _slow_told_ns: int = 0
+    """When that was told last; 0: never."""
     faults: UntoldFaults = field(default_factory=UntoldFaults)
     """Of its machines, that its workflow was not told."""
     _stopped_ns: int = 0
@@ -149,6 +154,8 @@ class JobView:
         """The job's workflow knows of an anomaly."""
         if anomaly.symptom is Symptom.MACHINE_FAULT:
             self.faults.told(anomaly, now_ns)
+        elif anomaly.symptom is Symptom.SLOW:
+            self._slow_told_ns = now_ns
         else:
             self.reported.add(anomaly.generation)
             self._stopped_ns = now_ns
@@ -203,6 +210,7 @@ class JobView:
     def _forget_old(self) -> None:
         """Of generations that are dealt with nothing is needed: a job lives for months, with thousands of ranks."""
         newest = self._newest
+        self._slow = SlowWatch()
         self._first = {key: first for key, first in self._first.items() if key[0] >= newest}
         self._steps = {generation: steps for generation, steps in self._steps.items() if generation >= newest}
         over = {generation for generation in self._exits if generation < newest and generation in self.reported}
@@ -254,7 +262,13 @@ class JobView:
             for anomaly in anomalies(facts):
                 if anomaly.symptom is Symptom.MACHINE_FAULT:
                     self.faults.offered(anomaly, due(facts))
+                elif anomaly.symptom is Symptom.SLOW and self._is_slow_told(now_ns):
+                    continue
                 yield anomaly
+
+    def _is_slow_told(self, now_ns: int) -> bool:
+        """Whether the job's workflow was told lately that it is slow: it looked into it, or does."""
+        return bool(self._slow_told_ns) and now_ns - self._slow_told_ns < self.spec.policy.slow_again_s * 1e9
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
         """What the rules look at. Call it often: how long nothing happened is known from looking."""
@@ -264,6 +278,7 @@ class JobView:
             return JobFacts(self.spec, generation, now_ns, exits, ranks, newest=False)
         steps = self._steps.setdefault(generation, StepWatch(self.spec.topology().world_size))
         steps.observe(ranks, now_ns, known_step=self.known[1] if self.known and self.known[0] == generation else 0)
+        self._slow.observe(ranks, now_ns)
         self.latest = JobFacts(
             self.spec,
             generation,
@@ -274,6 +289,7 @@ class JobView:
             typical_step_s=steps.typical_step_s,
             longest_step_s=steps.longest_s,
             last_step=steps.last_step,
+            slower_s=self._slow.slower_s,
             lost=self._lost(generation),
             silent=self.silent(now_ns),
             unheard_s=self._unheard_s(now_ns),

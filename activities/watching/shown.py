@@ -9,7 +9,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
 from everstep.decisions.checkpoints.common_disk_step import StepsOnDisk
 from everstep.decisions.checkpoints.disk_schedule import DiskProgress
-from everstep.decisions.detect.facts import RankFacts, ReportedNumber
+from everstep.decisions.detect.facts import RankFacts, RankPace, ReportedNumber
 from everstep.decisions.recover.confirm import has_stepped
 
 
@@ -91,6 +91,7 @@ class Shown:
             reported_step=progress.metrics.step if progress.HasField("metrics") else -1,
             loss=_number(progress.metrics.loss),
             grad_norm=_number(progress.metrics.grad_norm),
+            pace=_pace(progress.metrics) if progress.metrics.step_s > 0 else None,
         )
 
     def _ago_ns(self, age_s: float, at_ns: int) -> int:
@@ -122,6 +123,17 @@ class Shown:
 def _number(series: pb.Series) -> ReportedNumber:
     """A number of the reports; of an agent of an older release nothing is known."""
     return ReportedNumber(series.known, series.streak, series.since if series.streak else -1)
+
+
+def _pace(metrics: pb.Metrics) -> RankPace:
+    return RankPace(
+        step_s=metrics.step_s,
+        typical_step_s=metrics.typical_step_s,
+        slow_since=metrics.slow_since,
+        slow_looks=metrics.slow_looks,
+        tokens_per_s=metrics.tokens_per_s,
+        typical_tokens_per_s=metrics.typical_tokens_per_s,
+    )
 
 
 def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:

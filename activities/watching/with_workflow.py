@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from activities.heartbeat import steady_ns
 from activities.watching.job_view import Finished, JobView
-from everstep.model.incident import Anomaly, Symptom
+from everstep.model.incident import GOES_ON, Anomaly
 from everstep.model.job_state import JobState
 
 
@@ -13,7 +13,7 @@ def update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
     watchers."""
     if isinstance(verdict, Finished):
         return "finished", verdict.generation, f"finished-{verdict.generation}"
-    if verdict.symptom is Symptom.MACHINE_FAULT:
+    if verdict.symptom in GOES_ON:
         return "observe", verdict, f"observe-{verdict.id}"
     return "report", verdict, f"report-{verdict.generation}"
 

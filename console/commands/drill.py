@@ -66,6 +66,15 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             help="hang-peer, hang-agents, link-down, cut-off, kill-postgres, kill-workers: for how long.", max=300
         ),
     ] = 6.0,
+    factor: Annotated[
+        float,
+        typer.Option(
+            min=1.5, max=20, help="slow-machine, uneven-work, slow-link: steps are to take so many times as long."
+        ),
+    ] = 2.0,
+    between: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="M1 M2", help="slow-link: between which machines.")
+    ] = None,
     cut_from: Annotated[str, typer.Option("--from", help="cut-off: from whom; control is all there is.")] = "control",
     lazy: Annotated[
         bool, typer.Option("--lazy", help="update, bad-version: with the fault of --then, or after --window.")
@@ -198,6 +207,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             everywhere=everywhere,
             count=count,
             standby=standby,
+            factor=factor,
+            between=between,
             machine=machine,
             at_step=at_step,
             times=times,

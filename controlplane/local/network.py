@@ -26,6 +26,8 @@ FIRST_CARD, SECOND_CARD = "eth0", "nic1"
 """Names of a machine's network interfaces; the first has its address."""
 NAMED = Path("/run/netns")
 """Where iproute2 keeps the names of namespaces."""
+ALL_BITS, BURST = "10gbit", "16k"
+"""A link that is not slow; and what passes one that is without delay (ours)."""
 SETTLE_S = 5.0
 """A killed process is gone within this long (ours)."""
 _CLONE_NEWNET = 0x40000000
@@ -130,6 +132,30 @@ class Network:
             yield
         finally:
             self._ip(machine, "link", "set", "eth0", "up")
+
+    @contextmanager
+    def slow_link(self, one: str, other: str, bytes_s: float) -> Iterator[None]:
+        """So many bytes a second pass between two machines, each way; with all others both are as fast as ever.
+
+        Raises:
+            ClusterError: it cannot be done; the message says why.
+        """
+        rate = f"{8 * bytes_s:.0f}bit"
+        ends = ((one, self.machines[other]), (other, self.machines[one]))
+        try:
+            for host, address in ends:
+                self._tc(host, "qdisc", "root", "handle", "1:", "htb", "default", "1", "r2q", "100")
+                self._tc(host, "class", "parent", "1:", "classid", "1:1", "htb", "rate", ALL_BITS)
+                self._tc(host, "class", "parent", "1:", "classid", "1:2", "htb", "rate", rate, "burst", BURST)
+                match = ("protocol", "ip", "u32", "match", "ip", "dst", address)
+                self._tc(host, "filter", "parent", "1:", *match, "flowid", "1:2")
+            yield
+        finally:
+            for host, _ in ends:
+                _run(*self.inside(host), "sh", "-c", f"tc qdisc del dev {FIRST_CARD} root || true")
+
+    def _tc(self, host: str, what: str, *words: str) -> None:
+        self.run(host, "tc", what, "add", "dev", FIRST_CARD, *words)
 
     @contextmanager
     def cut_off(self, machine: str) -> Iterator[None]:

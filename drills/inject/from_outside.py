@@ -15,10 +15,11 @@ from drills.inject.away import take_away
 from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.devices import break_device
 from drills.inject.full_disks import fill_disk, fill_memory
+from drills.inject.slowness import slow_down
 from drills.inject.updates import ask_for_update
 from drills.observe.observed import Absorbed
 from drills.observe.processes import await_rank_of, children
-from drills.spec.catalogue import AWAY, DEVICES, UPDATES
+from drills.spec.catalogue import AWAY, DEVICES, SLOWED, UPDATES
 from drills.spec.loss import hung_machines
 from drills.spec.request import DrillRequest
 from drills.spec.settings import SILENT_S
@@ -73,6 +74,7 @@ def _action(request: DrillRequest) -> Action:
         "kill-peer": _kill_in_transfer,
         "kill-forkserver": _kill_fork_server,
         **dict.fromkeys(DEVICES, break_device),
+        **dict.fromkeys(SLOWED, slow_down),
         **dict.fromkeys(UPDATES, ask_for_update),
         "kill-agent": _kill_agent,
     }

@@ -43,15 +43,15 @@ def small_group() -> Iterator[None]:
         folder.mkdir()
         (folder / limit).write_text(str(LIMIT))
     except OSError as error:
-        _remove(folder)
+        remove_group(folder)
         raise CannotInject(f"{folder}: no group of processes with a limit of memory can be made ({error})") from error
     try:
         yield
     finally:
-        _remove(folder)
+        remove_group(folder)
 
 
-def _remove(folder: Path) -> None:
+def remove_group(folder: Path) -> None:
     """Move what is left in it to the group above, and remove it."""
     with contextlib.suppress(OSError):
         for pid in (folder / "cgroup.procs").read_text().split():

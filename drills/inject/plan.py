@@ -117,7 +117,9 @@ def _hold(plan: Path, rank: int, step: int, point: str) -> Fault:
 def outside_faults(request: DrillRequest) -> list[Fault]:
     """What the injector itself does, in the order in which it comes."""
     names: list[str] = []
-    if request.fault in (*MACHINE_FAULTS, *DEVICES):
+    if request.is_slowed:
+        names = [request.base]
+    elif request.fault in (*MACHINE_FAULTS, *DEVICES):
         names = [request.fault, *([STRIKE] if request.then else [])]
     elif request.base in DEVICES:
         names = [request.base]

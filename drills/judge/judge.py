@@ -14,6 +14,7 @@ from drills.judge.facts import OBSERVED, DrillFacts, is_observed
 from drills.judge.findings import findings_told
 from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
+from drills.judge.slow import slow_told
 from drills.judge.updates import update_right
 from drills.spec.catalogue import CONTROL_FAULTS, NOT_FINITE
 from drills.spec.findings import goes_on
@@ -82,6 +83,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *findings_told(request, spec, facts),
         *evictions_right(request, spec, result.evicted, standby=facts.seen.standby, texts=facts.texts),
         *not_finite_told(request, spec, facts, reports),
+        *slow_told(request, spec, reports),
         *update_right(request, facts.versions, facts.records, reports),
         *_differences(spec, facts),
         *_not_clean(facts),

@@ -24,7 +24,7 @@ class FaultKind:
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
 
 
-_SLOW = "needs the detection of slow machines, which is not part of this release"
+_TAKES_LONG = "takes two minutes, of which a job needs one to know its own pace: the wide drills have it"
 _NETWORK = "needs bad links between two machines, which are not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
@@ -61,7 +61,19 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test",
         not_soaked="needs three machines that compute the same, and a standby that it uses up",
     ),
-    FaultKind("slow-machine", "--machine M --factor F", "less CPU for the machine's ranks", _SLOW),
+    FaultKind(
+        "slow-machine",
+        "--machine M [--factor F]",
+        "a machine's ranks have a share of the CPU time that they had, in a group of processes of their own: "
+        "half of it unless --factor says otherwise",
+        not_soaked=_TAKES_LONG,
+    ),
+    FaultKind(
+        "uneven-work",
+        "--rank R [--factor F]",
+        "a rank has more to do than the others from the first step on, and all have more from a step on: of no machine",
+        not_soaked=_TAKES_LONG,
+    ),
     FaultKind(
         "kill-machine",
         "--machine M [--gone [--standby sick|dies|late]]",
@@ -182,7 +194,12 @@ CATALOGUE: tuple[FaultKind, ...] = (
         draws=("rank", "away"),
     ),
     FaultKind("cut-link", "--between M1 M2", "no packet passes between two machines", _NETWORK),
-    FaultKind("slow-link", "--between M1 M2", "packets between two machines are late", _NETWORK),
+    FaultKind(
+        "slow-link",
+        "--between M1 M2 [--factor F]",
+        "few bytes a second pass between two machines, in network namespaces",
+        not_soaked=_TAKES_LONG,
+    ),
     FaultKind(
         "bad-version",
         "--at-start | --fails-after N | --changes-state",
@@ -265,6 +282,8 @@ DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap"
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
 NOT_FINITE = ("nan", "bitflip")
 """Faults that show as a loss, or a gradient norm, that is not finite."""
+SLOWED = ("slow-machine", "uneven-work", "slow-link")
+"""Steps go on, and take longer: whoever looks for the slow machine has to find it, or to say that there is none."""
 OWN_JOBS = (*ROOM, *DEVICES, *NOT_FINITE, "oom")
 """A soak runs these in jobs of their own: file systems and groups of processes have to be small from the job's
 beginning, devices are whole again before the next job, and the reports of a NaN differ until it is seen."""

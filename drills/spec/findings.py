@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.monitor.kernel.xid import xid_of
-from drills.spec.catalogue import DEVICES
+from drills.spec.catalogue import DEVICES, SLOWED
 from drills.spec.request import DrillRequest
 from drills.spec.sure_faults import FAKE_GPUS, reason_of
 from everstep.model.health import Health
@@ -55,11 +55,12 @@ def expected_of(request: DrillRequest) -> Expected | None:
 
 def goes_on(request: DrillRequest) -> bool:
     """Whether the job goes on with the fault, which is only told."""
-    return request.base in DEVICES and not request.then and not request.replaces
+    return request.base in (*DEVICES, *SLOWED) and not request.then and not request.replaces
 
 
 def with_spare(request: DrillRequest, spare: int) -> DrillRequest:
     """The same, on a cluster that has so many machines beside those of the job."""
     expected = expected_of(request)
     replaces = expected is not None and expected.sure and spare > 0 and not request.then and not request.everywhere
+    replaces = replaces or (request.base == "slow-machine" and spare > 0)
     return request.model_copy(update={"spare": spare, "replaces": replaces})

@@ -19,6 +19,7 @@ from drills.spec.catalogue import (
     MACHINE_FAULTS,
     NOT_FINITE,
     RANK_FAULTS,
+    SLOWED,
     UPDATES,
 )
 from drills.spec.settings import machine_names
@@ -26,10 +27,14 @@ from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
 
+UNEVEN_MS = 30
+"""More to compute than the other ranks have, milliseconds of CPU time (ours)."""
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
-PACE = "--step-seconds"
-"""The example's option for the length of its steps."""
+ALIKE: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 1, "pp": 1}
+"""The same where ranks are to have many peers that do the same."""
+PACE, UNEVEN = "--step-seconds", "--uneven"
+"""The example's options for the length of its steps, and for ranks that have more to compute."""
 LIGHT = ["--seq", "16", "--dim", "88"]
 """Little to compute in a step of the example, and a state as large as ever: that is what a drill is about (ours)."""
 LAYERS = 1
@@ -75,6 +80,10 @@ class DrillRequest(BaseModel):
     then: str = ""
     seconds: float = Field(6.0, gt=0, le=300)
     cut_from: str = "control"
+    factor: float = Field(2.0, ge=1.5, le=20)
+    """slow-machine, uneven-work, slow-link: how many times as long steps are to take, about."""
+    between: tuple[str, str] | None = None
+    """slow-link: two machines; default: the struck one and the one before it."""
     lazy: bool = False
     """The update waits for ``then``, or for the end of its window; else it is urgent."""
     window: float = Field(0.0, ge=0, description="After which a lazy update is forced, seconds; 0: it rides on then.")
@@ -156,10 +165,22 @@ class DrillRequest(BaseModel):
             self.__dict__["times"] = max(self.times, RecoveryPolicy().max_failures_at_step)
         return self
 
+    @model_validator(mode="after")
+    def _has_a_past(self) -> DrillRequest:
+        """A job becomes slower than it was: it has to have been as it was for some time."""
+        if self.base in SLOWED:
+            self.__dict__["at_step"] = max(self.at_step, settings.SLOW_AT)
+        return self
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether steps go on, and take longer."""
+        return self.base in SLOWED
+
     @property
     def absorbed(self) -> bool:
         """Whether the job deserves to go on without an incident."""
-        beside = (*MACHINE_FAULTS, *DEVICES)
+        beside = (*MACHINE_FAULTS, *DEVICES, *SLOWED)
         if self.base == "bad-version":
             return self.at_start
         return (self.base in beside and not self.then and not self.replaces) or self.base in ("hang-peer", "cut-off")
@@ -182,7 +203,7 @@ class DrillRequest(BaseModel):
     @property
     def needs_network(self) -> bool:
         """Whether the machines need a network of their own."""
-        return self.base in (*AWAY, *CARDS)
+        return self.base in (*AWAY, *CARDS, "slow-link")
 
     @property
     def strikes_all(self) -> bool:
@@ -217,7 +238,7 @@ class DrillRequest(BaseModel):
             "pp": self.pp,
         }
         if self.config is None:
-            defaults = DEFAULTS | ({"tp": None, "pp": None} if self.mesh else {})
+            defaults = (ALIKE if self.is_slowed else DEFAULTS) | ({"tp": None, "pp": None} if self.mesh else {})
             values = {key: defaults[key] if value is None else value for key, value in values.items()}
         values |= {"mesh": self.mesh or None, "groups": self.groups or None}
         if self.script:
@@ -225,7 +246,7 @@ class DrillRequest(BaseModel):
         elif self.config is None:
             values |= {
                 "script": str(example("gpt.py")),
-                "args": ["--steps", str(self.total_steps), *LIGHT, *self._layers(), *self._pace()],
+                "args": ["--steps", str(self.total_steps), *self._load(), *self._layers(), *self._pace()],
             }
         spec = load_job(self.config, values)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
@@ -245,6 +266,8 @@ class DrillRequest(BaseModel):
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
     def _patience(self) -> dict[str, Any]:
+        if self.is_slowed:
+            return settings.SLOW_POLICY
         if self.absorbed or self.replaces:
             return settings.HELD  # a job that is held up is no hang
         if self.base in UPDATES:
@@ -256,6 +279,14 @@ class DrillRequest(BaseModel):
         patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
         return patience | (settings.NOBODY_LEAVES if self.base in DEVICES else {})
 
+    def _load(self) -> list[str]:
+        """What there is to compute in a step."""
+        if self.base != "uneven-work":
+            return LIGHT
+        rank = self.ranks[0] if self.ranks else 0
+        heavy = [UNEVEN, str(rank), "0", str(UNEVEN_MS)]
+        return [*LIGHT, *heavy, UNEVEN, "-1", str(self.at_step), str(round(UNEVEN_MS * self.factor))]
+
     def _layers(self) -> list[str]:
         """At least one for each stage of the pipeline."""
         return ["--layers", str(max(LAYERS, DEFAULTS["pp"] if self.pp is None else self.pp))]
@@ -266,12 +297,14 @@ class DrillRequest(BaseModel):
         # A loss is looked at twice a second: the job must not end before.
         paced = self.outside and (self.base not in MACHINE_FAULTS or self.is_silent)
         if seconds is None and (paced or self.base in NOT_FINITE):
-            seconds = settings.STEP_S
+            seconds = settings.SLOW_STEP_S if self.is_slowed else settings.STEP_S
         return [] if seconds is None else [PACE, str(seconds)]
 
     @property
     def total_steps(self) -> int:
         """Steps of the default job."""
+        if self.is_slowed and self.steps is None:
+            return self.at_step + settings.SLOW_STEPS
         more = settings.SILENT_STEPS if self.is_silent and self.base == "kill-agent" else 30
         more += settings.REPLACED_STEPS if self.replaces else 0
         return self.steps if self.steps is not None else max(50, self.at_step + more)
@@ -281,6 +314,8 @@ class DrillRequest(BaseModel):
         """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
         if self.base in UPDATES:
             return self.at_step + THEN_AFTER
+        if self.is_slowed:
+            return self.total_steps - THEN_AFTER
         after = settings.REPLACED_STEPS if self.replaces else 5
         return self.at_step + min(20, max(self.total_steps - self.at_step - after, 1))
 

@@ -37,6 +37,16 @@ SHORT_TESTS: dict[str, Any] = {
 bandwidths say nothing (ours)."""
 SHORT_REPLAY: dict[str, Any] = {"replay_steps": 3, "replay_shows": 1.0, "replay_s": 120.0}
 """Replays of a drill, whose fault is there all the time (ours)."""
+SLOW_AT = 200
+"""A job whose steps become slower has to have made so many before, to know it (ours; five looks of 32 steps)."""
+SLOW_STEPS = 300
+"""Steps after that, until it was noticed, voted on and seen to be faster again (ours)."""
+SLOW_STEP_S = 0.1
+"""How long they are made to last before (ours)."""
+SLOW_POLICY: dict[str, Any] = HELD | BACK | SHORT_TESTS | {"slow_s": 1.0, "slow_round_s": 2.0, "stall_floor_s": 60.0}
+"""A vote of ten seconds, for steps of a tenth of a second (ours; by default it has 50 s)."""
+SLOW_LINK_BYTES = 14e6
+"""A second, between two machines with a slow link, by ``--factor`` less (ours): the example exchanges 1.4 MB a step."""
 DRILL_POLICY = GONE_POLICY | BACK | SHORT_TESTS
 PATIENT_POLICY = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0} | BACK | SHORT_TESTS
 """For a job that waits at a step until the drill has done what it wants to do (ours)."""

@@ -21,6 +21,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 OF_STAGE: dict[str, Cause] = {
     Stage.HOLD: "restart",
+    Stage.VOTE: "decide",
     Stage.TRACE: "decide",
     Stage.STOP: "decide",
     Stage.FIND: "decide",

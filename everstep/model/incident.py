@@ -17,6 +17,7 @@ from everstep.model.health import MachineFinding
 from everstep.model.ladder import Tried
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
+from everstep.model.slow import SlowFound
 from everstep.model.version import JobVersion
 from everstep.model.words import Words
 
@@ -44,8 +45,14 @@ class Symptom(Words):
     """An inspection found a machine faulty while its ranks go on."""
     MACHINE_SILENT = "machine silent"
     """Nothing is heard of a machine, and no rank of the job steps."""
+    SLOW = "slow"
+    """Steps go on, and take longer than they did."""
     UPDATE = "update"
     """Nothing failed: another version of the code is to run."""
+
+
+GOES_ON = frozenset({Symptom.MACHINE_FAULT, Symptom.SLOW})
+"""With these the job goes on until its incident says otherwise."""
 
 
 class Anomaly(Model):
@@ -239,6 +246,8 @@ class Stage(Words):
     OPEN = "open"
     HOLD = "hold"
     """Before an update the ranks come to the end of the same step, and save it."""
+    VOTE = "vote"
+    """The ranks of a job that became slow are looked at, round by round, while it goes on."""
     TRACE = "trace"
     """The ranks of a job that stands still are looked at, to see on which machine it hangs."""
     STOP = "stop"
@@ -383,6 +392,7 @@ class IncidentReport(Model):
     versions: list[JobVersion] = Field(default_factory=list)
     """Those that came, went, or are suspect, as they are now; empty: none did."""
     hang: HangFound | None = None
+    slow: SlowFound | None = None
     """What looks at the ranks showed of why the job stood still; None: nobody looked."""
     tried: list[Tried] = Field(default_factory=list)
     """What was tried, rung by rung of the ladder, with what came of it; in order."""

@@ -85,6 +85,21 @@ class RecoveryPolicy(BaseModel):
         description="Ranks of a job that stands still are looked at, for no longer than this before they are stopped, "
         "seconds; 0: never (ours).",
     )
+    slow_s: float = Field(
+        120.0,
+        ge=0,
+        description="Most ranks step so long more slowly than before: the slow machine is looked for, seconds; "
+        "0: never (ours).",
+    )
+    slow_rounds: int = Field(
+        5, ge=3, le=20, description="Rounds of the vote for the slow machine (ByteRobust, section 5.1)."
+    )
+    slow_round_s: float = Field(
+        10.0, gt=0, le=600, description="Length of such a round, seconds (ByteRobust, section 5.1)."
+    )
+    slow_again_s: float = Field(
+        3600.0, ge=0, description="After a vote there is none again for so long, whatever it said, seconds (ours)."
+    )
     nan_loss_steps: int = Field(
         1, ge=0, description="A loss that is not finite for this many steps in a row is a fault; 0: never (ours)."
     )

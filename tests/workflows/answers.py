@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from activities.messages import DiagnoseInput, MakeVersionInput, ReplayGroupInput, TraceInput, VersionMade
+from activities.messages import (
+    DiagnoseInput,
+    MakeVersionInput,
+    ReplayGroupInput,
+    SlowRoundInput,
+    TraceInput,
+    VersionMade,
+)
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.hang import HangFound
 from everstep.model.health import Health
 from everstep.model.replay import GroupRun, RunEnd
+from everstep.model.slow import SlowRound
 
 
 def made(given: MakeVersionInput) -> VersionMade:
@@ -32,3 +40,8 @@ def computed_alike(given: ReplayGroupInput) -> GroupRun:
     names = [machine.name for machine in given.machines]
     bits = ["a"] * given.steps
     return GroupRun(group=given.group, machines=names, end=RunEnd.RAN, repeat=given.repeat, losses=bits, states=["s"])
+
+
+def even(given: SlowRoundInput) -> SlowRound:
+    """No rank is slower than others."""
+    return SlowRound(number=given.number, looks=10, job="none", job_why="most ranks compute no longer than before")

@@ -41,6 +41,7 @@ from activities.messages import (
     ReplayGroupInput,
     RestoreInput,
     RoomInput,
+    SlowRoundInput,
     StopInput,
     TraceInput,
     VersionChecked,
@@ -57,6 +58,7 @@ from everstep.model.machine import Machine
 from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun
+from everstep.model.slow import SlowRound
 from tests.workflows import answers
 from tests.workflows.asking import asked
 from workflows.job import JobWorkflow
@@ -130,6 +132,7 @@ class ScriptedCluster:
     diagnoses: list[DiagnoseInput] = field(default_factory=list)
     traced: Callable[[TraceInput], HangFound] = answers.nothing_seen
     replayed: Callable[[ReplayGroupInput], GroupRun] = answers.computed_alike
+    voted: Callable[[SlowRoundInput], SlowRound] = answers.even
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -150,7 +153,7 @@ class ScriptedCluster:
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
             *(self.make_version, self.check_version, self.hold, self.diagnose, self.trace),
-            self.replay_group,
+            *(self.replay_group, self.slow_round),
             IncidentActivities().read_closed,
         ]
 
@@ -175,6 +178,12 @@ class ScriptedCluster:
         self.calls.append(f"trace {given.generation}")
         await self._pass(self.calls[-1])
         return self.traced(given)
+
+    @activity.defn(name=messages.SLOW_ROUND)
+    async def slow_round(self, given: SlowRoundInput) -> SlowRound:
+        self.calls.append(f"round {given.number}")
+        await self._pass(self.calls[-1])
+        return self.voted(given)
 
     @activity.defn(name=messages.FIND)
     async def find(self, given: FindInput) -> Evidence:

@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.ladder import Rung
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced
+    from everstep.model.slow import SlowFound
     from everstep.model.version import JobVersion
     from workflows import web_ui
     from workflows.incident.carry_over import carried, take_up
@@ -101,6 +102,10 @@ class Incident:
         """What looks at the ranks showed; of the generation that it names."""
         self.hang_stays = False
         """No machine was there in the place of those that it names: the job is tried again with them."""
+        self.slow: SlowFound | None = None
+        """What a vote over the ranks said; of the generation that it names."""
+        self.overtaken = ""
+        """What else the job's workflow was told of meanwhile, which is more urgent; empty: nothing."""
         self.secured: Secured | None = None
         """What was got while the ranks went on."""
         self.version_changes: list[VersionChange] = []
@@ -111,7 +116,7 @@ class Incident:
         if input.carried:
             take_up(input.carried, self.state, self.timeline)
             self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
-            self.resumed, self.hang = input.carried.resumed, input.carried.hang
+            self.resumed, self.hang, self.slow = input.carried.resumed, input.carried.hang, input.carried.slow
             self.version_changes = [VersionChange(*change) for change in input.carried.version_changes]
             self.evictions = input.carried.evictions.model_copy(deep=True)
             self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)
@@ -211,13 +216,19 @@ class Incident:
 
     # Waiting.
 
-    async def unless_abandoned(self, started: workflow.ActivityHandle[T]) -> T:
+    async def unless_abandoned(self, started: workflow.ActivityHandle[T], *, or_overtaken: bool = False) -> T:
         """Wait for an activity, but not longer than an operator wants.
 
+        Args:
+            started: The activity.
+            or_overtaken: Nor than until something happens that is more urgent.
+
         Raises:
-            Abandoned: an operator ended the incident.
+            Abandoned: an operator ended the incident, or it was overtaken.
         """
-        abandoned = asyncio.create_task(workflow.wait_condition(lambda: bool(self.abandoned_by)))
+        abandoned = asyncio.create_task(
+            workflow.wait_condition(lambda: bool(self.abandoned_by or (or_overtaken and self.overtaken)))
+        )
         await workflow.wait([started, abandoned], return_when=asyncio.FIRST_COMPLETED)
         if started.done():
             abandoned.cancel()
@@ -285,6 +296,7 @@ class Incident:
             "launched": self.launched,
             "resumed_by": self.resumed_by,
             "hang": self.hang,
+            "slow": self.slow,
             "version_changes": [(one.number, one.why, one.suspect) for one in self.version_changes],
             "evictions": self.evictions.model_copy(
                 update={"gone": dict(self.state.gone), "joined": sorted(self.state.joined)}

@@ -66,14 +66,16 @@ def observed_report(incident: Incident) -> IncidentReport:
     """Of one that only tells a fault, with which the job goes on."""
     input = incident.input
     reasons = dict.fromkeys(found.finding.reason for found in input.anomaly.findings)
+    looked = incident.timeline.stages if input.anomaly.symptom is Symptom.SLOW else []
     return IncidentReport(
-        headline=f"Observed, the job goes on: {input.anomaly.headline}",
+        headline=f"Observed, the job goes on: {_observed(incident)}",
         resolution="observed",
         cause=", ".join(reasons) or str(input.anomaly.symptom),
         step=-1,
         lost_steps=0,
         evicted=[],
-        stages=[],
+        stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in looked],
+        timings=looked,
         asked=incident.evictions.asked,
         generation=input.generation,
         resume_step=input.resume_step,
@@ -81,7 +83,14 @@ def observed_report(incident: Incident) -> IncidentReport:
         seconds=None,
         failures=[],
         findings=input.anomaly.findings,
+        slow=incident.slow,
     )
+
+
+def _observed(incident: Incident) -> str:
+    """What was seen, and of a slow job what was found."""
+    headline, slow = incident.input.anomaly.headline, incident.slow
+    return f"{headline}; {slow.conclusion}: {slow.reason}" if slow else headline
 
 
 def abandoned_report(incident: Incident) -> IncidentReport:
@@ -133,6 +142,7 @@ def _report(
         versions=incident.state.book.changed(),
         tried=incident.state.ladder.all_tried,
         hang=incident.hang,
+        slow=incident.slow,
         approved={one.machine: one.approved_by for one in incident.evictions.done if one.approved_by},
     )
 

@@ -1,9 +1,10 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: trace, where the job stands still → stop → evict, where machines have to leave → decide → diagnose or replay,
-where the ladder wants the machines tested, or the job run again on groups of them → restore, where state has to be
-brought to a machine → reattempt → confirm, again while the policy allows, else parked. One incident per fault; the
-job's workflow starts it as its child. Each stage is a file of ``workflows/incident/stages``.
+Stages: vote, where the job became slow; trace, where it stands still → stop → evict, where machines have to leave →
+decide → diagnose or replay, where the ladder wants the machines tested, or the job run again on groups of them →
+restore, where state has to be brought to a machine → reattempt → confirm, again while the policy allows, else parked.
+One incident per fault; the job's workflow starts it as its child. Each stage is a file of
+``workflows/incident/stages``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.rules import Action
     from everstep.model.eviction import EvictionState
-    from everstep.model.incident import Confirmation, IncidentReport, Stage, Symptom
+    from everstep.model.incident import GOES_ON, Confirmation, IncidentReport, Stage, Symptom
     from everstep.model.stage_at_hand import StageAtHand
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
@@ -33,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.restore import restore
     from workflows.incident.stages.stop import refresh_evidence, stop
     from workflows.incident.stages.trace import trace
+    from workflows.incident.stages.vote import vote
     from workflows.incident.timeline import OPERATOR_JSON
     from workflows.learned import read_versions
     from workflows.messages import IncidentInput
@@ -81,6 +83,11 @@ class IncidentWorkflow:
         """Take what the job knows of the versions of its code."""
         self.incident.take_versions(read_versions(versions))
 
+    @workflow.signal(name="overtaken", description="Sent by its job: something else happened")
+    def overtaken(self, why: Any = "", *more: Any) -> None:
+        """Look for a slow machine no longer; nothing else is left for it."""
+        self.incident.overtaken = str(why)[:100] or "something else happened"
+
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> StageAtHand:
         """The stage at hand."""
@@ -120,7 +127,7 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         incident = self.incident
-        if incident.input.anomaly.symptom is Symptom.MACHINE_FAULT and not await self._has_to_stop():
+        if incident.input.anomaly.symptom in GOES_ON and not await self._has_to_stop():
             return await self._observed()
         try:
             if incident.input.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
@@ -152,7 +159,7 @@ class IncidentWorkflow:
             return await self._given_up()
 
     async def _has_to_stop(self) -> bool:
-        """Whether the ranks of a job whose machine is at fault have to end: there is one in its place."""
+        """Whether the ranks of a job whose machine is at fault, or slow, have to end: there is one in its place."""
         incident = self.incident
         if incident.input.carried is not None:
             return True
@@ -160,6 +167,8 @@ class IncidentWorkflow:
             note_answers(incident)
             return False
         try:
+            if incident.input.anomaly.symptom is Symptom.SLOW:  # of no incident of before this release
+                await vote(incident)
             return await secure(incident)
         except Abandoned:
             return False

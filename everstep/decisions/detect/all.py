@@ -12,6 +12,7 @@ from everstep.decisions.detect.machine_fault import MACHINE_FAULT
 from everstep.decisions.detect.not_finite import NOT_FINITE
 from everstep.decisions.detect.rule import Rule
 from everstep.decisions.detect.silent_machine import SILENT_MACHINE
+from everstep.decisions.detect.slow_steps import SLOW_STEPS
 from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
 from everstep.decisions.detect.stall import STALL
 from everstep.decisions.detect.stopped_rank import STOPPED_RANK
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     STALL,
     STALE_CHECKPOINT,
     MACHINE_FAULT,
+    SLOW_STEPS,
 )
 """In the order in which they are asked: what names a rank or a machine comes first, with what the job goes on last."""
 

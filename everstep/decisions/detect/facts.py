@@ -45,6 +45,23 @@ NOT_REPORTED = ReportedNumber()
 
 
 @dataclass(frozen=True, slots=True)
+class RankPace:
+    """How fast a rank steps by its reports, against its own past (``everstep.decisions.detect.metric_watch``)."""
+
+    step_s: float
+    """Mean time of the last steps."""
+    typical_step_s: float
+    """Median before them; 0: not known yet."""
+    slow_since: int = -1
+    """Step from which on it is slower than it was; -1: it is not."""
+    slow_looks: int = 0
+    """So many looks in a row found most of its steps slower."""
+    tokens_per_s: float = 0.0
+    """0: not known, or the script gives none."""
+    typical_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankFacts:
     """What a machine showed of one of its ranks last."""
 
@@ -78,6 +95,8 @@ class RankFacts:
     """Of the newest report; -1: there was none, or its agent does not say."""
     loss: ReportedNumber = NOT_REPORTED
     grad_norm: ReportedNumber = NOT_REPORTED
+    pace: RankPace | None = None
+    """None: it does not report, or its agent does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +134,8 @@ class JobFacts:
     """The longest time between two steps of this generation; 0: not known yet."""
     last_step: int = 0
     """The most steps that any rank has shown."""
+    slower_s: float = 0.0
+    """How long most ranks have been slower than they were, as far as that was watched."""
     standing: Standstill | None = None
     """What looks at its ranks show since the last step; None: there were none."""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from everstep.model.hang import HangFound
 from everstep.model.health import Finding, Health, MachineFinding, worst_first
 from everstep.model.owner import Owner
 from everstep.model.replay import is_replayed
+from everstep.model.slow import SlowFound
 
 FLAPS = frozenset({"nic-flap", "ib-port-flap"})
 """Reason codes of a link that went down and came back. Their verdict is unknown, since it may be the switch's fault; as
@@ -44,6 +45,8 @@ class EvictFacts:
     """When machines of this job were evicted before without an operator: one entry for each machine."""
     hang: HangFound | None = None
     """What looks at the ranks of a job that stood still showed; None: nobody looked."""
+    slow: SlowFound | None = None
+    """What a vote over the ranks of a job that became slow said; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class MachineFacts:
     """How many the job has."""
     hang: HangFound | None
     """That names it; None: none does."""
+    slow: SlowFound | None
+    """The same of a vote in which it was flagged most often."""
     alike: Mapping[str, int]
     """Reason code → how many machines of the job have such a fault, or such an alert, now."""
 
@@ -132,7 +137,8 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
     for machine in facts.machines:
         findings, silent_s, stepping = now.get(machine, []), facts.silent.get(machine), machine in facts.stepping
         hang = facts.hang if facts.hang and machine in facts.hang.machines else None
-        if not findings and silent_s is None and not stepping and hang is None:
+        slow = facts.slow if facts.slow and machine in facts.slow.suspects else None
+        if not findings and silent_s is None and not stepping and hang is None and slow is None:
             continue
         yield MachineFacts(
             machine=machine,
@@ -142,6 +148,7 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
             stepping=stepping,
             machines=len(facts.machines),
             hang=hang,
+            slow=slow,
             alike=alike,
         )
 

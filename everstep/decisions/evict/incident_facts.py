@@ -8,6 +8,7 @@ from everstep.decisions.evict.facts import ALERTS_WITHIN_S, EvictFacts, is_alert
 from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
 from everstep.model.machine import Machine
+from everstep.model.slow import SlowFound
 
 ALERTS_KEPT = 200
 """Network alerts of a job's machines (ours)."""
@@ -24,6 +25,7 @@ def facts_of(
     silent: Mapping[str, float] | None = None,
     evicted_ns: Iterable[int] = (),
     hang: HangFound | None = None,
+    slow: SlowFound | None = None,
 ) -> EvictFacts:
     """Of the machines of one job.
 
@@ -35,6 +37,7 @@ def facts_of(
         silent: Machine that does not answer, and whose ranks are no longer there → since how many seconds.
         evicted_ns: When machines left the job without an operator.
         hang: What looks at the ranks of the generation at hand showed; None: nobody looked.
+        slow: What a vote over them said; None: there was none.
     """
     ours = {machine.name for machine in machines}
     seen = {(one.machine, *one.finding.key): one for one in findings if one.machine in ours}
@@ -46,6 +49,7 @@ def facts_of(
         silent={name: since for name, since in (silent or {}).items() if name in ours},
         evicted_ns=tuple(evicted_ns),
         hang=hang,
+        slow=slow,
     )
 
 

@@ -37,6 +37,8 @@ SILENT = "silent-machine"
 """Reason code of what rests on silence, and on no finding."""
 HANG, OVER_EVICTED = "hang", "hang-group"
 """Reason codes of a machine on which a job hangs, and of one that shares a parallel group with it."""
+SLOW = "slow"
+"""Reason code of a machine that slows its job down."""
 OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
 FAILED_TEST = "failed-test"
@@ -162,6 +164,11 @@ def _hang_over_evict(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Sai
     yield Said(True, OVER_EVICTED, f"over-eviction, {count}; {own}. The job hangs: {found.reason}")
 
 
+def _slow_machine(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    if seen.slow:
+        yield Said(seen.machine in seen.slow.machines, SLOW, f"the job became slow: {seen.slow.reason}")
+
+
 def _application_caused(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in seen.findings:
         if found.owner in OF_THE_JOB:
@@ -257,6 +264,12 @@ RULES: tuple[EvictRule, ...] = (
         "the job stood still, and the machine is of the smallest parallel group that the outliers share: over-eviction",
         "ByteRobust, section 5.1, figure 7",
         _hang_over_evict,
+    ),
+    EvictRule(
+        "slow-machine",
+        "the job became slow, a vote over looks at all ranks names this machine, and its ranks' own past agrees",
+        "ByteRobust, section 5.1: five rounds, the one with most flags; that its ranks' past has to agree is ours",
+        _slow_machine,
     ),
     EvictRule(
         "application-caused",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.decisions.ladder.facts import LadderFacts
-from everstep.model.incident import Symptom
+from everstep.model.incident import GOES_ON, Symptom
 from everstep.model.ladder import Rung
 from everstep.model.owner import Owner
 
@@ -38,7 +38,7 @@ def _update(facts: LadderFacts) -> bool:
 
 
 def _explained(facts: LadderFacts) -> bool:
-    return facts.explained or facts.failure.symptom is Symptom.MACHINE_FAULT
+    return facts.explained or facts.failure.symptom in GOES_ON
 
 
 def _new_code(facts: LadderFacts) -> bool:

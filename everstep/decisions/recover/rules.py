@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.model.incident import Evidence, Failure, StateCopy, Symptom
+from everstep.model.incident import GOES_ON, Evidence, Failure, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
@@ -259,7 +259,7 @@ def judge(
     if facts.failure.symptom is Symptom.UPDATE:
         return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
     wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
-    if facts.failure.symptom is Symptom.MACHINE_FAULT:
+    if facts.failure.symptom in GOES_ON:
         return Verdict(Action.REATTEMPT, "what was at fault has left the job", delay_s=wait_s)
     reason = f"{facts.failure.cause}: {why or 'assume a transient fault'}"
     return Verdict(Action.REATTEMPT, reason, delay_s=wait_s)

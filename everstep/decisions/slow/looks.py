@@ -27,7 +27,7 @@ LEAST = 0.2
 """An outlier computes in this share of the looks more than its peers do, at least (ours) …"""
 ERRORS = 1.5
 """… and in so many standard errors of a share that is known by so few looks (ours)."""
-WAITS = (LeafKind.COLLECTIVE, LeafKind.P2P)
+WAITS = (LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.BELOW)
 
 
 class RankLooks(NamedTuple):
@@ -44,19 +44,31 @@ class RankLooks(NamedTuple):
         return self.computes / self.looks
 
 
-def waits(evidence: RankEvidence) -> bool | None:
-    """Whether a rank waits for others; None: that does not show."""
-    if evidence.trainer is None or evidence.trainer.leaf.kind is LeafKind.BELOW:
+class RankSeen(NamedTuple):
+    """One rank in one look."""
+
+    evidence: RankEvidence
+    sleeps: bool = False
+    """Its process was waiting for something, and used no CPU (state S)."""
+
+
+def waits(seen: RankSeen) -> bool | None:
+    """Whether a rank waits for others; None: that does not show.
+
+    The backward pass waits for others below Python, as DDP's does: a rank that sleeps there waits.
+    """
+    trainer = seen.evidence.trainer
+    if trainer is None or (trainer.leaf.kind is LeafKind.BELOW and not seen.sleeps):
         return None
-    return evidence.trainer.leaf.kind in WAITS
+    return trainer.leaf.kind in WAITS
 
 
-def counted(looks: Iterable[Mapping[int, RankEvidence]]) -> dict[int, RankLooks]:
+def counted(looks: Iterable[Mapping[int, RankSeen]]) -> dict[int, RankLooks]:
     """How often each rank was seen, and did something of its own."""
     found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for one in looks:
-        for rank, evidence in one.items():
-            if (for_others := waits(evidence)) is not None:
+        for rank, seen in one.items():
+            if (for_others := waits(seen)) is not None:
                 found[rank][0] += 1
                 found[rank][1] += not for_others
     return {rank: RankLooks(*counts) for rank, counts in found.items()}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from everstep.model.incident import Failure, Symptom
+from everstep.model.incident import GOES_ON, Failure, Symptom
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion, VersionStatus
@@ -50,7 +50,7 @@ def blame(failure: Failure, *, explained: bool) -> Blame:
         explained: A machine is to blame: it is lost, an inspection names it, or it left the job.
     """
     found = failure.classification
-    if explained or failure.symptom in {Symptom.UPDATE, Symptom.MACHINE_FAULT, Symptom.MACHINE_SILENT}:
+    if explained or failure.symptom in {Symptom.UPDATE, Symptom.MACHINE_SILENT} | GOES_ON:
         return Blame.OTHER
     if found is not None and found.owner in NOT_OF_CODE:
         return Blame.OTHER

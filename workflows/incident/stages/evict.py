@@ -159,6 +159,7 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
             silent=silent,
             evicted_ns=[*input.evicted_ns, *evictions.done_ns],
             hang=_hang(incident),
+            slow=incident.slow if incident.slow and incident.slow.generation == incident.state.generation else None,
         ),
         input.spec.policy,
     )

@@ -183,6 +183,7 @@ def test_the_names_stay() -> None:
         "failed-replay",
         CULPRIT,
         GROUP,
+        "slow-machine",
     ]
     assert [rule.name for rule in RULES if not rule.evicts] == [
         "application-caused",

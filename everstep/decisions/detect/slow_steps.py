@@ -1,0 +1,84 @@
+"""A job whose steps go on, and take longer than they did.
+
+Its own recent past says what is slow: most ranks find most of their last steps a quarter longer than those before
+(``metric_watch``), twice in a row. So a checkpoint or an evaluation now and then is none, and a noisy neighbour that
+goes away soon is over before it is told. Whoever gives tokens is measured by them: a step that has more to do is not
+slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from everstep.decisions.detect.facts import JobFacts, RankFacts, RankPace
+from everstep.decisions.detect.metric_watch import SLOW_FACTOR
+from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.step_watch import LOOK_LIMIT_S
+from everstep.model.incident import Anomaly, Symptom
+
+LOOKS = 2
+"""So many looks at a rank's pace, each at other steps, have to find it slower (ours)."""
+MOST_RANKS = 0.5
+"""More than this share of the ranks that report has to be slower: they wait for each other (ours)."""
+QUIET_STEPS = 10.0
+"""A job that made no step for so many step times stands still: that is another matter (ours)."""
+
+
+def is_slower(pace: RankPace) -> bool:
+    """Whether a rank became slower, beyond noise, and does not just have more to do in each step."""
+    if pace.slow_looks < LOOKS or pace.typical_step_s <= 0:
+        return False
+    return pace.typical_tokens_per_s <= 0 or pace.tokens_per_s * SLOW_FACTOR < pace.typical_tokens_per_s
+
+
+def slower_ranks(ranks: Sequence[RankFacts]) -> list[RankPace]:
+    """The paces of the ranks that became slower, where most of those that report did; else none."""
+    paces = [rank.pace for rank in ranks if rank.pace is not None and rank.pace.typical_step_s > 0 and rank.alive]
+    slower = [pace for pace in paces if is_slower(pace)]
+    return slower if len(slower) > MOST_RANKS * len(paces) else []
+
+
+@dataclass(slots=True)
+class SlowWatch:
+    """How long the ranks of one generation have been slower than they were."""
+
+    slower_s: float = 0.0
+    _looked_ns: int = 0
+
+    def observe(self, ranks: Sequence[RankFacts], now_ns: int) -> None:
+        """Look at all ranks. Call it often."""
+        since_s = min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S) if self._looked_ns else 0.0
+        self._looked_ns = now_ns
+        self.slower_s = self.slower_s + since_s if slower_ranks(ranks) else 0.0
+
+
+def judge(facts: JobFacts) -> Anomaly | None:
+    """The decline, when it has lasted; what ends ranks, or holds them up, is told by others."""
+    policy = facts.spec.policy
+    if not facts.newest or facts.exits or facts.lost or not policy.slow_s or facts.slower_s < policy.slow_s:
+        return None
+    if not (slower := slower_ranks(facts.ranks)):
+        return None
+    now_s, before_s = median(one.step_s for one in slower), median(one.typical_step_s for one in slower)
+    if facts.quiet_s > max(QUIET_STEPS * now_s, 1.0):
+        return None
+    since = min(one.slow_since for one in slower)
+    return Anomaly(
+        id=f"slow-{facts.spec.name}-{facts.generation}-{facts.last_step}",
+        generation=facts.generation,
+        symptom=Symptom.SLOW,
+        headline=f"steps take {now_s:.3g} s since step {since}, {before_s:.3g} s before",
+        seen_ns=facts.now_ns,
+    )
+
+
+SLOW_STEPS = Rule(
+    name="slow-steps",
+    finds="steps go on, and take longer than they did",
+    threshold="most ranks find most of 64 steps in a row a quarter longer than those before, for {policy.slow_s:g} s; "
+    "the slow machine is looked for while the job goes on",
+    source="ByteRobust, section 5.1: MFU decline; the numbers are ours",
+    judge=judge,
+)

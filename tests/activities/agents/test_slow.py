@@ -1,0 +1,93 @@
+"""One round of the vote, by agents that tell what ranks do and how fast they are: who has the flag, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.agents.slow import SlowActivities
+from activities.ledger import Ledger
+from activities.messages import SlowRoundInput
+from agent.fake import NEVER, FakeAgent
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentUnreachable
+from everstep.model.slow import SlowRound
+from tests.activities.agents.recorded_looks import looks
+from tests.activities.agents.test_looks import job
+from tests.activities.spoken import reached
+
+ROUND_S = 0.6
+INCIDENT = "incident/gpt/0001"
+
+
+def paced(rank: int, *, generation: int = 3, waited_s: float = 0.0) -> pb.RankProgress:
+    """Steps take twice as long as before; ``waited_s``: that this rank waits longer for a CPU."""
+    metrics = pb.Metrics(
+        step_s=0.4,
+        typical_step_s=0.2,
+        cpu=pb.CpuPerStep(had_s=0.05, waited_s=waited_s),
+        typical_cpu=pb.CpuPerStep(had_s=0.05),
+    )
+    return pb.RankProgress(rank=rank, generation=generation, alive=True, metrics=metrics)
+
+
+async def voted(tmp_path: Path, name: str, *, slow: int = -1, away: int = -1) -> tuple[SlowRound, int, list[int]]:
+    """A round at a recorded job: what it says, the machine of whom the others wait for, and what the ledger has."""
+    topology, culprit, told = looks(name)
+    agents = []
+    for machine in range(topology.machines):
+        ranks = [paced(rank, waited_s=0.2 * (machine == slow)) for rank in topology.ranks(machine)]
+        progress = pb.ProgressReply(generation=3, ranks=ranks)
+        agents.append(FakeAgent(stacks=told[0][machine], progress=[progress, NEVER]))
+    if away >= 0:
+        agents[away] = FakeAgent(stacks=AgentUnreachable("away"), progress=NEVER)
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    try:
+        async with reached(agents) as (pool, machines):
+            given = SlowRoundInput(
+                spec=job(topology), machines=machines, generation=3, incident=INCIDENT, number=2, round_s=ROUND_S
+            )
+            found = await ActivityEnvironment().run(SlowActivities(pool, ledger).slow_round, given)
+        numbers = [number for number, _, _, _ in ledger.looks(INCIDENT)]
+    finally:
+        ledger.close()
+    return found, topology.machine(culprit) if culprit >= 0 else -1, numbers
+
+
+async def test_the_machine_for_which_the_others_wait_has_the_flag_and_its_own_past_is_told(tmp_path: Path) -> None:
+    _, culprit, _ = looks("deadlock")
+    found, machine, kept = await voted(tmp_path, "deadlock", slow=culprit // 2)
+
+    assert (found.number, found.problem, found.silent) == (2, "", [])
+    assert found.looks >= 3
+    assert (found.flagged, found.machines, found.ranks) == (f"m{machine}", [f"m{machine}"], [culprit])
+    assert found.longer == {f"m{machine}": "no CPU"}
+    assert set(kept) == {2} and len(kept) == looks("deadlock")[0].machines, "its first look, of all machines"
+
+
+async def test_a_machine_that_does_not_answer_is_left_out_and_nothing_is_concluded_of_it(tmp_path: Path) -> None:
+    _, culprit, _ = looks("deadlock")
+    found, machine, _ = await voted(tmp_path, "deadlock", away=culprit // 2)
+    assert found.silent == [f"m{machine}"]
+    assert f"m{machine}" not in found.machines
+
+
+@pytest.mark.parametrize("generation", [2, 4])
+async def test_of_another_generation_nothing_is_known(tmp_path: Path, generation: int) -> None:
+    agent = FakeAgent(
+        stacks=pb.StacksReply(machine="m0", generation=generation),
+        progress=[pb.ProgressReply(generation=generation, ranks=[paced(0, generation=generation)]), NEVER],
+    )
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    topology, _, _ = looks("deadlock")
+    try:
+        async with reached([agent] * 1) as (pool, machines):
+            given = SlowRoundInput(
+                spec=job(topology), machines=machines, generation=3, incident=INCIDENT, number=1, round_s=0.1
+            )
+            found = await ActivityEnvironment().run(SlowActivities(pool, ledger).slow_round, given)
+    finally:
+        ledger.close()
+    assert (found.problem, found.machines) == ("nothing was seen of any rank", [])

@@ -1,0 +1,155 @@
+"""A job that became slow is looked at while it goes on, on a real server, replayed from the start at every task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from activities.messages import SlowRoundInput, StopInput
+from everstep.model.incident import Anomaly, Evidence, IncidentReport, RankExit, Stage, Symptom
+from everstep.model.machine import Machine
+from everstep.model.slow import SlowRound
+from tests.workflows.conftest import anomaly, held
+from workflows.job import JobWorkflow
+
+STANDBYS = [Machine(name="m2", address="127.0.0.13:1")]
+SLOW = Anomaly(
+    id="slow-1",
+    generation=1,
+    symptom=Symptom.SLOW,
+    headline="steps take 0.2 s since step 320, 0.1 s before",
+    seen_ns=time.time_ns(),
+)
+ROUNDS = [f"round {number}" for number in range(1, 6)]
+
+
+def flagged(growth: str, *, silent: int = 0) -> Callable[[SlowRoundInput], SlowRound]:
+    """Every round but the first ones flags m1."""
+
+    def voted(given: SlowRoundInput) -> SlowRound:
+        if given.number <= silent:
+            raise ApplicationError("no worker can look", non_retryable=True)
+        return SlowRound(
+            number=given.number,
+            looks=10,
+            outliers=[1],
+            flagged="m1",
+            machines=["m1"],
+            ranks=[1],
+            longer={"m1": growth},
+            why=[f"m1: {growth}"],
+        )
+
+    return voted
+
+
+def stopped(given: StopInput) -> Evidence:
+    """All ranks were ended by the stop."""
+    exits = [
+        RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=20) for rank in (0, 1)
+    ]
+    return Evidence(generation=given.generation, exits=exits, held=held(20))
+
+
+async def slow(jobs: Any, voted: Callable[[SlowRoundInput], SlowRound] | None = None, **policy: object) -> Any:
+    jobs.cluster.evidence, jobs.cluster.standbys = stopped, list(STANDBYS)
+    if voted is not None:
+        jobs.cluster.voted = voted
+    handle = await jobs.start(**policy)
+    await jobs.until(handle, lambda state: state.status == "running")
+    assert await handle.execute_update(JobWorkflow.observe, SLOW) == "taken"
+    return handle
+
+
+async def closed(jobs: Any, handle: Any, count: int = 1) -> tuple[Any, IncidentReport]:
+    state = await jobs.until(
+        handle, lambda one: sum(bool(found.resolution) for found in one.incidents) == count and one.status == "running"
+    )
+    reports = [note.report for note in jobs.cluster.notes if note.report]
+    return state, reports[-1]
+
+
+async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(jobs: Any) -> None:
+    handle = await slow(jobs, flagged("no CPU"))
+    state, report = await closed(jobs, handle)
+
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    calls = jobs.cluster.calls
+    order = [*ROUNDS, "replace m1", "prepare m2", "hold 1", "stop 1", "launch 2 from 20", "confirm 2"]
+    assert list(dict.fromkeys(call for call in calls if call in order)) == order
+    assert (report.resolution, report.evicted, report.lost_steps, state.generation) == ("eviction", ["m1"], 0, 2)
+    assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("slow-machine", "m1")]
+    assert report.slow is not None and report.slow.machines == ["m1"]
+    assert report.slow.reason == "m1 has most slow ranks in 5 of 5 rounds. m1: no CPU"
+    assert [note.text for note in jobs.cluster.notes if note.stage == Stage.VOTE] == [f"machine: {report.slow.reason}"]
+    assert "m1 has most slow ranks" in report.headline
+
+
+@pytest.mark.parametrize(
+    ("voted", "policy", "conclusion"),
+    [
+        (None, {}, "waiting"),
+        (flagged("longer"), {}, "suspect"),
+        (flagged("always"), {}, "uneven work"),
+        (flagged("no CPU", silent=3), {}, "nothing known"),
+        (flagged("no CPU"), {"evict_rules": {"slow-machine": "shadow"}}, "machine"),
+        (flagged("no CPU"), {"evict_rules": {"slow-machine": "approve"}}, "machine"),
+        (flagged("no CPU"), {"evict_share": 0.0, "evict_at_least": 0}, "machine"),
+    ],
+    ids=["nobody", "suspect", "uneven", "blind", "shadow", "approve", "breaker"],
+)
+async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_for_a_while(
+    jobs: Any, voted: Callable[[SlowRoundInput], SlowRound] | None, policy: dict[str, object], conclusion: str
+) -> None:
+    handle = await slow(jobs, voted, **policy)
+    state, report = await closed(jobs, handle)
+
+    assert (report.resolution, report.evicted, state.generation, state.incidents[0].lost_steps) == (
+        "observed",
+        [],
+        1,
+        0,
+    )
+    assert not {"stop 1", "replace m1", "hold 1"} & set(jobs.cluster.calls)
+    assert report.slow is not None and report.slow.conclusion == conclusion
+    assert report.headline.startswith(f"Observed, the job goes on: {SLOW.headline}; {conclusion}: ")
+    assert await handle.execute_update(JobWorkflow.observe, SLOW.model_copy(update={"id": "2"})) == "told already"
+
+
+async def test_a_rank_that_dies_meanwhile_does_not_wait_for_the_vote(jobs: Any) -> None:
+    jobs.cluster.blocked.add("round 2")
+    handle = await slow(jobs)
+    await jobs.until(handle, lambda _: "round 2" in jobs.cluster.calls)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state, report = await closed(jobs, handle, 2)
+
+    assert [one.resolution for one in state.incidents] == ["observed", "reattempt"]
+    assert (state.generation, report.failures[0].symptom) == (2, Symptom.CRASH)
+    assert "round 3" not in jobs.cluster.calls
+
+
+async def test_a_job_that_is_done_or_stopped_meanwhile_ends(jobs: Any) -> None:
+    jobs.cluster.blocked.add("round 1")
+    handle = await slow(jobs)
+    await jobs.until(handle, lambda _: "round 1" in jobs.cluster.calls)
+    await handle.execute_update(JobWorkflow.finished, 1)
+    assert (await handle.result()).outcome == "finished"
+
+    handle = await slow(jobs)
+    await jobs.until(handle, lambda _: jobs.cluster.calls.count("round 1") == 2)
+    await handle.signal(JobWorkflow.stop, {"operator": "test"})
+    assert (await handle.result()).outcome == "stopped"
+
+
+async def test_without_a_machine_in_its_place_the_slow_one_stays(jobs: Any) -> None:
+    jobs.cluster.evidence, jobs.cluster.voted = stopped, flagged("no CPU")
+    handle = await jobs.start()
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.observe, SLOW)
+    state, report = await closed(jobs, handle)
+    assert (report.resolution, state.generation) == ("observed", 1)
+    assert "stop 1" not in jobs.cluster.calls

@@ -1,0 +1,47 @@
+"""Vote: the ranks of a job that became slow are looked at, round by round, to see which machine slows it down.
+
+The job goes on meanwhile, and nothing is stopped for it. What else happens to the job ends the vote: that is more
+urgent. A round is an activity, so that a worker that dies costs the round at hand, and none before it; a round that
+failed is a vote for nobody.
+"""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.slow.running import judge_rounds
+    from everstep.model.incident import Stage
+    from everstep.model.slow import SlowRound
+    from workflows import activity_calls
+    from workflows.incident.incident import Abandoned, Incident
+
+
+async def vote(incident: Incident) -> None:
+    """Look at the ranks; what is found is in ``incident.slow``.
+
+    Raises:
+        Abandoned: an operator ended the incident, or something happened that is more urgent.
+    """
+    input, timeline = incident.input, incident.timeline
+    began = timeline.enter(Stage.VOTE)
+    rounds: list[SlowRound] = []
+    for number in range(1, input.spec.policy.slow_rounds + 1):
+        if incident.overtaken:
+            break
+        asked = activity_calls.slow_round(input.spec, input.machines, input.generation, incident.id, number)
+        try:
+            rounds.append(await incident.unless_abandoned(asked, or_overtaken=True))
+        except ActivityError as error:
+            rounds.append(SlowRound(number=number, problem=f"it failed: {error.cause or error}"[:200]))
+        except Abandoned:
+            break
+    if incident.overtaken or incident.abandoned_by:
+        timeline.leave(began, Stage.VOTE, f"given up: {incident.overtaken or 'an operator says so'}")
+        raise Abandoned
+    found = incident.slow = judge_rounds(rounds, input.generation)
+    text = f"{found.conclusion}: {found.reason}"
+    timeline.leave(began, Stage.VOTE, text)
+    timeline.headline = f"{timeline.headline}; {text}"
+    timeline.note(Stage.VOTE, text)
