@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 from activities.messages import (
+    ConfirmInput,
     DiagnoseInput,
     MakeVersionInput,
     ReplayGroupInput,
@@ -13,8 +16,15 @@ from activities.messages import (
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.hang import HangFound
 from everstep.model.health import Health
+from everstep.model.incident import Confirmation
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.slow import SlowRound
+
+
+def all_stepped(given: ConfirmInput) -> Confirmation:
+    """All ranks stepped."""
+    now_ns, generation = time.time_ns(), given.launched.generation
+    return Confirmation(generation=generation, ok=True, reason="all stepped", stepped_ns=now_ns, completed_steps=21)
 
 
 def made(given: MakeVersionInput) -> VersionMade:

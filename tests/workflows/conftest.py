@@ -99,13 +99,7 @@ class ScriptedCluster:
     evidence: Callable[[StopInput], Evidence] = lambda given: Evidence(
         generation=given.generation, exits=exits(20), held=held(20)
     )
-    confirmation: Callable[[ConfirmInput], Confirmation | Awaitable[Confirmation]] = lambda given: Confirmation(
-        generation=given.launched.generation,
-        ok=True,
-        reason="all stepped",
-        stepped_ns=time.time_ns(),
-        completed_steps=21,
-    )
+    confirmation: Callable[[ConfirmInput], Confirmation | Awaitable[Confirmation]] = answers.all_stepped
     found: Callable[[FindInput], Evidence] = lambda given: Evidence(generation=0)
     folder: FolderFound = field(default_factory=FolderFound)
     lacking: str = ""
