@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from controlplane.local import mounts
 from drills.clusters import network
@@ -22,6 +23,7 @@ from drills.spec.catalogue import (
     RANK_FAULTS,
     ROOM,
     SHARED,
+    SLOWED,
     STANDBY,
     THEN,
     UPDATES,
@@ -49,13 +51,31 @@ LEDGER_LIMIT_S = 20.0
 """The end of a job is written for 30 s; it is to be in the ledger (ours)."""
 HANG_LIMIT_S = 30.0
 AFTER_WHICH = ("kill-agent", "kill-peer", "xid", "gpu-lost")
+"""Faults after which another one may follow."""
 EVICTS = ("gpu-lost", "machine-fault")
 """Faults with which the ranks go on, until another machine is ready."""
 OF_EVICTIONS = ("evict", "prepare")
 """Stages of an incident in which a machine is replaced."""
-"""Faults after which another one may follow."""
 OPENS = (*RANK_FAULTS, *LOSSES, *UPDATES)
 """Faults that open an incident for others to strike in."""
+
+
+class Needs(NamedTuple):
+    """What opens an incident that has a stage."""
+
+    faults: tuple[str, ...]
+    why: str
+    """What does not happen after other faults."""
+
+
+OF_FAULTS = {
+    "vote": Needs(("slow-machine",), "nobody looks for a slow machine"),
+    "trace": Needs(HANGS, "nobody looks at ranks"),
+    "diagnose": Needs(NOT_FINITE, "machines are tested at once only where a loss is not finite"),
+    "replay": Needs(("bitflip",), "the job is not run again on groups of its machines"),
+    "restore": Needs((*LOSSES, *HANGS), "copies are moved only where memory was lost"),
+}
+"""Stages that not every incident has."""
 
 
 def check(request: DrillRequest) -> None:
@@ -136,31 +156,26 @@ def _check_stage(request: DrillRequest) -> None:
     if request.at_event is None:
         _one_of("--in-stage", request.in_stage, (REPORT, *STAGES))
     _one_of("--moment", request.moment, MOMENTS)
-    if request.base not in (*OPENS, *EVICTS):
-        raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join((*OPENS, *EVICTS))}")
-    if request.base in EVICTS and request.in_stage == REPORT:
+    opens = (*OPENS, *EVICTS, *SLOWED)
+    if request.base not in opens:
+        raise ConfigError(f"--during {request.base} opens no incident: use one of {', '.join(opens)}")
+    if request.base in (*EVICTS, *SLOWED) and request.in_stage == REPORT:
         raise ConfigError(f"--in-stage {REPORT}: {request.base} hurts no rank: name a later stage")
-    if request.in_stage == "trace" and request.base not in HANGS:
-        raise ConfigError(f"--in-stage trace: nobody looks at ranks: add --during {' or --during '.join(HANGS)}")
+    if (needs := OF_FAULTS.get(request.in_stage)) and request.base not in needs.faults:
+        raise ConfigError(
+            f"--in-stage {request.in_stage}: {needs.why}: add --during {' or --during '.join(needs.faults)}"
+        )
+    if request.in_stage == "replay" and not request.only_in_job:
+        raise ConfigError("--in-stage replay: a test finds the machine before: add --only-in-job")
     if request.in_stage in OF_EVICTIONS and not request.gone and request.base not in (*EVICTS, *HANGS):
         raise ConfigError(
             f"--in-stage {request.in_stage}: machines leave only where they stay away, or are at fault: "
             f"add --during kill-machine --gone, or --during {' or --during '.join((*EVICTS, *HANGS))}"
         )
-    if request.in_stage == "diagnose" and request.base not in NOT_FINITE:
-        raise ConfigError(
-            "--in-stage diagnose: machines are tested at once only where a loss is not finite: "
-            f"add --during {' or --during '.join(NOT_FINITE)}"
-        )
     if request.in_stage in BEFORE_AN_UPDATE and request.base not in UPDATES:
         raise ConfigError(f"--in-stage {request.in_stage}: add --during {' or --during '.join(UPDATES)}")
     if request.in_stage == "await" and request.standby != "late":
         raise ConfigError("--in-stage await: nothing is waited for: add --during kill-machine --gone --standby late")
-    if request.in_stage == "restore" and request.base not in (*LOSSES, *HANGS):
-        raise ConfigError(
-            "--in-stage restore: copies are moved only where memory was lost: "
-            f"add --during {' or --during '.join((*LOSSES, *HANGS))}"
-        )
 
 
 def _check_choices(request: DrillRequest) -> None:
@@ -226,8 +241,9 @@ def _check_places(request: DrillRequest, spec: JobSpec) -> None:
         raise ConfigError(f"--machine {request.machine} does not exist: machines are {', '.join(names)}")
     for name in request.between or ():
         _one_of("--between", name, names)
-    if request.between and (request.base != "slow-link" or len(set(request.between)) < len(request.between)):
-        raise ConfigError("--between names two machines, and goes with slow-link")
+    of_a_link = request.base in ("slow-link", "cut-link")
+    if request.between and not (of_a_link and len(set(request.between)) == 2):
+        raise ConfigError("--between names two machines, and goes with slow-link and cut-link")
     if request.base == "kill-group":
         _one_of("--kind", request.kind, topology.kinds)
     if request.base == "kill-group" and request.index >= (count := len(topology.groups(request.kind))):

@@ -2,8 +2,8 @@
 
 One cluster with a single worker, so that each kill is the death of the whole
 control plane but Temporal; one short job per event n. In each a rank is killed,
-a machine is lost for good and another one takes its place, or its code is
-updated; and while the incident is under way the worker dies as soon as it can
+a machine is lost for good or computes wrongly and another one takes its place,
+or its code is updated; and while the incident is under way the worker dies as soon as it can
 know that event n is durable (``drills/inject/control_plane.py`` says exactly
 when). Its supervisor starts it again. What must be the same each time: the
 decision, the outcome, one
@@ -39,6 +39,16 @@ SWEPT: dict[str, dict[str, Any]] = {
     "eviction": {"fault": "kill-machine", "machine": "m1", "gone": True, "standbys": 1},
     "update": {"fault": "update", "steps": 60},
     "rollback": {"fault": "bad-version", "fails_after": 0, "steps": 60},
+    "replay": {
+        "fault": "bitflip",
+        "only_in_job": True,
+        "machine": "m1",
+        "machines": 4,
+        "ranks_per_machine": 1,
+        "tp": 1,
+        "standbys": 1,
+        "steps": 40,
+    },
 }
 """Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version.
 A job that is updated has to live until another worker has come."""

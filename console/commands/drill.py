@@ -18,7 +18,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         list[str] | None,
         typer.Argument(metavar="[-- SCRIPT ARGS…]", help="Default: the example GPT.", show_default=False),
     ] = None,
-    list_faults: Annotated[bool, typer.Option("--list", help="List all faults, and which are not built yet.")] = False,
+    list_faults: Annotated[bool, typer.Option("--list", help="List all faults.")] = False,
     rank: Annotated[list[int] | None, typer.Option(help="Rank to strike; several at once. Default: the last.")] = None,
     signal: Annotated[str, typer.Option(help="kill-rank: KILL, SEGV or ABRT.")] = "KILL",
     code: Annotated[
@@ -36,8 +36,8 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     in_stage: Annotated[
         str,
         typer.Option(
-            help="kill-worker, kill-temporal: report, stop, evict, prepare, await, decide, restore, reattempt, "
-            "confirm; of an update make, try and hold as well."
+            help="kill-worker, kill-temporal: report, vote, trace, stop, evict, prepare, await, decide, diagnose, "
+            "replay, restore, reattempt, confirm; of an update make, try and hold as well."
         ),
     ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
@@ -73,7 +73,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ),
     ] = 2.0,
     between: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="M1 M2", help="slow-link: between which machines.")
+        tuple[str, str] | None, typer.Option(metavar="M1 M2", help="slow-link, cut-link: between which machines.")
     ] = None,
     cut_from: Annotated[str, typer.Option("--from", help="cut-off: from whom; control is all there is.")] = "control",
     lazy: Annotated[

@@ -13,7 +13,7 @@ def sweep(  # noqa: PLR0917 - options of a command
     every: Annotated[int, typer.Option(min=1, help="Only every so many events.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 each kill stops all control.")] = 1,
     of: Annotated[
-        str, typer.Option(help="Of whose incident: crash, eviction, update, or rollback of a bad version.")
+        str, typer.Option(help="Of whose incident: crash, eviction, update, rollback of a bad version, or replay.")
     ] = "crash",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
 ) -> None:

@@ -43,17 +43,12 @@ def one_line(result: DrillResult) -> str:
 def catalogue(*, as_json: bool) -> None:
     """All faults, one line each."""
     if as_json:
-        rows = [{"fault": k.name, "options": k.options, "what": k.summary, "not_built": k.not_built} for k in CATALOGUE]
+        rows = [{"fault": kind.name, "options": kind.options, "what": kind.summary} for kind in CATALOGUE]
         print(json.dumps(rows, indent=2))
         return
     width = max(len(kind.name) for kind in CATALOGUE)
     for kind in CATALOGUE:
-        if not kind.not_built:
-            print(f"{kind.name:{width}}  {kind.options:44}  {kind.summary}")
-    print("\nNot built yet; asked for, they are refused with the reason and exit code 3:\n")
-    for kind in CATALOGUE:
-        if kind.not_built:
-            print(f"{kind.name:{width}}  {kind.summary} ({kind.not_built.split(', which')[0]})")
+        print(f"{kind.name:{width}}  {kind.options:44}  {kind.summary}")
 
 
 def results(runs: list[DrillResult]) -> None:

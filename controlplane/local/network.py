@@ -160,7 +160,17 @@ class Network:
     @contextmanager
     def cut_off(self, machine: str) -> Iterator[None]:
         """The control host and a machine do not reach each other; machines do."""
-        both = ((CONTROL, self.machines[machine]), (machine, self.control))
+        with self._no_way((CONTROL, self.machines[machine]), (machine, self.control)):
+            yield
+
+    @contextmanager
+    def cut_link(self, one: str, other: str) -> Iterator[None]:
+        """Two machines do not reach each other; all others reach both."""
+        with self._no_way((one, self.machines[other]), (other, self.machines[one])):
+            yield
+
+    @contextmanager
+    def _no_way(self, *both: tuple[str, str]) -> Iterator[None]:
         for host, address in both:
             self._ip(host, "route", "add", "blackhole", f"{address}/32")
         try:

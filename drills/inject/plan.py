@@ -128,7 +128,7 @@ def outside_faults(request: DrillRequest) -> list[Fault]:
         names = [request.base, *([STRIKE] if strikes else [])]
     elif request.outside:
         names = [] if request.base in LOSSES else [request.base]
-        names += [] if request.absorbed or request.parks or request.base == "link-down" else [STRIKE]
+        names += [] if request.absorbed or request.parks or request.base in ("link-down", "cut-link") else [STRIKE]
     return [{"id": name} for name in names]
 
 

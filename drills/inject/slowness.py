@@ -12,7 +12,7 @@ from drills.clusters.network import NetworkCluster
 from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.cpu_group import little_cpu
 from drills.observe.observed import Absorbed
-from drills.spec.settings import SLOW_LINK_BYTES, machine_names
+from drills.spec.settings import SLOW_LINK_BYTES
 from everstep.errors import ClusterError, EverstepError
 
 MEASURE_S = 3.0
@@ -56,9 +56,7 @@ async def _slowed(context: DrillContext) -> AsyncIterator[None]:
 @contextlib.contextmanager
 def _slow_link(context: DrillContext) -> Iterator[None]:
     assert isinstance(context.cluster, NetworkCluster)
-    names = machine_names(context.spec.machines)
-    index = context.machines.index(context.target)
-    one, other = context.request.between or (names[index - 1], names[index])
+    one, other = context.request.ends(context.spec)
     with context.cluster.network.slow_link(one, other, SLOW_LINK_BYTES / context.request.factor):
         yield
 

@@ -19,6 +19,8 @@ def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     away = request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S
     if request.replaces or request.base == "bitflip" or away:
         names = [request.struck_machine(spec)]
+    elif request.base == "cut-link":
+        names = [request.ends(spec)[1]]
     elif request.base in HANGS:
         names = sorted({f"m{spec.topology().machine(rank)}" for rank in request.struck_ranks(spec)})
     elif request.gone:

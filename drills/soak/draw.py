@@ -137,12 +137,12 @@ DRAWS: dict[str, Draw] = {
 
 def soaked() -> list[FaultKind]:
     """The kinds that a soak draws."""
-    return [kind for kind in CATALOGUE if not (kind.not_built or kind.not_soaked)]
+    return [kind for kind in CATALOGUE if not kind.not_soaked]
 
 
 def left_out() -> dict[str, str]:
     """Kind → why no soak draws it."""
-    return {kind.name: why for kind in CATALOGUE if (why := kind.not_built or kind.not_soaked)}
+    return {kind.name: why for kind in CATALOGUE if (why := kind.not_soaked)}
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from everstep.errors import CannotInject, ConfigError
+from everstep.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +16,13 @@ class FaultKind:
     options: str
     summary: str
     """What really happens, one line."""
-    not_built: str = ""
-    """Why it cannot be injected yet; empty: it can."""
     not_soaked: str = ""
-    """Why no soak draws it although it can be injected; empty: soaks do."""
+    """Why no soak draws it; empty: soaks do."""
     draws: tuple[str, ...] = ()
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
 
 
 _TAKES_LONG = "takes two minutes, of which a job needs one to know its own pace: the wide drills have it"
-_NETWORK = "needs bad links between two machines, which are not part of this release"
 
 CATALOGUE: tuple[FaultKind, ...] = (
     FaultKind(
@@ -193,7 +190,12 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "SIGKILL of all workers, then of a rank; then they come back",
         draws=("rank", "away"),
     ),
-    FaultKind("cut-link", "--between M1 M2", "no packet passes between two machines", _NETWORK),
+    FaultKind(
+        "cut-link",
+        "--between M1 M2",
+        "no packet passes between two machines until one of them left the job",
+        not_soaked=_TAKES_LONG,
+    ),
     FaultKind(
         "slow-link",
         "--between M1 M2 [--factor F]",
@@ -276,7 +278,7 @@ ROOM = ("shm-full", "disk-full")
 """A file system of a machine is too small."""
 UPDATES = ("update", "bad-version")
 """Other code for the job, asked for by a signal."""
-AWAY = ("link-down", "cut-off", "kill-postgres", "kill-workers")
+AWAY = ("link-down", "cut-off", "cut-link", "kill-postgres", "kill-workers")
 """Something is away for some seconds, on machines that have a network of their own."""
 DEVICES = ("xid", "gpu-lost", "machine-fault", "gpu-hot", "nic-down", "nic-flap", "switch-down", "fs-readonly")
 """A device of a machine breaks, and inspections find it; the job goes on, unless the drill kills a rank with it."""
@@ -309,13 +311,10 @@ def kind_of(name: str) -> FaultKind:
 
     Raises:
         ConfigError: there is none.
-        CannotInject: it exists and cannot be injected yet.
     """
     kind = _BY_NAME.get(name)
     if kind is None:
         near = difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see 'everstep drill --list'"
         raise ConfigError(f"no fault is called {name!r}: {hint}")
-    if kind.not_built:
-        raise CannotInject(f"{name}: not built yet: {kind.not_built}")
     return kind

@@ -65,6 +65,7 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "disk-full": f"the disk of {machine} is full",
         "hang-peer": f"SIGSTOP to the agent of {machine} for {seconds}",
         "link-down": f"the link of {machine} is down for {seconds}",
+        "cut-link": f"{' and '.join(request.ends(spec))} do not reach each other",
         "cut-off": f"{machine} and the control host do not reach each other for {seconds}",
         "kill-postgres": f"SIGKILL to the ledger's server, which stays away for {seconds} at least",
         "kill-workers": f"SIGKILL to all workers, which stay away for {seconds}",

@@ -83,7 +83,7 @@ class DrillRequest(BaseModel):
     factor: float = Field(2.0, ge=1.5, le=20)
     """slow-machine, uneven-work, slow-link: how many times as long steps are to take, about."""
     between: tuple[str, str] | None = None
-    """slow-link: two machines; default: the struck one and the one before it."""
+    """slow-link, cut-link: two machines; default: the struck one and the one before it."""
     lazy: bool = False
     """The update waits for ``then``, or for the end of its window; else it is urgent."""
     window: float = Field(0.0, ge=0, description="After which a lazy update is forced, seconds; 0: it rides on then.")
@@ -344,6 +344,13 @@ class DrillRequest(BaseModel):
         if self.machine:
             return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
         return [spec.topology().world_size - 1]
+
+    def ends(self, spec: JobSpec) -> tuple[str, str]:
+        """The two machines at the ends of a link, in the job's order."""
+        names = machine_names(spec.machines)
+        index = self.target_machine_index(spec)
+        one, other = sorted(self.between or (names[index - 1], names[index]), key=names.index)
+        return one, other
 
     def struck_machine(self, spec: JobSpec) -> str:
         """The machine that the fault strikes."""

@@ -9,6 +9,7 @@ BEFORE_AN_UPDATE = {"make": messages.MAKE_VERSION, "try": messages.CHECK_VERSION
 STAGES = {
     **BEFORE_AN_UPDATE,
     "hold": messages.HOLD,
+    "vote": messages.SLOW_ROUND,
     "trace": messages.TRACE,
     "stop": messages.STOP,
     "evict": messages.POOL_REPLACE,
@@ -16,6 +17,7 @@ STAGES = {
     "await": messages.POOL_AWAIT,
     "decide": messages.DECIDE,
     "diagnose": messages.DIAGNOSE,
+    "replay": messages.REPLAY_GROUP,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
     "launch": messages.LAUNCH,

@@ -48,7 +48,7 @@ def test_a_script_reads_the_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["slow-link"], 3, "not built yet"),
+        (["slow-link", "--between", "m0", "m9"], 2, "m9"),
         (["kill-rank", "--rank", "99"], 2, "ranks go from 0 to 7"),
         (["kill-rank", "--at-step", "x"], 2, "--at-step"),
         ([], 2, "--list"),

@@ -37,27 +37,9 @@ CONTRACT = [
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "hang-agents", "kill-peer"),
 ]
 
-BUILT = {
-    *("kill-rank", "stop-rank", "exit-rank", "raise", "kill-agent", "kill-forkserver"),
-    *("spin", "deadlock", "skip-collective", "hang-dataloader", "wrong-order"),
-    *("kill-worker", "kill-temporal", "kill-during-save", "kill-machine", "kill-group", "disk-full"),
-    *("flip-bit", "truncate-file", "shm-full", "hang-peer", "kill-peer"),
-    *("link-down", "cut-off", "kill-postgres", "kill-workers"),
-    *("bad-version", "update"),
-    *("nan", "xid", "gpu-lost", "gpu-hot", "nic-down", "nic-flap", "switch-down", "fs-readonly", "oom"),
-    *("machine-fault", "hang-agents", "bitflip"),
-}
-
 
 def test_the_catalogue_has_every_fault_of_the_contract() -> None:
     assert [kind.name for kind in CATALOGUE] == CONTRACT
-    assert {kind.name for kind in CATALOGUE if not kind.not_built} == BUILT
-
-
-@pytest.mark.parametrize("name", sorted(set(CONTRACT) - BUILT))
-def test_what_is_not_built_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(CannotInject, match=f"{name}: not built yet: needs"):
-        check(DrillRequest(fault=name))
 
 
 def test_a_near_name_is_suggested() -> None:

@@ -21,10 +21,10 @@ pytestmark = [
 SMALL = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--at-step", "10"]
 
 
-def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = ()) -> dict[str, Any]:
+def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = (), sizes: Sequence[str] = SMALL) -> dict[str, Any]:
     before = set(NAMED.glob("everstep-*"))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "console.main", "drill", *words, *SMALL, "--standbys", f"{standbys}", "--json"],
+        [sys.executable, "-P", "-m", "console.main", "drill", *words, *sizes, "--standbys", f"{standbys}", "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -78,3 +78,11 @@ def test_a_second_network_card_fails(fault: str, options: list[str], incidents: 
     flapped is noted. Nobody leaves for that."""
     found = drill(fault, *options, standbys=1)
     assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)
+
+
+def test_a_slow_link_costs_no_machine() -> None:
+    """The vote says that ranks wait, and not that one of them is slow."""
+    found = drill(
+        "slow-link", "--between", "m0", "m1", sizes=["--machines", "4", "--ranks-per-machine", "1"], standbys=1
+    )
+    assert (found["incidents"], found["steps_lost"], found["generations"]) == (found["incidents"][:1], 0, 1)

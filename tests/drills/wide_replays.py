@@ -1,4 +1,4 @@
-"""A machine that computes wrongly in the job alone: each one in turn."""
+"""A machine that computes wrongly in the job alone: each one in turn, and with a control plane that dies meanwhile."""
 
 from __future__ import annotations
 
@@ -42,3 +42,10 @@ async def test_each_machine_of_eight_is_found(drill: DrillOf, index: int) -> Non
 @pytest.mark.parametrize("sizes", [{"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}, {"tp": 2, "pp": 1, "ranks_per_machine": 2}])
 async def test_groups_keep_the_sizes_that_split_the_model(drill: DrillOf, sizes: dict[str, int]) -> None:
     found(await drill("bitflip", machine="m5", **(EIGHT | sizes)), "m5")
+
+
+@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
+@pytest.mark.parametrize("moment", ["begin", "middle", "end"])
+async def test_the_control_plane_dies_in_a_replay(drill: DrillOf, part: str, moment: str) -> None:
+    options = WRONG | {"machines": 4, "tp": 1, "pp": 1, "during": "bitflip", "in_stage": "replay", "moment": moment}
+    found(await drill(part, machine="m1", **options), "m1")

@@ -142,7 +142,6 @@ def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
     assert {kind for one in only.episodes for kind in one.kinds} <= {"kill-rank", "kill-machine"}
     for given_, said in (
         ({"only": ["kill-rnk"]}, "did you mean 'kill-rank'"),
-        ({"only": ["cut-link"]}, "not built yet"),
         ({"only": ["slow-machine"]}, "no soak draws it: takes two minutes"),
         ({"sizes": {"machines": 3, "ranks_per_machine": 1, "tp": 2, "pp": 1}}, "cannot be split"),
         ({"only": ["kill-worker"]}, "name one with --only too"),

@@ -41,7 +41,7 @@ def test_each_row_of_the_paper_is_there() -> None:
 @pytest.mark.parametrize("row", [*TABLE_3, *TABLE_1], ids=lambda row: row[0])
 def test_it_has_a_drill_or_says_why_not(row: list[str]) -> None:
     said = row[-1]
-    drills = {kind.name for kind in CATALOGUE if not kind.not_built}
+    drills = {kind.name for kind in CATALOGUE}
     named = [name for name in re.findall(r"`([a-z-]+)`", said) if not name.startswith("--") and name in drills]
     why_not = re.search(r"\bnone\b[^:]*: .+", said)
     assert named or why_not

@@ -1,0 +1,46 @@
+"""Steps that take longer: the machine that it is leaves, also where the control plane dies while it is looked for, and
+where it is the job's own doing nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from drills import DrillResult
+from tests.drills.conftest import Clusters, DrillOf
+
+pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def clusters() -> AsyncIterator[Clusters]:
+    """One cluster, with one machine beside the four of a job."""
+    shared = Clusters(machines=5)
+    yield shared
+    assert await shared.close() == []
+
+
+def found(result: DrillResult, machine: str) -> None:
+    """The vote named it, it left, and nothing was lost."""
+    assert result.problems == []
+    assert (result.ok, result.resolution, result.evicted, result.steps_lost) == (True, "eviction", [machine], 0)
+    assert (result.losses_match, result.state_match, result.leaked) == (True, True, [])
+    assert result.stages[0][0] == "vote"
+
+
+@pytest.mark.parametrize("machine", ["m0", "m2"])
+async def test_a_machine_has_little_cpu(drill: DrillOf, machine: str) -> None:
+    found(await drill("slow-machine", machine=machine), machine)
+
+
+@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
+async def test_the_control_plane_dies_in_a_vote(drill: DrillOf, part: str) -> None:
+    found(await drill(part, machine="m1", during="slow-machine", in_stage="vote"), "m1")
+
+
+async def test_work_that_is_uneven_by_itself_costs_no_machine(drill: DrillOf) -> None:
+    result = await drill("uneven-work", ranks=[1])
+    assert result.problems == []
+    assert (result.ok, result.evicted, result.steps_lost, result.generations) == (True, [], 0, 1)
