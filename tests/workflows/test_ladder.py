@@ -15,6 +15,7 @@ from everstep.model.incident import Confirmation, Evidence, IncidentReport, Symp
 from everstep.model.ladder import Rung
 from everstep.model.machine import Machine
 from everstep.model.version import CodeVersion, JobVersion, VersionStatus
+from tests.workflows import answers
 from tests.workflows.conftest import Jobs, anomaly, exits, held
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
@@ -122,13 +123,33 @@ async def test_what_is_not_known_evicts_nobody(jobs: Jobs, why: str) -> None:
         machines = [
             MachineDiagnosis(machine=one.name, verdict=Health.UNKNOWN, findings=[found]) for one in given.machines
         ]
-        return Diagnosis(machines=machines, links=[BadLink(machines=("m0", "m1"), test="nic", text="cut")])
+        return Diagnosis(machines=machines)
 
     jobs.cluster.evidence, jobs.cluster.diagnosis, jobs.cluster.standbys = stood, unknown, list(STANDBYS)
     handle = await struck(jobs, Symptom.NOT_FINITE)
     report = await recovered(jobs, handle, 2)
     assert (report.evicted, tried(report)) == ([], [Rung.DIAGNOSE, Rung.REATTEMPT])
-    assert (why or "between m0 and m1: cut (nic); m0, m1 is not known, e.g. no torch") in report.tried[0].found
+    assert (why or "m0, m1 is not known, e.g. no torch") in report.tried[0].found
+
+
+@pytest.mark.parametrize(("times", "evicted"), [(2, ["m1"]), (1, [])])
+async def test_of_two_machines_that_do_not_reach_each_other_the_later_one_leaves_if_that_is_seen_twice(
+    jobs: Jobs, times: int, evicted: list[str]
+) -> None:
+    def cut(given: DiagnoseInput) -> Diagnosis:
+        links = [BadLink(machines=("m0", "m1"), test="nic", text="timed out")]
+        seen = len(jobs.cluster.diagnoses) <= times
+        return answers.all_healthy(given).model_copy(update={"tests": ["nic"], "links": links if seen else []})
+
+    jobs.cluster.evidence, jobs.cluster.diagnosis, jobs.cluster.standbys = stood, cut, list(STANDBYS)
+    handle = await struck(jobs, Symptom.NOT_FINITE)
+    report = await recovered(jobs, handle, 2)
+    assert [given.tests for given in jobs.cluster.diagnoses][1:] == [["nic"]]
+    assert report.evicted == evicted
+    asked = [one.why for one in report.asked if one.rule == "bad-link" and one.yes]
+    assert len(asked) == len(evicted)
+    assert all("no data passes between it and m0" in why and "over-eviction" in why for why in asked)
+    assert "between m0 and m1: timed out (nic)" in report.tried[0].found or not evicted
 
 
 async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:

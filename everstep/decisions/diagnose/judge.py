@@ -79,8 +79,10 @@ def judge(
 def confirmed(first: Diagnosis, second: Diagnosis) -> Diagnosis:
     """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
 
-    A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault.
+    A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
+    is what lies between two machines.
     """
+    links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
     again = {(one.machine, finding.reason) for one in second.machines for finding in one.findings}
     machines = []
     for one in first.machines:
@@ -92,10 +94,11 @@ def confirmed(first: Diagnosis, second: Diagnosis) -> Diagnosis:
         )
         verdict = _verdict(findings, tested=one.verdict is not Health.UNKNOWN or bool(findings))
         machines.append(one.model_copy(update={"findings": findings, "verdict": verdict}))
-    return first.model_copy(update={"machines": machines, "seconds": first.seconds + second.seconds})
+    seconds = first.seconds + second.seconds
+    return first.model_copy(update={"machines": machines, "links": links, "seconds": seconds})
 
 
-def unsure_tests(found: Diagnosis) -> list[str]:
+def unsure_tests(found: Diagnosis, *, links: bool = True) -> list[str]:
     """Tests with a fault that is to be seen twice before it counts, in the order in which they were run."""
     tests = {
         finding.inspection
@@ -103,6 +106,8 @@ def unsure_tests(found: Diagnosis) -> list[str]:
         for finding in one.findings
         if finding.verdict is Health.FAULTY and not finding.sure
     }
+    if links:
+        tests |= {link.test for link in found.links}
     return [test for test in found.tests if test in tests]
 
 

@@ -27,6 +27,12 @@ FAILS_WITH_ALL = Reason(
     sure=True,
     source="ByteRobust, section 4.2",
 )
+BAD_LINK = Reason(
+    "bad-link",
+    "no data passes between it and another machine, and both work with others",
+    owner=Owner.NETWORK,
+    remedy=Remedy.CHECK_SETUP,
+)
 FAILS_UNSURE = Reason(
     "failed-with-another",
     "it failed with another machine, and which of them is at fault is not known",
@@ -43,12 +49,13 @@ SILENT = Reason(
     verdict=Health.UNKNOWN,
 )
 
-JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, SLOW, LOW, SILENT)
+JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, BAD_LINK, SLOW, LOW, SILENT)
 """All of them."""
 OF_TEST = {
     OTHER_BITS.code: (Diagnostic.BITWISE,),
     UNCOMPARED.code: (Diagnostic.BITWISE,),
     FAILS_WITH_ALL.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
     FAILS_UNSURE.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
+    BAD_LINK.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
 }
 """Which tests can lead to it; the others can follow from any that measures a bandwidth, or from none."""

@@ -91,6 +91,11 @@ def is_failed_test(finding: Finding) -> bool:
     return is_tested(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE
 
 
+def is_bad_link(finding: Finding) -> bool:
+    """Whether a stop-time test says that no data passes between the machine and another one."""
+    return is_tested(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.NETWORK
+
+
 def is_failed_replay(finding: Finding) -> bool:
     """Whether a replay of the job says that the machine is at fault."""
     return is_replayed(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE
@@ -99,8 +104,11 @@ def is_failed_replay(finding: Finding) -> bool:
 def is_alert(finding: Finding) -> bool:
     """Whether it is a network alert: a fault of the network, or a link that went down.
 
-    What is merely counted, as lost packets, and does not say of which end it comes, is none.
+    What is merely counted, as lost packets, and does not say of which end it comes, is none; nor is what a test of the
+    stopped job finds.
     """
+    if is_tested(finding):
+        return False
     seen_down = finding.reason in FLAPS or finding.reason in REPEATED_FLAPS
     faulty = finding.verdict is Health.FAULTY
     return finding.owner is Owner.NETWORK and (faulty or (seen_down and finding.verdict is Health.UNKNOWN))
@@ -131,7 +139,7 @@ def each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
         for reason in {
             found.reason
             for found in now.get(machine, ())
-            if is_sure(found) or is_alert(found) or is_failed_test(found) or is_failed_replay(found)
+            if any(counts(found) for counts in (is_sure, is_alert, is_failed_test, is_bad_link, is_failed_replay))
         }:
             alike[reason] += 1
     for machine in facts.machines:

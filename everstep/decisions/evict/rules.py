@@ -19,6 +19,7 @@ from everstep.decisions.evict.facts import (
     SHARED_SHARE,
     MachineFacts,
     is_alert,
+    is_bad_link,
     is_failed_replay,
     is_failed_test,
     is_sure,
@@ -45,6 +46,8 @@ FAILED_TEST = "failed-test"
 """Name of the rule that goes by a test of the stopped machine."""
 FAILED_REPLAY = "failed-replay"
 """Name of the rule that goes by a replay of the job."""
+BAD_LINK = "bad-link"
+"""Name of the rule that goes by a test between two machines."""
 CULPRIT, GROUP = "hang-culprit", "hang-group"
 """Names of the rules about a hang."""
 OF_A_HANG = frozenset({CULPRIT, GROUP})
@@ -109,6 +112,13 @@ def _failed_test(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
     for found in filter(is_failed_test, seen.findings):
         spread = seen.widespread(found.reason)
         yield Said(not spread, found.reason, f"{found.headline}: {spread or 'a test of the stopped machine says so'}")
+
+
+def _bad_link(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
+    for found in filter(is_bad_link, seen.findings):
+        spread = seen.widespread(found.reason)
+        one_of_two = "over-eviction: one of the two leaves, since the job cannot run over that link"
+        yield Said(not spread, found.reason, f"{found.headline}: {spread or one_of_two}")
 
 
 def _failed_replay(seen: MachineFacts, policy: RecoveryPolicy) -> Iterator[Said]:
@@ -244,6 +254,13 @@ RULES: tuple[EvictRule, ...] = (
         "a test of the machine, whose ranks are stopped, finds it at fault, and the machines do not share that",
         "ByteRobust, section 4.2: suspects of a diagnosis are evicted; that shared faults are left out is ours",
         _failed_test,
+        fixed=SHARED,
+    ),
+    EvictRule(
+        BAD_LINK,
+        "a test of the stopped machines finds that two of them do not reach each other: the later one leaves",
+        "ours: each of the two may work, so this is over-eviction",
+        _bad_link,
         fixed=SHARED,
     ),
     EvictRule(

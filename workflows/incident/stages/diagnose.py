@@ -13,10 +13,10 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.diagnose.judge import confirmed, unsure_tests
+    from everstep.decisions.diagnose.told import told
     from everstep.decisions.recover.climb import tests_of
     from everstep.decisions.recover.plan import RestartPlan
-    from everstep.model.diagnosis import Diagnosis, as_tested
-    from everstep.model.health import MachineFinding
+    from everstep.model.diagnosis import Diagnosis
     from everstep.model.incident import Stage
     from everstep.model.ladder import Rung
     from workflows import activity_calls, web_ui
@@ -35,19 +35,16 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     began = timeline.enter(Stage.DIAGNOSE, text)
     try:
         found = await _tested(incident, choice.tests)
-        if again := unsure_tests(found):
+        # An incident of before there was the rule of bad links goes on as it began.
+        links = bool(found.links) and workflow.patched("bad-link")
+        if again := unsure_tests(found, links=links):
             timeline.say(f"{', '.join(again)} once more, {web_ui.diagnosed_text(found)}")
             found = confirmed(found, await _tested(incident, again))
     except ActivityError as error:
         said, state.ladder.tested = f"not known: the tests could not be run: {error.cause or error}"[:300], []
     else:
         said = web_ui.diagnosed_text(found)
-        told = [
-            MachineFinding(machine=one.machine, finding=as_tested(finding))
-            for one in found.machines
-            for finding in one.findings
-        ]
-        state.ladder.tested = sorted(told, key=lambda one: one.finding.verdict != "faulty")[:FINDINGS_KEPT]
+        state.ladder.tested = told(found, links=links)[:FINDINGS_KEPT]
     state.ladder.take(
         Rung.DIAGNOSE, state.failures[-1], plan.verdict.reason, found=said, seconds=workflow.time() - began
     )

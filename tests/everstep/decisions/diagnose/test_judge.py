@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from everstep.decisions.diagnose import reasons
 from everstep.decisions.diagnose.bandwidth import below
 from everstep.decisions.diagnose.judge import Shares, confirmed, judge, passed, unsure_tests
+from everstep.decisions.diagnose.told import told
+from everstep.decisions.evict.facts import is_alert, is_bad_link, is_failed_test
 from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Finding, Health
 
@@ -84,6 +86,17 @@ def test_pairs_name_a_machine_or_a_link(pairs: list[PairResult], bad: list[str],
     assert found.faulty == bad
     assert [link.machines for link in found.links] == links
     assert found.verdict is (Health.FAULTY if bad or links else Health.UNKNOWN if len(tested) == 2 else Health.HEALTHY)
+
+
+def test_a_link_is_told_of_the_later_machine_and_only_if_it_fails_twice() -> None:
+    tested = {f"m{number}": [DiagnosticResult(test="memory")] for number in range(4)}
+    first = judge(tested, ring(4, (3, 0))).model_copy(update={"tests": ["memory", "nic"]})
+
+    assert unsure_tests(first) == ["nic"] and unsure_tests(first, links=False) == []
+    [only] = told(confirmed(first, first))
+    assert (only.machine, only.finding.reason, only.finding.item) == ("m3", reasons.BAD_LINK.code, "m0")
+    assert is_bad_link(only.finding) and not is_failed_test(only.finding) and not is_alert(only.finding)
+    assert told(first, links=False) == [] == told(confirmed(first, judge(tested, ring(4))))
 
 
 def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.decisions.evict.rules import OPERATOR, RULES, mode_of
+from everstep.model.diagnosis import OF_TESTS
 from everstep.model.eviction import EvictMode
 from everstep.model.hang import HangFound
 from everstep.model.health import Health, MachineFinding
@@ -172,6 +173,16 @@ def test_what_is_healthy_says_nothing() -> None:
     assert plan(found("m1", verdict=Health.HEALTHY)).asked == []
 
 
+def test_a_link_that_a_test_finds_cut_costs_one_machine_and_many_of_them_none() -> None:
+    def cut(machine: str) -> MachineFinding:
+        fields: dict[str, Any] = {"owner": Owner.NETWORK, "sure": False, "inspection": f"{OF_TESTS}nic"}
+        return found(machine, "bad-link", text="no data passes between it and m0", **fields)
+
+    assert evicted(plan(cut("m3"))) == [("m3", "bad-link")]
+    rule, why = why_not("m1", *(cut(machine) for machine in EIGHT[1:6]))
+    assert rule == "bad-link" and "5 of 8 machines" in why
+
+
 def test_the_names_stay() -> None:
     """Job files, reports and dashboards have them."""
     assert [rule.name for rule in RULES if rule.evicts] == [
@@ -180,6 +191,7 @@ def test_the_names_stay() -> None:
         ALERT,
         GONE,
         "failed-test",
+        "bad-link",
         "failed-replay",
         CULPRIT,
         GROUP,
