@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import Anomaly, IncidentReport
+from everstep.model.incident import Anomaly, IncidentReport, Stage, Symptom
 from everstep.model.job_state import IncidentSummary, JobState, incident_workflow_id
 
 INCIDENTS_KEPT = 20
@@ -17,6 +17,7 @@ def opened(state: JobState, anomaly: Anomaly) -> int:
         number=number,
         headline=anomaly.headline,
         opened_ns=anomaly.seen_ns,
+        stage=Stage.VOTE if anomaly.symptom is Symptom.SLOW else "",
     )
     state.incidents = [*state.incidents, line][-INCIDENTS_KEPT:]
     return number

@@ -15,9 +15,10 @@ from controlplane.queries.saved import saved_lines, saved_short
 from controlplane.queries.status import JobLine, JobReport, MachineStatus
 from controlplane.queries.time_lost import lost_text
 from everstep.model.incident import NOT_CONFIRMED
+from everstep.model.job_state import LOOKED_INTO
 
 STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
-    ("recovering", "starting", "stopping", NOT_CONFIRMED), "yellow"
+    ("recovering", "starting", "stopping", NOT_CONFIRMED, LOOKED_INTO), "yellow"
 )
 """Colour of a status; red for all others."""
 PROBLEMS_SHOWN = 5

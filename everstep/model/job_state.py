@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.health import MachineFinding
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing
+from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing, Stage
 from everstep.model.job import JobSpec
 from everstep.model.ladder import Tried
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
 from everstep.model.version import JobVersion
+
+LOOKED_INTO = "running, slow"
+"""Status of a job that goes on while it is looked at which machine slows it down."""
 
 JobStatus = Annotated[
     Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"], AnyWord
@@ -195,6 +198,8 @@ class JobState(BaseModel):
     @property
     def status_text(self) -> str:
         """The status for people."""
+        if self.status == "recovering" and any(one.stage == Stage.VOTE for one in self.incidents):
+            return LOOKED_INTO  # it goes on meanwhile
         return NOT_CONFIRMED if self.status == "running" and self.unconfirmed else self.status
 
     @property

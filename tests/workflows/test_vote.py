@@ -11,6 +11,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.messages import SlowRoundInput, StopInput
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, RankExit, Stage, Symptom
+from everstep.model.job_state import LOOKED_INTO
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
 from tests.workflows.conftest import anomaly, held
@@ -123,7 +124,8 @@ async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_
 async def test_a_rank_that_dies_meanwhile_does_not_wait_for_the_vote(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 2")
     handle = await slow(jobs)
-    await jobs.until(handle, lambda _: "round 2" in jobs.cluster.calls)
+    state = await jobs.until(handle, lambda _: "round 2" in jobs.cluster.calls)
+    assert state.status_text == LOOKED_INTO
     await handle.execute_update(JobWorkflow.report, anomaly())
     state, report = await closed(jobs, handle, 2)
 

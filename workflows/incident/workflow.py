@@ -167,9 +167,12 @@ class IncidentWorkflow:
             note_answers(incident)
             return False
         try:
-            if incident.input.anomaly.symptom is Symptom.SLOW:  # of no incident of before this release
-                await vote(incident)
-            return await secure(incident)
+            if incident.input.anomaly.symptom is not Symptom.SLOW:
+                return await secure(incident)
+            await vote(incident)  # of no incident of before this release
+            if stops := await secure(incident):
+                await incident.tell_job(Stage.STOP)
+            return stops
         except Abandoned:
             return False
 
