@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"machines can have no network of their own here: {missing()}"),
 ]
 SMALL = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--at-step", "10"]
+FOUR = ["--machines", "4", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--at-step", "10"]
 
 
 def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = (), sizes: Sequence[str] = SMALL) -> dict[str, Any]:
@@ -86,3 +87,10 @@ def test_a_slow_link_costs_no_machine() -> None:
         "slow-link", "--between", "m0", "m1", sizes=["--machines", "4", "--ranks-per-machine", "1"], standbys=1
     )
     assert (found["incidents"], found["steps_lost"], found["generations"]) == (found["incidents"][:1], 0, 1)
+
+
+def test_between_two_machines_no_packet_passes() -> None:
+    """Looks at the ranks name nobody, a restart does not help, and a test between machines finds the link."""
+    found = drill("cut-link", "--between", "m1", "m2", sizes=FOUR, standbys=1, evicted=["m2"])
+    assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
+    assert found["steps_lost"] <= 1
