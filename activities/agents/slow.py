@@ -23,7 +23,7 @@ from agent.client import AgentPool
 from agent.tracer.messages import files_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.cpu_watch import CpuPerStep
-from everstep.decisions.slow.looks import RankSeen, counted
+from everstep.decisions.slow.looks import RankAtWork, counted
 from everstep.decisions.slow.own_past import RankTimes
 from everstep.decisions.slow.running import slow_round
 from everstep.errors import EverstepError, EvidenceError
@@ -54,7 +54,7 @@ class SlowActivities:
         """Look at all ranks of a job that became slow, for one round; returns who has the flag, and why."""
         spec, machines = given.spec, given.machines
         topology, stacks = spec.topology(), StackReader()
-        seen: list[dict[int, RankSeen]] = []
+        seen: list[dict[int, RankAtWork]] = []
         silent: set[str] = set()
         began = time.monotonic()
         async with heartbeating() as say:
@@ -113,7 +113,7 @@ def _cpu(value: pb.CpuPerStep) -> CpuPerStep:
     return CpuPerStep(value.had_s, value.waited_s)
 
 
-def _read(one: RankLook, stacks: StackReader) -> dict[int, RankSeen]:
+def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
     """What one look shows of each rank; what cannot be read is left out."""
     reader = FolderReader(stacks)
     for reply in one.replies.values():
@@ -124,4 +124,4 @@ def _read(one: RankLook, stacks: StackReader) -> dict[int, RankSeen]:
                 continue
     processes = (process for reply in one.replies.values() for process in reply.processes)
     asleep = {process.rank for process in processes if process.role == "trainer" and process.state == SLEEPS}
-    return {rank: RankSeen(found, rank in asleep) for rank, found in reader.evidence().ranks.items()}
+    return {rank: RankAtWork(found, rank in asleep) for rank, found in reader.evidence().ranks.items()}

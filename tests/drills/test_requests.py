@@ -19,7 +19,7 @@ from everstep.model.version import JobVersion, UpdateRequest
 CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
     "wrong-order",
-    *("nan", "bitflip", "slow-machine", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
+    *("nan", "bitflip", "slow-machine", "uneven-work", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
     *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "machine-fault", "gpu-hot"),
     *(
         "nic-down",
@@ -66,7 +66,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker"}, "--in-stage is missing"),
         (
             {"fault": "kill-worker", "in_stage": "later"},
-            "make, try, hold, trace, stop, evict, prepare, await, decide, diagnose, restore, reattempt",
+            "make, try, hold, vote, trace, stop, evict, prepare, await, decide, diagnose, replay, restore",
         ),
         ({"fault": "kill-worker", "in_stage": "evict", "during": "kill-machine"}, "add --during kill-machine --gone"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
@@ -75,6 +75,11 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
         ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
         ({"fault": "kill-worker", "in_stage": "restore"}, "add --during kill-machine or --during kill-group"),
+        ({"fault": "kill-worker", "in_stage": "vote"}, "nobody looks for a slow machine: add --during slow-machine"),
+        ({"fault": "kill-worker", "in_stage": "replay", "during": "bitflip"}, "add --only-in-job"),
+        ({"fault": "kill-worker", "in_stage": "report", "during": "slow-machine"}, "slow-machine hurts no rank"),
+        ({"fault": "cut-link", "between": ("m1", "m1")}, "--between names two machines"),
+        ({"fault": "kill-rank", "between": ("m1", "m2")}, "goes with slow-link and cut-link"),
         ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent, kill-peer, xid, gpu-lost, and without"),
         ({"fault": "kill-agent", "then": "spin"}, "kill-rank, kill-machine"),
         ({"fault": "kill-agent", "then": "kill-rank", "steps": 30}, "its second fault comes at step 30"),

@@ -26,10 +26,10 @@ LATER: dict[str, Any] = {
     "machines": [],
     "generation": 3,
     "lineage": [[3, 20]],
-    "status": "replaying",
+    "status": "rehearsing",
     "incident_count": 1,
-    "incidents": [{"id": "incident/later/0001", "number": 1, "headline": "rank 3 is slow", "stage": "replay"}],
-    "failures": [{"generation": 2, "step": 20, "symptom": "slow", "cause": "slow", "rack": "r7"}],
+    "incidents": [{"id": "incident/later/0001", "number": 1, "headline": "rank 3 drifts", "stage": "rehearse"}],
+    "failures": [{"generation": 2, "step": 20, "symptom": "drifts", "cause": "drifts", "rack": "r7"}],
     "evicted": ["m9"],
 }
 """The state of a job as a later release may keep it."""
@@ -60,8 +60,8 @@ async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(
     assert lines["bad"].status == "running"
     assert "cannot read" in lines["bad"].problem
     assert [line.problem for name, line in lines.items() if name != "bad"] == ["", ""]
-    assert (later.status, later.generation) == (lines["later"].status, 3) == ("replaying", 3)
-    assert [one.stage for one in later.incidents] == ["replay"]
+    assert (later.status, later.generation) == (lines["later"].status, 3) == ("rehearsing", 3)
+    assert [one.stage for one in later.incidents] == ["rehearse"]
     assert problem_lines(list(lines.values())) == [lines["bad"].problem]
 
 
@@ -85,7 +85,7 @@ async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it
     """A downgrade: this release takes the workflow over, has an incident, and hands all of it on."""
     machines = [{"name": f"m{rank}", "address": f"127.0.0.1{rank}:1", "rack": "r7"} for rank in (0, 1)]
     spec = {**LATER["spec"], "machines": 2, "policy": {"max_failures_at_step": 9, "evict_after": 3}}
-    pending = [{"id": "m1-9", "generation": 3, "symptom": "slow", "headline": "rank 1 is slow", "seen_ns": 1}]
+    pending = [{"id": "m1-9", "generation": 3, "symptom": "drifts", "headline": "rank 1 drifts", "seen_ns": 1}]
     handle = await jobs.client.start_workflow(
         "Job",
         {**LATER, "spec": spec, "machines": machines, "pending": pending},
@@ -96,12 +96,12 @@ async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it
 
     state = await jobs.until(handle, lambda state: state.generation == 4 and state.status == "running")
 
-    assert {note.anomaly.symptom for note in jobs.cluster.notes} == {Symptom("slow")}
+    assert {note.anomaly.symptom for note in jobs.cluster.notes} == {Symptom("drifts")}
     assert state.spec.model_extra == {"later_env": {"A": "B"}}
     assert state.spec.policy.model_extra == {"evict_after": 3}
     assert state.machines[0].model_extra == {"rack": "r7"}
     assert state.model_extra == {"evicted": ["m9"]}
-    assert state.incidents[0].stage == "replay"
+    assert state.incidents[0].stage == "rehearse"
     later = Anomaly.model_validate({"id": "x", "generation": 4, "symptom": "hot", "headline": "h", "where": "GPU 3"})
     await handle.execute_update(JobWorkflow.report, later)
     state = await jobs.until(handle, lambda state: state.generation == 5 and state.status == "running")

@@ -44,7 +44,7 @@ class RankLooks(NamedTuple):
         return self.computes / self.looks
 
 
-class RankSeen(NamedTuple):
+class RankAtWork(NamedTuple):
     """One rank in one look."""
 
     evidence: RankEvidence
@@ -52,7 +52,7 @@ class RankSeen(NamedTuple):
     """Its process was waiting for something, and used no CPU (state S)."""
 
 
-def waits(seen: RankSeen) -> bool | None:
+def waits(seen: RankAtWork) -> bool | None:
     """Whether a rank waits for others; None: that does not show.
 
     The backward pass waits for others below Python, as DDP's does: a rank that sleeps there waits.
@@ -63,7 +63,7 @@ def waits(seen: RankSeen) -> bool | None:
     return trainer.leaf.kind in WAITS
 
 
-def counted(looks: Iterable[Mapping[int, RankSeen]]) -> dict[int, RankLooks]:
+def counted(looks: Iterable[Mapping[int, RankAtWork]]) -> dict[int, RankLooks]:
     """How often each rank was seen, and did something of its own."""
     found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for one in looks:

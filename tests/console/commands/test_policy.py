@@ -48,7 +48,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert [title.partition(":")[0] for title in titles] == [*names, f"{len(RULES) + 1} breaker"]
     assert titles[0] == "1 operator: act (evicts)"
     assert titles[1] == "2 sure-machine-fault: act (evicts)"
-    assert "9 application-caused: never evicts, says why not" in titles
+    assert "11 application-caused: never evicts, says why not" in titles
     assert (
         "policy.silent_evict_s = 2 default Once a job failed, a machine that does not answer for so long is gone, "
         "seconds (ours)"
@@ -84,7 +84,7 @@ def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str])
 
     assert out.splitlines()[1] == "policy.evict_mode = shadow: no rule may do more than that"
     assert "2  sure-machine-fault: shadow (only writes down), by policy.evict_mode" in out
-    assert "10  unknown-verdict: never evicts, says why not" in out
+    assert "12  unknown-verdict: never evicts, says why not" in out
 
 
 def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,8 +109,8 @@ def test_every_answer_and_what_followed(url: str, capsys: pytest.CaptureFixture[
         "no breaker 3 machines of 4 would be evicted -> an operator had to approve",
         "",
         "the other rules",
-        "nothing to say operator, gone-machine, failed-test, failed-replay, hang-culprit, hang-group, "
-        "application-caused, unsure-fault, other-owner",
+        "nothing to say operator, gone-machine, failed-test, bad-link, failed-replay, hang-culprit, hang-group, "
+        "slow-machine, application-caused, unsure-fault, other-owner",
         "not asked (off) repeated-network-alert",
         "",
         "what followed",

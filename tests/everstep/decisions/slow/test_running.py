@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from everstep.decisions.detect.cpu_watch import CpuPerStep
 from everstep.decisions.hang.evidence import RankEvidence
 from everstep.decisions.hang.stacks import Leaf, LeafKind, ProcessRole, Signature
-from everstep.decisions.slow.looks import RankLooks, RankSeen, counted, round_of
+from everstep.decisions.slow.looks import RankAtWork, RankLooks, counted, round_of
 from everstep.decisions.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
 from everstep.decisions.slow.running import judge_rounds, slow_round
 from everstep.decisions.slow.verdict import SlowConclusion
@@ -141,9 +141,9 @@ def evidence(kind: LeafKind) -> RankEvidence:
 
 def test_a_look_that_does_not_show_whether_a_rank_waits_counts_neither_way() -> None:
     kinds = [LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.OTHER, LeafKind.DATA, LeafKind.BELOW]
-    looks = [{0: RankSeen(evidence(kind)), 1: RankSeen(RankEvidence())} for kind in kinds]
+    looks = [{0: RankAtWork(evidence(kind)), 1: RankAtWork(RankEvidence())} for kind in kinds]
     assert counted(looks) == {0: RankLooks(4, 2)}
-    asleep = [{0: RankSeen(evidence(kind), sleeps=True)} for kind in kinds]
+    asleep = [{0: RankAtWork(evidence(kind), sleeps=True)} for kind in kinds]
     assert counted(asleep) == {0: RankLooks(5, 2)}, "who sleeps below Python waits"
 
 
