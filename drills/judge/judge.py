@@ -221,7 +221,8 @@ def _not_recovered(
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
-    most = update.generations if update else 1 + request.times + (request.during == "launch") + request.only_in_job
+    in_vain = (request.during == "launch") + request.only_in_job + (request.base == "cut-link")
+    most = update.generations if update else 1 + request.times + in_vain
     if facts.generations > most:
         found.append(f"the job was launched {facts.generations} times, {most} would have done")
     if request.base == "kill-postgres":
