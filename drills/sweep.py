@@ -10,8 +10,8 @@ decision, the outcome, one
 incident, nothing lost but the step under way, losses equal bit for bit, no rank
 twice, nothing left behind.
 
-What is swept: all events that the incident's history has when nobody dies. For
-each, the row tells where the worker was hit and which event was the newest
+What is swept: all events that the incident's history, or its replay's, has when
+nobody dies. For each, the row tells where the worker was hit and which event was the newest
 durable one at that moment, as the worker itself saw it.
 """
 
@@ -124,13 +124,13 @@ async def run_sweep(
         clean = await Drill(cluster, DrillRequest.model_validate(options), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
-        kinds = await history(cluster, clean.incidents[0])
+        kinds = await history(cluster, DrillRequest.model_validate(options).swept(clean.job))
         decision, outcome = await signature(cluster, clean)
         result = SweepResult(events=len(kinds), decision=decision, outcome=outcome, rows=[])
         for event in range(first, min(last or len(kinds), len(kinds)) + 1, every):
             struck = {"fault": "kill-worker", "during": options["fault"], "at_event": event}
             request = DrillRequest.model_validate(options | struck)
-            row = await _row(cluster, await Drill(cluster, request, references).run(), event)
+            row = await _row(cluster, await Drill(cluster, request, references).run(), request)
             if row.ok and (row.decision, row.outcome) != (decision, outcome):
                 row.ok = False
                 row.problems.append(f"{row.decision}; {row.outcome}, and expected {decision}; {outcome}")
@@ -140,9 +140,11 @@ async def run_sweep(
     return result
 
 
-async def _row(cluster: DrillCluster, run: DrillResult, event: int) -> SweepRow:
+async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -> SweepRow:
+    event = request.at_event
+    assert event is not None
     mark = faults.fired(cluster.worker_plan, {"id": f"kill-worker-{run.job}"})
-    times = await history(cluster, run.incidents[0]) if run.incidents else []
+    times = await history(cluster, request.swept(run.job)) if run.incidents else []
     decision, outcome = await signature(cluster, run)
     row = SweepRow(
         event=event,

@@ -16,9 +16,10 @@ so that one cluster serves many drills. Three kinds of entry:
     Not a fault: the activity waits there until the file ``until`` is there, so
     that another fault can strike in that stage.
 
-``{"id", "fault": "kill-worker", "job", "at_event": n}``
+``{"id", "fault": "kill-worker", "job", "at_event": n, "workflow_id"}``
     SIGKILL of this worker as soon as any part of it can know that event n of
-    the incident's history is durable. Four places look, and the first one that
+    the history of that workflow, by default the job's first incident, is
+    durable. Four places look, and the first one that
     finds ``n <= newest durable event`` kills:
 
     1. a workflow task, after the workflow's code ran and before its commands
@@ -70,7 +71,8 @@ MIDDLE_S = 0.02
 """An activity is in its middle after this long; a shorter one at its end (ours)."""
 LOOK_S = 0.004
 """Between two looks at a history (ours)."""
-INCIDENT = "Incident"
+RECOVERS = ("Incident", "Replay")
+"""Types of workflows that faults strike in."""
 
 
 def plugins() -> list[DrillPlugin]:
@@ -111,8 +113,7 @@ class DrillPlugin(SimplePlugin):
         while True:
             due = list(_pending("at_event"))
             for plan, fault in due:
-                incident = incident_workflow_id(fault["job"], 1)
-                newest = await self.durable(incident)
+                newest = await self.durable(_swept(fault))
                 if newest >= fault["at_event"]:
                     die(plan, fault, place="seen in the history", newest=newest)
             await asyncio.sleep(LOOK_S if due else 0.2)
@@ -133,7 +134,7 @@ class _Activity(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info = activity.info()
-        if info.workflow_type != INCIDENT and info.activity_type not in BEFORE_AN_UPDATE.values():
+        if info.workflow_type not in RECOVERS and info.activity_type not in BEFORE_AN_UPDATE.values():
             return await self.next.execute_activity(input)
         return await _at_each_moment(self.next.execute_activity(input), self._meet)
 
@@ -143,14 +144,15 @@ class _Activity(ActivityInboundInterceptor):
         place = f"{moment} of {info.activity_type}"
         for plan, fault in _pending("in_stage"):
             job = fault["job"]
-            mine = info.workflow_id == job_workflow_id(job) or info.workflow_id.startswith(f"incident/{job}/")
+            ours = (f"incident/{job}/", f"replay/{job}/")
+            mine = info.workflow_id == job_workflow_id(job) or info.workflow_id.startswith(ours)
             stage = STAGES.get(fault["in_stage"])
             if mine and info.activity_type == stage and moment == fault.get("moment", "middle"):
                 await _strike(plan, fault, place)
         if moment == "middle":
             return
         for plan, fault in _pending("at_event"):
-            if info.workflow_id == incident_workflow_id(fault["job"], 1):
+            if info.workflow_id == _swept(fault):
                 newest = await self._drill.durable(info.workflow_id)
                 # The next event that this activity brings about is its own ActivityTaskStarted: the
                 # server knows it, and writes it down together with the result.
@@ -210,7 +212,7 @@ class _FaultRunner(WorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         instance = self._inner.create_instance(det)
-        if det.info.workflow_type != INCIDENT:
+        if det.info.workflow_type not in RECOVERS:
             return instance
         ours = instance.activate
         workflow_id = det.info.workflow_id
@@ -219,8 +221,7 @@ class _FaultRunner(WorkflowRunner):
             completion = ours(act)
             if not act.is_replaying and any(_advances(job) for job in act.jobs):
                 for plan, fault in _pending("at_event"):
-                    mine = workflow_id == incident_workflow_id(fault["job"], 1)
-                    if mine and act.history_length >= fault["at_event"]:
+                    if workflow_id == _swept(fault) and act.history_length >= fault["at_event"]:
                         die(plan, fault, place="workflow task", newest=act.history_length)
             return completion
 
@@ -234,6 +235,11 @@ class _FaultRunner(WorkflowRunner):
 def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
     assert inner is not None
     return _FaultRunner(inner)
+
+
+def _swept(fault: Fault) -> str:
+    """In which workflow's history the event is."""
+    return str(fault.get("workflow_id") or incident_workflow_id(fault["job"], 1))
 
 
 def _advances(job: Any) -> bool:

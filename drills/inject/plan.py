@@ -76,7 +76,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     if request.fault in CONTROL_FAULTS:
         fault: Fault = {"id": f"{request.fault}-{spec.name}", "fault": request.fault, "job": spec.name}
         if request.at_event is not None:
-            fault["at_event"] = request.at_event
+            fault |= {"at_event": request.at_event, "workflow_id": request.swept(spec.name)}
         else:
             fault |= {"in_stage": request.in_stage, "moment": request.moment}
         if request.fault == "kill-temporal":

@@ -30,7 +30,8 @@ def describe(request: DrillRequest, spec: JobSpec) -> str:
         line = line.replace(LOSS, lost) if LOSS in line else f"{line}; then {lost}"
     if request.fault in CONTROL_FAULTS:
         part = {"kill-worker": "worker", "kill-temporal": "Temporal server"}[request.fault]
-        where = f"stage {request.in_stage}" if request.in_stage else f"event {request.at_event} of the incident"
+        event = f"event {request.at_event} of {request.swept(spec.name)}"
+        where = f"stage {request.in_stage}" if request.in_stage else event
         line += f", then SIGKILL to the {part} at {where}"
     elif request.fault in MACHINE_FAULTS and request.during:
         line += f", then SIGKILL to the agent at the launch on {request.struck_machine(spec)}"

@@ -25,6 +25,7 @@ from drills.spec.catalogue import (
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
+from everstep.model.job_state import incident_workflow_id, replay_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 
 UNEVEN_MS = 30
@@ -130,6 +131,11 @@ class DrillRequest(BaseModel):
         if self.fault == "kill-agent" and self.during == "launch":
             return "kill-rank"
         return self.fault
+
+    def swept(self, job: str) -> str:
+        """In which workflow's history ``at_event`` is: the first incident's, or, where it takes one, the replay's."""
+        # The first incident's tests find nothing, and the second one replays the job.
+        return replay_workflow_id(job, 2, 1) if self.only_in_job else incident_workflow_id(job, 1)
 
     @property
     def asked_during(self) -> str:
