@@ -6,21 +6,19 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from controlplane.local import plan, procfs
 from controlplane.local.network import Network
 from drills.clusters.network import LEDGER, NetworkCluster
-from drills.inject.context import LOOK_S, DrillContext
+from drills.inject.context import DrillContext
 from drills.observe.observed import Absorbed
 from drills.spec.catalogue import AWAY
 from drills.spec.settings import STEPS_AGAIN
-from everstep.errors import AgentError, ClusterError, EverstepError
+from everstep.errors import AgentError, ClusterError
 
 RECOVERED_LIMIT_S = 60.0
 """It has to, within this long beyond the drill's own seconds (ours)."""
-INCIDENT_LIMIT_S = 240.0
-"""An incident in which machines are tested is over within this long (ours)."""
 
 
 async def take_away(context: DrillContext) -> None:
@@ -38,7 +36,7 @@ async def take_away(context: DrillContext) -> None:
         case "cut-link":
             with _network(context).cut_link(*context.request.ends(context.spec)):
                 context.mark("cut-link")
-                await _incident_over(context)
+                await context.incident_over()
         case "cut-off":
             await _cut_off(context)
         case "kill-postgres":
@@ -56,24 +54,6 @@ async def take_away(context: DrillContext) -> None:
 def _network(context: DrillContext) -> Network:
     assert isinstance(context.cluster, NetworkCluster)
     return context.cluster.network
-
-
-async def _incident_over(context: DrillContext) -> None:
-    """Until the job's incident is over, or the job with it.
-
-    Raises:
-        ClusterError: it is not.
-    """
-    try:
-        async with asyncio.timeout(INCIDENT_LIMIT_S):
-            while True:
-                with suppress(EverstepError):
-                    state = await context.cluster.control.state(context.spec.name)
-                    if any(incident.resolution for incident in state.incidents):
-                        return
-                await asyncio.sleep(5 * LOOK_S)
-    except TimeoutError:
-        raise ClusterError(f"no incident was over within {INCIDENT_LIMIT_S:.0f} s") from None
 
 
 async def _cut_off(context: DrillContext) -> None:

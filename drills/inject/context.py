@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
@@ -22,7 +22,7 @@ from drills.observe.stored_copies import StoredCopies
 from drills.spec.loss import Loss, Promise, best_step, loss_of, promise_of
 from drills.spec.request import DrillRequest
 from everstep import faults
-from everstep.errors import AgentError, ClusterError
+from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -35,6 +35,10 @@ CATCH_UP_S = 2.0
 """A second fault waits for backups for so long (ours): a job takes some ten steps meanwhile."""
 SETTLE_LIMIT_S = 20.0
 """Backups and disks of a job that stands still are complete within this long (ours)."""
+
+
+INCIDENT_LIMIT_S = 240.0
+"""An incident in which machines are tested, or a slow one is looked for, is over within this long (ours)."""
 
 
 @dataclass
@@ -75,6 +79,21 @@ class DrillContext:
             if time.monotonic() > deadline:
                 raise ClusterError(f"{what} within {seconds:.0f} s")
             await asyncio.sleep(LOOK_S)
+
+    async def incident_over(self) -> None:
+        """Wait until an incident of the job is over.
+
+        Raises:
+            ClusterError: none is in time.
+        """
+        deadline = time.monotonic() + INCIDENT_LIMIT_S
+        while time.monotonic() < deadline:
+            with suppress(EverstepError):
+                state = await self.cluster.control.state(self.spec.name)
+                if any(incident.resolution for incident in state.incidents):
+                    return
+            await asyncio.sleep(10 * LOOK_S)
+        raise ClusterError(f"no incident was over within {INCIDENT_LIMIT_S:.0f} s")
 
     async def held_up(self) -> int:
         """Wait until all ranks wait for us; returns the steps that they have completed."""

@@ -13,12 +13,10 @@ from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.cpu_group import little_cpu
 from drills.observe.observed import Absorbed
 from drills.spec.settings import SLOW_LINK_BYTES
-from everstep.errors import ClusterError, EverstepError
+from everstep.errors import ClusterError
 
 MEASURE_S = 3.0
 """For so long it is measured how much CPU time ranks have (ours)."""
-OVER_LIMIT_S = 180.0
-"""It was noticed, voted on and dealt with within this long (ours)."""
 
 
 async def slow_down(context: DrillContext) -> None:
@@ -32,7 +30,7 @@ async def slow_down(context: DrillContext) -> None:
     began_ns = time.time_ns()
     async with _slowed(context):
         context.mark(context.request.base)
-        await _over(context)
+        await context.incident_over()
     if not context.request.replaces:
         context.seen.absorbed = Absorbed(began_ns, time.time_ns())
 
@@ -76,19 +74,3 @@ async def _cpus(pids: Sequence[int]) -> float:
     before, began = sum(used(pid).cpu_s for pid in pids), time.monotonic()
     await asyncio.sleep(MEASURE_S)
     return (sum(used(pid).cpu_s for pid in pids) - before) / (time.monotonic() - began)
-
-
-async def _over(context: DrillContext) -> None:
-    """Wait until the incident is over.
-
-    Raises:
-        ClusterError: there is none in time.
-    """
-    deadline = time.monotonic() + OVER_LIMIT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(EverstepError):
-            state = await context.cluster.control.state(context.spec.name)
-            if any(incident.resolution for incident in state.incidents):
-                return
-        await asyncio.sleep(10 * LOOK_S)
-    raise ClusterError(f"nobody looked for a slow machine within {OVER_LIMIT_S:.0f} s")
