@@ -181,7 +181,7 @@ def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> str | No
 
 
 def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """The loss is not finite, and no state is left from before that: to go on from a later one is in vain."""
+    """No state is left from before the loss was not finite, or before a version saved what only itself can read."""
     return facts.distrusted or None
 
 

@@ -292,6 +292,11 @@ class RecoveryState:
 
     def distrusts(self, restore: Restore) -> str:
         """Why a restart from there would be in vain: no older state is left; empty: it would not."""
+        if self.trusted is not None and restore.step < 1 <= self.trusted:
+            return (
+                "the version that runs cannot restore what a later one saved that was taken back, and no checkpoint of "
+                f"step {self.trusted} or before is left that all ranks can restore: update the job to code that can"
+            )
         limit = self.not_after
         if limit is None or restore.step <= limit:
             return ""
@@ -310,7 +315,7 @@ class RecoveryState:
             assignment=self.assignment,
             resume_step=self.resume_step,
             policy=self.spec.checkpoint,
-            not_after=self.not_after,
+            not_after=min((one for one in (self.not_after, self.trusted) if one is not None), default=None),
         )
         return doubt_of(0 if self.distrusts(restore) else restore.step, known)
 

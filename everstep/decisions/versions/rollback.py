@@ -151,11 +151,10 @@ def older_state(versions: Collection[JobVersion], running: int, resume_step: int
         resume_step: Completed steps of the state that it was given.
 
     Returns:
-        The step at which the version that was taken back for it had begun; None: it was not that one which saved it.
+        The step at which the version had begun that saved that state, if it was taken back; None: another one did.
     """
-    taken_back = [one for one in versions if one.status is VersionStatus.SUSPECT and one.ranges]
-    newest = max(taken_back, key=lambda one: one.ranges[-1], default=None)
-    if newest is None or newest.number == running:
+    saved = [(came, begin, one) for one in versions for came, begin, _ in one.ranges if 0 <= begin < resume_step]
+    _, begin, version = max(saved, key=lambda period: period[:2], default=(0, 0, None))
+    if version is None or version.number == running or version.status is not VersionStatus.SUSPECT:
         return None
-    begin = newest.ranges[-1][1]
-    return begin if 0 <= begin < resume_step else None
+    return begin

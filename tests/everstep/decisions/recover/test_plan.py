@@ -151,6 +151,17 @@ def test_without_a_state_from_before_it_the_job_is_parked_and_an_operator_goes_o
     assert (resumed.action, resumed.restore.step) == (Action.REATTEMPT, 21)
 
 
+def test_where_all_that_is_left_is_of_a_version_that_was_taken_back_the_job_is_parked_and_not_begun_anew() -> None:
+    known = state(launches=[(2, 20)], trusted=18)
+    found = stopped(*copies(20, 21))
+    plan = plan_restart(found, known)
+    assert said(plan) == (Action.PARK, "fault_in_every_state")
+    assert "no checkpoint of step 18 or before is left" in plan.text
+
+    older = plan_restart(stopped(*copies(20, 21), *copies(15, tier=Tier.DISK)), known)
+    assert (older.action, older.restore.step, older.doubt) == (Action.REATTEMPT, 15, None)
+
+
 def test_a_generation_that_is_bad_from_its_first_step_goes_back_further_than_where_it_began() -> None:
     again = NAN.model_copy(update={"generation": 2})
     known = state(anomaly=again, generation=2, resume_step=18, lineage=[(1, 0), (2, 18)])

@@ -137,6 +137,16 @@ def test_a_state_that_only_the_suspect_can_read_is_not_gone_on_from() -> None:
     assert older_state([OLD, NEW], 1, 105) is None, "none was taken back"
 
 
+def test_what_was_saved_after_a_version_was_taken_back_is_gone_on_from() -> None:
+    """An update that fails in its restore, long after another one that did: the state is of the version between."""
+    old = version(1, ranges=[(1, 0, 25), (3, 75, 280)])
+    suspect = version(2, begin=25, end=75, status=VersionStatus.SUSPECT)
+    assert older_state([old, suspect, version(3, ranges=[(4, 280, -1)])], 3, 280) is None
+    assert older_state([old, suspect], 1, 75) == 25
+    again = version(3, begin=280, end=300, status=VersionStatus.SUSPECT)
+    assert older_state([old, suspect, again], 1, 300) == 280
+
+
 numbers = st.integers(1, 6)
 statuses = st.sampled_from(
     [VersionStatus.REPLACED, VersionStatus.SUSPECT, VersionStatus.REFUSED, VersionStatus.PENDING]
