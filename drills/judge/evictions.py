@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from drills.spec.catalogue import HANGS
 from drills.spec.loss import loss_of
 from drills.spec.request import DrillRequest
+from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 NEAR_S = 10.0
@@ -28,8 +29,28 @@ def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     return sorted(names) if len(names) <= request.spare else []
 
 
+def over_evicted(reports: Iterable[IncidentReport], guilty: Collection[str]) -> list[str]:
+    """Machines that left on purpose beside one that is at fault, as their incident says: over-eviction.
+
+    Args:
+        reports: Of the job's incidents.
+        guilty: Machines at fault.
+    """
+    beside: set[str] = set()
+    for report in reports:
+        if report.hang and report.hang.over_evicts and not set(guilty).isdisjoint(report.hang.machines):
+            beside |= set(report.evicted) & set(report.hang.machines) - set(guilty)
+    return sorted(beside)
+
+
 def evictions_right(
-    request: DrillRequest, spec: JobSpec, evicted: Sequence[str], *, standby: str = "", texts: Sequence[str] = ()
+    request: DrillRequest,
+    spec: JobSpec,
+    evicted: Sequence[str],
+    *,
+    standby: str = "",
+    beside: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> list[str]:
     """What is wrong with who left the job.
 
@@ -38,9 +59,10 @@ def evictions_right(
         spec: Of its job.
         evicted: Machines that left.
         standby: That was to take a place, and could not: it leaves too, unless the pool knew it before.
+        beside: That left on purpose with those at fault.
         texts: What the incidents said.
     """
-    wanted, may = due(request, spec), {standby}
+    wanted, may = due(request, spec), {standby, *beside}
     if request.base == "link-down" and request.seconds > spec.policy.silent_evict_s - NEAR_S:
         may.add(request.struck_machine(spec))
     if standby and request.standby == "dies":

@@ -9,7 +9,7 @@ from typing import Any
 
 from drills.inject.plan import STRIKE
 from drills.judge.compare import Comparison
-from drills.judge.evictions import evictions_right
+from drills.judge.evictions import due, evictions_right, over_evicted
 from drills.judge.facts import OBSERVED, DrillFacts, is_observed
 from drills.judge.findings import findings_told
 from drills.judge.not_finite import not_finite_told
@@ -54,6 +54,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         fired=bool(facts.marks) and all(facts.marks.values()),
         incidents=[incident.id for incident in facts.incidents],
         evicted=sorted({machine for report in reports for machine in report.evicted}),
+        over_evicted=over_evicted(reports, due(request, spec)),
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
         steps_redone=facts.records.redone(),
         steps=facts.records.steps or None,
@@ -81,7 +82,14 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
         *copies_told(request, facts, result),
         *findings_told(request, spec, facts),
-        *evictions_right(request, spec, result.evicted, standby=facts.seen.standby, texts=facts.texts),
+        *evictions_right(
+            request,
+            spec,
+            result.evicted,
+            standby=facts.seen.standby,
+            beside=result.over_evicted,
+            texts=facts.texts,
+        ),
         *not_finite_told(request, spec, facts, reports),
         *slow_told(request, spec, reports),
         *update_right(request, facts.versions, facts.records, reports),

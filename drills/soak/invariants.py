@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from drills.judge.evictions import over_evicted
 from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.machines import leased_twice, lost
@@ -267,15 +268,21 @@ def no_machine_is_leased_twice(seen: GateLook, struck: Struck, spec: JobSpec, kn
 
 def no_machine_is_lost(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """Each is a job's, or to spare, or has just left a job."""
-    return [] if seen.machines.unknown else lost(seen.machines, [*struck.gone, *struck.away, *struck.others_gone])
+    out = [*struck.gone, *struck.away, *struck.others_gone, *_over_evicted(seen, struck)]
+    return [] if seen.machines.unknown else lost(seen.machines, out)
+
+
+def _over_evicted(seen: GateLook, struck: Struck) -> list[str]:
+    reports = [incident.report for incident in seen.incidents if incident.report]
+    return over_evicted(reports, [*struck.gone, *struck.away])
 
 
 def the_right_machines_left(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """Who was lost for good left the job, and nobody else did."""
+    """Who was lost for good left the job, and nobody else did but with a machine at fault, by over-eviction."""
     left = {name for incident in seen.incidents if incident.report for name in incident.report.evicted}
     has = seen.machines.jobs.get(spec.name, [])
     found = [f"{name} is gone, and the job has it still" for name in struck.gone if name in has]
-    healthy = sorted(left - {*struck.gone, *struck.away})
+    healthy = sorted(left - {*struck.gone, *struck.away, *_over_evicted(seen, struck)})
     return [*found, *(f"{name} left the job, and nothing is wrong with it" for name in healthy)]
 
 

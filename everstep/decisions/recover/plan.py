@@ -142,9 +142,9 @@ def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
 
 
 def _why_again(step: LadderStep | None, state: RecoveryState) -> str:
-    """Why a job that fails again is tried once more as it is; empty: there is nothing to add."""
-    if step is None or not step.tried:
+    """Why a job is tried once more as it is; empty: there is nothing to add."""
+    if step is None:
         return ""
     if step.path == EXPLAINED:
         return "what was at fault has left the job" if state.joined else ""
-    return step.text
+    return step.text if step.tried else ""

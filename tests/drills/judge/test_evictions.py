@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from drills.judge.evictions import due, evictions_right
+from drills.judge.evictions import due, evictions_right, over_evicted
 from drills.spec.request import DrillRequest
+from everstep.model.hang import OVER_EVICTS, HangFound
+from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 SPEC = JobSpec(name="x", script="/x.py", machines=4)
@@ -24,6 +28,21 @@ def test_of_a_cut_link_the_later_end_leaves_where_there_is_another_machine(betwe
 def test_without_a_word_it_is_the_link_to_the_machine_before_the_struck_one() -> None:
     assert DrillRequest(fault="cut-link", machine="m2").ends(SPEC) == ("m1", "m2")
     assert DrillRequest(fault="cut-link", machine="m0").ends(SPEC) == ("m0", "m3")
+
+
+def test_who_leaves_on_purpose_beside_the_one_at_fault_is_told_and_allowed() -> None:
+    def report(*machines: str, conclusion: str = OVER_EVICTS) -> IncidentReport:
+        hang = HangFound(generation=1, conclusion=conclusion, reason="they wait", machines=[*machines])
+        given: dict[str, Any] = {"evicted": [*machines], "hang": hang}
+        return IncidentReport.model_construct(**given)
+
+    hung = DrillRequest(fault="skip-collective", ranks=[1], spare=2)
+    assert due(hung, SPEC) == ["m1"]
+    beside = over_evicted([report("m1", "m3")], ["m1"])
+    assert beside == ["m3"]
+    assert evictions_right(hung, SPEC, ["m1", "m3"], beside=beside) == []
+    assert over_evicted([report("m2", "m3")], ["m1"]) == [], "without the one at fault it is no over-eviction"
+    assert over_evicted([report("m1", "m3", conclusion="names")], ["m1"]) == [], "both were named"
 
 
 def test_a_slow_machine_leaves_where_there_is_another_one_and_a_slow_link_costs_none() -> None:
