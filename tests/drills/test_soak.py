@@ -42,7 +42,7 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("faults", "seed", "hows"),
     [
-        (4, 52, {"together", "within"}),
+        (4, 19, {"together", "within"}),
         pytest.param(5, 16, {*get_args(How)}, marks=pytest.mark.wide),
         pytest.param(10, 4, {*get_args(How)}, marks=pytest.mark.wide),
     ],
