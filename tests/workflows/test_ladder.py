@@ -148,7 +148,7 @@ async def test_of_two_machines_that_do_not_reach_each_other_the_later_one_leaves
     assert report.evicted == evicted
     asked = [one.why for one in report.asked if one.rule == "bad-link" and one.yes]
     assert len(asked) == len(evicted)
-    assert all("no data passes between it and m0" in why and "over-eviction" in why for why in asked)
+    assert all("the link between it and m0 does not work" in why and "over-eviction" in why for why in asked)
     assert "between m0 and m1: timed out (nic)" in report.tried[0].found or not evicted
 
 

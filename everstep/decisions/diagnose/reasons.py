@@ -29,7 +29,7 @@ FAILS_WITH_ALL = Reason(
 )
 BAD_LINK = Reason(
     "bad-link",
-    "no data passes between it and another machine, and both work with others",
+    "the link between it and another machine does not work, and both work with others",
     owner=Owner.NETWORK,
     remedy=Remedy.CHECK_SETUP,
 )

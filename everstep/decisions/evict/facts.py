@@ -92,7 +92,7 @@ def is_failed_test(finding: Finding) -> bool:
 
 
 def is_bad_link(finding: Finding) -> bool:
-    """Whether a stop-time test says that no data passes between the machine and another one."""
+    """Whether a stop-time test says that the link between the machine and another one does not work."""
     return is_tested(finding) and finding.verdict is Health.FAULTY and finding.owner is Owner.NETWORK
 
 

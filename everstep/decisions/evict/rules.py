@@ -258,7 +258,7 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         BAD_LINK,
-        "a test of the stopped machines finds that two of them do not reach each other: the later one leaves",
+        "a test of the stopped machines finds that the link between two of them does not work: one of them leaves",
         "ours: each of the two may work, so this is over-eviction",
         _bad_link,
         fixed=SHARED,

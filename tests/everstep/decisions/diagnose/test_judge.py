@@ -99,6 +99,15 @@ def test_a_link_is_told_of_the_later_machine_and_only_if_it_fails_twice() -> Non
     assert told(first, links=False) == [] == told(confirmed(first, judge(tested, ring(4))))
 
 
+def test_of_several_links_that_do_not_work_the_machine_that_they_share_is_told() -> None:
+    tested = {f"m{number}": [DiagnosticResult(test="memory")] for number in range(5)}
+    pairs = [*ring(5, (1, 2)), PairResult(test="nic", machines=("m1", "m3"), passed=False, text="timed out")]
+    found = judge(tested, pairs)
+
+    assert [link.machines for link in found.links] == [("m1", "m2"), ("m1", "m3")]
+    assert [(one.machine, one.finding.item) for one in told(found)] == [("m1", "m2"), ("m1", "m3")]
+
+
 def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() -> None:
     found = judge(speeds(m0=1e9, m1=1.2e9, m2=4e8, m3=1e8, m4=0.9e9))
 

@@ -176,7 +176,7 @@ def test_what_is_healthy_says_nothing() -> None:
 def test_a_link_that_a_test_finds_cut_costs_one_machine_and_many_of_them_none() -> None:
     def cut(machine: str) -> MachineFinding:
         fields: dict[str, Any] = {"owner": Owner.NETWORK, "sure": False, "inspection": f"{OF_TESTS}nic"}
-        return found(machine, "bad-link", text="no data passes between it and m0", **fields)
+        return found(machine, "bad-link", text="the link between it and m0 does not work", **fields)
 
     assert evicted(plan(cut("m3"))) == [("m3", "bad-link")]
     rule, why = why_not("m1", *(cut(machine) for machine in EIGHT[1:6]))
