@@ -23,8 +23,10 @@ def _of_links(found: Diagnosis) -> list[tuple[str, Finding]]:
     A link that does not work is of neither of its machines, and the job cannot run over it. Who has most of them has
     the finding, of two alike the later one, which is not where the rendezvous store is (ours).
     """
-    order, left = [one.machine for one in found.machines], list(found.links)
-    said = []
+    left, said = list(found.links), []
+    order = list(
+        dict.fromkeys([*(one.machine for one in found.machines), *(one for link in left for one in link.machines)])
+    )
     while left:
         machine = max(order, key=lambda one: (sum(one in link.machines for link in left), order.index(one)))
         for link in [link for link in left if machine in link.machines]:
