@@ -47,6 +47,7 @@ SWEPT: dict[str, dict[str, Any]] = {
         "ranks_per_machine": 1,
         "tp": 1,
         "standbys": 1,
+        "at_step": 12,
         "steps": 40,
     },
 }
