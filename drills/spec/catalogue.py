@@ -194,7 +194,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "cut-link",
         "--between M1 M2",
         "no packet passes between two machines until one of them left the job",
-        not_soaked=_TAKES_LONG,
+        not_soaked="takes over a minute, in which machines are tested: the wide drills have it",
     ),
     FaultKind(
         "slow-link",
