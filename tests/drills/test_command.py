@@ -60,6 +60,20 @@ def test_what_cannot_be_done_is_said_at_once(arguments: list[str], code: int, sa
     assert said in done.stderr
 
 
+def test_what_this_computer_cannot_inject_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    """Without the programs for it, here: nothing is on the path."""
+    done = subprocess.run(
+        [*EVERSTEP, "drill", "slow-link", "--between", "m0", "m1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PATH": str(tmp_path)},
+    )
+    assert done.returncode == 3
+    assert "slow-link" in done.stderr
+
+
 async def test_a_drill_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     started = await asyncio.create_subprocess_exec(
         *EVERSTEP,
