@@ -14,15 +14,14 @@ Recovered = Callable[..., None]
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("stage", "moment"),
     [
         ("stop", "middle"),
-        ("decide", "end"),
-        ("reattempt", "middle"),
-        ("reattempt", "end"),
-        ("confirm", "middle"),
+        pytest.param("decide", "end", marks=pytest.mark.wide),
+        pytest.param("reattempt", "middle", marks=pytest.mark.wide),
+        pytest.param("reattempt", "end", marks=pytest.mark.wide),
+        pytest.param("confirm", "middle", marks=pytest.mark.wide),
     ],
 )
 async def test_the_worker_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str, moment: str) -> None:
@@ -34,8 +33,7 @@ async def test_temporal_dies_in_a_stage(drill: DrillOf, recovered: Recovered, st
     recovered(await drill("kill-temporal", ranks=[1], in_stage=stage))
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("fault", ["kill-agent", "kill-forkserver"])
+@pytest.mark.parametrize("fault", ["kill-agent", pytest.param("kill-forkserver", marks=pytest.mark.wide)])
 async def test_ranks_go_on_without(drill: DrillOf, fault: str) -> None:
     # Steps long enough for a busy machine to make some while the part is away.
     result = await drill(fault, machine="m1", steps=30, step_seconds=0.2)

@@ -73,7 +73,6 @@ async def test_a_rank_leaves_early(drill: DrillOf, recovered: Recovered, code: i
     recovered(await drill("exit-rank", ranks=[1], code=code))
 
 
-@pytest.mark.wide
 async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None:
     result = await drill("nan", ranks=[2], at_step=12, step_seconds=0.1)
     assert result.problems == []

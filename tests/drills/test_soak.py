@@ -42,9 +42,10 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("faults", "seed", "hows"),
     [
-        (4, 19, {"together", "within"}),
-        pytest.param(5, 16, {*get_args(How)}, marks=pytest.mark.wide),
+        (5, 16, {*get_args(How)}),
         pytest.param(10, 4, {*get_args(How)}, marks=pytest.mark.wide),
+        # A machine is lost right after a restart: on a busy computer its backups were behind.
+        pytest.param(4, 52, {"together", "within"}, marks=pytest.mark.wide),
     ],
 )
 def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
