@@ -89,15 +89,23 @@ def of_generation(text: bytes, generation: int) -> bytes:
 
 
 def exception_in(text: bytes) -> str:
-    """The line that names the exception of the last traceback, e.g. ``ValueError: bad``; else empty."""
+    """The line that names the exception of the last traceback, e.g. ``ValueError: bad``; else empty.
+
+    A message that begins on the line after its exception's name counts from there.
+    """
     lines = [_PREFIX.sub("", line) for line in text.decode(errors="replace").splitlines()]
     headers = [number for number, line in enumerate(lines) if line.strip() == _HEADER]
     if headers:
-        raised = (line for line in lines[headers[-1] + 1 :] if _RAISED.match(line))
+        raised = (at for at in range(headers[-1] + 1, len(lines)) if _RAISED.match(lines[at]))
     else:
         # Python prints no header when there is no frame to show: a script that is missing or is not Python.
-        raised = (line for line in reversed(lines) if _NAMED.match(line))
-    return next(raised, "")[:500]
+        raised = (at for at in reversed(range(len(lines))) if _NAMED.match(lines[at]))
+    if (at := next(raised, None)) is None:
+        return ""
+    line = lines[at].rstrip()
+    if line.endswith(":"):
+        line = f"{line} {next((more.strip() for more in lines[at + 1 :] if more.strip()), '')}".rstrip()
+    return line[:500]
 
 
 async def read_log(

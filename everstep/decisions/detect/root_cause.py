@@ -7,6 +7,7 @@ consequence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from everstep.decisions.classify.rank_end import classification
@@ -15,6 +16,8 @@ from everstep.model.incident import Failure, RankExit, Symptom
 from everstep.signals import signal_name
 from everstep.text import listed
 
+_SOURCE = re.compile(r"\[(?:/[^\]\s]*/)([\w.-]+:\d+)\] ")
+"""Where in its own source gloo or c10d raised: of the path only file and line fit into a headline."""
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
@@ -57,6 +60,11 @@ def cause_of(end: RankExit) -> str:
     return f"exit code {end.code}"
 
 
+def short_exception(exception: str) -> str:
+    """An exception for a headline: at most 120 characters, without the folders of the source that raised it."""
+    return _SOURCE.sub(r"[\1] ", exception)[:120]
+
+
 def symptom_of(end: RankExit) -> Symptom:
     """What an end looks like from outside."""
     if end.signal:
@@ -76,7 +84,7 @@ def headline_of(end: RankExit) -> str:
     if end.signal:
         return f"{where} ended by {signal_name(end.signal)}{why}"
     if end.exception:
-        return f"{where} raised {end.exception[:120]}"
+        return f"{where} raised {short_exception(end.exception)}"
     if end.code is None:
         return f"{where} ended, its exit status is unknown"
     if end.code == 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from everstep.decisions.detect.root_cause import short_exception
 from everstep.model.incident import GOES_ON, Evidence, Failure, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -113,7 +114,7 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> str | 
     failure = facts.failure
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
     if raised and same and len(ranks) == facts.world_size and not stepped:
-        return f"every rank raised {raised[0][:120]} before its first step: mend the script"
+        return f"every rank raised {short_exception(raised[0])} before its first step: mend the script"
     return None
 
 

@@ -36,6 +36,11 @@ second line: of the message
         ),
         (b"Traceback (most recent call last):\n  File\nKeyboardInterrupt\nlater words\n", "KeyboardInterrupt"),
         (b'  File "x.py", line 1\n    this is\nSyntaxError: invalid syntax\n', "SyntaxError: invalid syntax"),
+        (
+            b"Traceback (most recent call last):\n  File\nRuntimeError: \n\n   [Stage 0] failed to run\n",
+            "RuntimeError: [Stage 0] failed to run",
+        ),
+        (b"Traceback (most recent call last):\n  File\nRuntimeError: \n", "RuntimeError:"),
         (b"UserWarning: nothing\nsome words: here\n", ""),
         (b"", ""),
         (b"\xff\xfe Traceback", ""),

@@ -69,6 +69,9 @@ def test_the_cause_is_the_same_for_the_same_cause() -> None:
 def test_a_headline_says_who_where_and_what() -> None:
     assert headline_of(end(5, 1, signal=9)) == "rank 5 on m2 ended by SIGKILL"
     assert headline_of(end(5, 1, code=1, exception="ValueError: x")) == "rank 5 on m2 raised ValueError: x"
+    assert headline_of(end(5, 1, code=1, exception="RuntimeError: [/a/tcp/pair.cc:561] Read error [::1]:5")) == (
+        "rank 5 on m2 raised RuntimeError: [pair.cc:561] Read error [::1]:5"
+    )
     assert headline_of(end(5, 1, code=0)) == "rank 5 on m2 left with code 0 before the job was over"
     assert headline_of(end(5, 1, code=7)) == "rank 5 on m2 ended with exit code 7"
     assert headline_of(end(5, 1, signal=77)) == "rank 5 on m2 ended by signal 77"
