@@ -208,7 +208,7 @@ def processes(cluster: DrillCluster) -> list[ClusterProcess]:
             continue
         server = named.get(process.parent) == LEDGER  # it forks a process for each connection
         name = "of the ledger" if server else named.get(process.pid) or _kind(process.pid, process.name)
-        found.append(ClusterProcess(process.pid, name, _own_memory_mb(process.pid), _descriptors(process.pid)))
+        found.append(ClusterProcess(process.pid, name, _own_memory_mb(process.pid), descriptors(process.pid)))
     return found
 
 
@@ -233,9 +233,14 @@ def _own_memory_mb(pid: int) -> float:
     return 0.0
 
 
-def _descriptors(pid: int) -> int:
+def descriptors(pid: int) -> int:
+    """How many a process holds, without connections to itself: Temporal's Web UI opens some to its own server, and
+    keeps them, for each page that a person looks at."""
     with suppress(psutil.Error):
-        return int(psutil.Process(pid).num_fds())
+        process = psutil.Process(pid)
+        connections = [c for c in process.net_connections("tcp") if c.raddr]
+        own = {c.laddr for c in connections}
+        return int(process.num_fds()) - sum(c.raddr in own for c in connections)
     return 0
 
 
