@@ -30,8 +30,18 @@ LIMIT_S = 180.0
 LOOK_S = 0.05
 BETWEEN_STEPS = 5
 """Steps that a job does between two restarts: every start-up cost is over (ours)."""
-POLICY = RecoveryPolicy(rollback_steps=0, rollback_s=0.0, max_failures_at_step=20, steady_steps=3)
-"""Nothing that is killed here is held against a version, and it is no reason to park the job."""
+PAUSE_S = 3600.0
+POLICY = RecoveryPolicy(
+    rollback_steps=0,
+    rollback_s=0.0,
+    max_failures_at_step=20,
+    steady_steps=3,
+    stopped_s=PAUSE_S,
+    hang_floor_s=PAUSE_S,
+    stall_floor_s=PAUSE_S,
+)
+"""Nothing that is killed here is held against a version, and it is no reason to park the job; ranks that stand still
+while it is another side's turn do not hang."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from everstep.model.incident import Failure
@@ -46,17 +47,27 @@ class LadderFacts:
 
 def is_same_fault(tried: Tried, failure: Failure) -> bool:
     """Whether something that was tried earlier was tried for what failed now: the symptom is the same, and so is the
-    step or the machine (ours)."""
+    step or the machine; or it was seen of no machine in particular both times, as a NaN that all ranks have is, which
+    a machine that computes wrongly now and then brings about at any step (ours)."""
     if tried.symptom != failure.symptom:
         return False
-    same_step = failure.step >= 0 and tried.step == failure.step
-    return same_step or (failure.machine != "" and tried.machine == failure.machine)
+    if failure.step >= 0 and (
+        tried.step == failure.step or (tried.step >= 0 and not (failure.machine or tried.machine))
+    ):
+        return True
+    return failure.machine != "" and tried.machine == failure.machine
+
+
+def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPolicy) -> list[Tried]:
+    """What was tried in the hours before a failure (``ladder_window_h``)."""
+    began_ns = failure.time_ns - policy.ladder_window_h * 3600e9
+    return [one for one in tried if one.time_ns >= began_ns]
 
 
 def counted(facts: LadderFacts, policy: RecoveryPolicy) -> Counter[Rung]:
     """How often each rung was tried: in this incident, and for the same fault within the window before it."""
-    began_ns = facts.failure.time_ns - policy.ladder_window_h * 3600e9
-    before = [one for one in facts.remembered if one.time_ns >= began_ns and is_same_fault(one, facts.failure)]
+    remembered = within_window(facts.remembered, facts.failure, policy)
+    before = [one for one in remembered if is_same_fault(one, facts.failure)]
     return Counter(one.rung for one in (*before, *facts.tried))
 
 

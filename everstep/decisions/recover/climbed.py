@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from everstep.decisions.ladder.facts import within_window
 from everstep.decisions.versions.book import VersionBook
 from everstep.model.health import MachineFinding
 from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, Tried
+from everstep.model.recovery_policy import RecoveryPolicy
 
 
 @dataclass(slots=True)
@@ -48,12 +50,12 @@ class Climbed:
         last = self.tried[-1].model_copy(update={"found": found, "seconds": round(seconds, 3)})
         self.tried[-1] = self.all_tried[-1] = last
 
-    def acquit(self, failure: Failure, book: VersionBook) -> None:
-        """Where the code was taken back, and the job fails all the same, it was not the code."""
-        last = self.tried[-1] if self.tried else None
-        if last is None or last.rung is not Rung.ROLLBACK:
-            return
-        if (last.symptom, last.cause) != (failure.symptom, failure.cause):
+    def acquit(self, failure: Failure, book: VersionBook, policy: RecoveryPolicy) -> None:
+        """Where the code was taken back, and the job fails all the same, it was not the code: in this incident, or in
+        another one not long after."""
+        before = [*within_window(self.remembered, failure, policy), *self.tried]
+        alike = [one for one in before if (one.symptom, one.cause) == (failure.symptom, failure.cause)]
+        if not alike or alike[-1].rung is not Rung.ROLLBACK:
             return
         for one in book.all():
             if one.number != book.running and one.ended.startswith(f"rolled back to v{book.running}:"):

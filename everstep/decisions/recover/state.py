@@ -132,7 +132,7 @@ class RecoveryState:
         if not self.failures and failure.symptom is not Symptom.UPDATE:
             self.history = still_counting(self.history, failure, self.spec.policy)
         self.failures.append(failure)
-        self.ladder.acquit(failure, self.book)
+        self.ladder.acquit(failure, self.book, self.spec.policy)
         self.book.came_to(failure.step, failure.time_ns, self.spec.policy)
         if blame(failure, explained=self.is_explained) is not Blame.OTHER:
             self.book.count_failure()

@@ -134,6 +134,20 @@ def test_a_failure_of_unknown_place_is_like_no_other() -> None:
     assert next_rung(facts(unknown, remembered=(one(R, unknown),)), POLICY).rung is R
 
 
+def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> None:
+    """A machine that computes wrongly now and then: all ranks have the NaN, each time somewhere else."""
+    remembered: list[Tried] = []
+    climbed_to = []
+    for step in (20, 3000, 4500, 9000):
+        nan = failure(Symptom.NOT_FINITE, step=step, machine="", time_ns=NOW_NS + step)
+        begun = next_rung(facts(nan, remembered=tuple(remembered)), POLICY)
+        climbed_to.append(begun.rung)
+        remembered.append(one(begun.rung, nan))
+    assert climbed_to == [D, R, B, P]
+    named = failure(Symptom.NOT_FINITE, step=9500, machine="m4", time_ns=NOW_NS)
+    assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).rung is D
+
+
 def test_a_job_remembers_what_can_still_count() -> None:
     old, new = one(R, time_ns=NOW_NS - 2 * HOUR_NS), one(R)
     assert kept([old, new], [one(D)], POLICY, most=10) == [new, one(D)]
