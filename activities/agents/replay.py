@@ -70,7 +70,8 @@ class ReplayActivities:
             except ApplicationError as error:
                 run = _unable(given, str(error))
             finally:
-                await asyncio.shield(self._release(given))
+                if not _superseded():
+                    await asyncio.shield(self._release(given))
         return run.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
     async def _run(self, given: ReplayGroupInput, say: Say) -> GroupRun:
@@ -91,6 +92,9 @@ class ReplayActivities:
         stopped, silent = await self._stop(given)
         if silent:
             return _unable(given, f"{listed(silent, NAMED)} does not answer")
+        forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
+        if forgotten and (end is RunEnd.HUNG or len(forgotten) == len(machines)):
+            return _unable(given, f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
         kind = await self._kind(given)
         if end is RunEnd.CRASHED:
             exits = [exit_of(machine, rank) for machine, reply in stopped.items() for rank in reply.ranks]
@@ -241,6 +245,13 @@ def _crash(exits: list[RankExit]) -> str:
     """How the group broke: the end of the rank that failed first; empty: it is not known."""
     first = first_failure(exits)
     return headline_of(first) if first else ""
+
+
+def _superseded() -> bool:
+    """Whether the server gave this attempt up, e.g. because it was not heard of for a while: another one may follow the
+    same ranks already."""
+    details = activity.cancellation_details()
+    return details is not None and (details.not_found or details.timed_out)
 
 
 def _unable(given: ReplayGroupInput, why: str) -> GroupRun:

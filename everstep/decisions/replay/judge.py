@@ -21,6 +21,8 @@ FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a run that are a fault whatever others computed."""
 NAMED = 4
 """Groups and machines that a text names (ours)."""
+AT_ONCE = 2
+"""So many machines may well be at fault at once: as many as a phase has groups can be in all of them (ours)."""
 EVIDENCE = 6
 """Groups whose fault is told with the accusation (ours)."""
 
@@ -129,9 +131,17 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
     repeats = max((run.repeat for run in runs), default=0)
     evidence = [f"{name}: {why}"[:300] for name, why in list(bad.items())[:EVIDENCE]]
     if bad and len(bad) == len(judged):
+        if all(run.end is RunEnd.HUNG for run in runs):
+            return Replayed(
+                found=ReplayFound.UNABLE,
+                text="no group did its steps in time: a larger replay_s may let them",
+                evidence=evidence,
+                repeats=repeats,
+            )
+        beside = f", or of {plan.count} of them at once" if plan.count <= AT_ONCE else ""
         return Replayed(
             found=ReplayFound.EVERYWHERE,
-            text=f"every group showed it, {_groups(bad)}: it is not of a machine",
+            text=f"every group showed it, {_groups(bad)}: it is not of a machine{beside}",
             evidence=evidence,
             repeats=repeats,
         )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
+from activities.agents.ranks import RankActivities
 from activities.agents.replay import ReplayActivities, loss_digests, state_digests
-from activities.messages import ReplayGroupInput
+from activities.messages import ReleaseInput, ReplayGroupInput
 from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
@@ -133,28 +136,35 @@ async def test_how_a_group_broke_is_told(two: list[RunningAgent], how: str, end:
     assert await jobs_of(two) == []
 
 
-async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(
-    two: list[RunningAgent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after the death of a worker: the same request ids, and the ranks of the first attempt."""
+async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[RunningAgent]) -> None:
+    """As after a time in which the server heard nothing of a worker that lives: the same request ids, and the ranks of
+    the first attempt, which ends nothing any more."""
     pool, asked, environment = AgentPool(), given(two, "hang"), ActivityEnvironment()
-    activities = ReplayActivities(pool)
-
-    async def lost(_given: ReplayGroupInput) -> None:
-        """A dead worker releases nothing."""
-
-    monkeypatch.setattr(activities, "_release", lost)
-    first = asyncio.create_task(environment.run(activities.replay_group, asked))
+    first = asyncio.create_task(environment.run(ReplayActivities(pool).replay_group, asked))
     await both_run(two)
-    first.cancel()
+    environment.cancel(ActivityCancellationDetails(not_found=True))
     await asyncio.gather(first, return_exceptions=True)
-    monkeypatch.undo()
+    assert await jobs_of(two) == [asked.spec.name] * 2
     short = asked.model_copy(update={"limit_s": 1.0})
-    found = await asyncio.wait_for(ActivityEnvironment().run(activities.replay_group, short), 60)
+    found = await asyncio.wait_for(ActivityEnvironment().run(ReplayActivities(pool).replay_group, short), 60)
     assert found.end is RunEnd.HUNG and await jobs_of(two) == []
     logs = [path.read_text() for agent in two for path in agent.state.glob("jobs/gpt~row-0/**/*.err*")]
     assert sum(log.count("--- everstep: rank") for log in logs) == 2, "no rank began twice"
     await pool.close()
+
+
+async def test_ranks_that_somebody_else_ended_are_no_fault_of_their_machines(two: list[RunningAgent]) -> None:
+    asked = given(two, "hang", limit_s=6.0)
+    replaying = asyncio.create_task(replayed(asked))
+    await both_run(two)
+    pool = AgentPool()
+    release = ReleaseInput(job=asked.spec.name, machines=asked.machines, run=asked.run, dying_s=30.0)
+    elsewhere = ActivityEnvironment()
+    elsewhere.info = replace(elsewhere.info, activity_id="another")
+    await elsewhere.run(RankActivities(pool, None, None).release, release)
+    await pool.close()
+    found = await replaying
+    assert found.end is RunEnd.UNABLE and "they were ended" in found.why
 
 
 async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]) -> None:

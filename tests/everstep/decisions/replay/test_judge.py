@@ -90,7 +90,21 @@ def test_what_every_group_shows_is_not_of_a_machine() -> None:
     plan = plan_replay(6, 2)
     runs = [run.model_copy(update={"end": RunEnd.NOT_FINITE, "why": "at step 3"}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and "not of a machine" in text
+    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("not of a machine")
+
+
+def test_two_machines_can_be_in_all_of_two_groups() -> None:
+    plan = plan_replay(4, 2)
+    runs = [run.model_copy(update={"end": RunEnd.CRASHED}) for run in runs_of(plan)]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("or of 2 of them at once")
+
+
+def test_where_no_group_is_done_in_time_nothing_is_known() -> None:
+    plan = plan_replay(6, 2)
+    runs = [run.model_copy(update={"end": RunEnd.HUNG}) for run in runs_of(plan)]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.UNABLE, []) and "replay_s" in text
     assert is_settled(conclude(plan, [f"m{x}" for x in range(6)], runs, shows=0.5))
 
 
