@@ -177,19 +177,21 @@ class Diagnoser:
 
     async def _tested(self, run: DiagnosisRun, test: pb.TestToRun, number: int, began: float) -> DiagnosticResult:
         loop, request = asyncio.get_running_loop(), run.request
-        deadline_s = limits_named(test.name, test.settings).deadline_s
-        left_s = request.limit_s - (time.monotonic() - began) if request.limit_s else deadline_s
+        limits = limits_named(test.name, test.settings)
+        left_s = request.limit_s - (time.monotonic() - began) if request.limit_s else limits.deadline_s
         if left_s <= 0:
             text = f"{UNABLE.means}: the {request.limit_s:g} s for all tests were over before"
             return DiagnosticResult(test=test.name, findings=[UNABLE.found(test.name, text=text)])
-        within_s = min(deadline_s, left_s)
+        within_s = min(limits.deadline_s, left_s)
+        # The test knows when it will be killed, and sets back before that what it changed.
+        settings = limits.model_copy(update={"deadline_s": within_s}).model_dump_json()
         begun = pb.TestBegun(name=test.name, number=number, of=len(request.tests), deadline_s=within_s)
         run.tell(pb.DiagnoseReply(begun=begun))
         peer = None
         if request.HasField("peer"):
             given = request.peer
             peer = {"position": given.position, "secret": given.secret, "host": given.host, "port": given.port}
-        asked = DiagnosticRequest(test.name, test.settings, {**self._bench, "peer": peer}, within_s)
+        asked = DiagnosticRequest(test.name, settings, {**self._bench, "peer": peer}, within_s)
 
         def waits_at(port: int) -> None:
             waits = pb.TestWaits(name=test.name, host=str(self._bench["host"]), port=port)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,20 @@ async def test_what_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> Non
     said = [reply.said for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("said")]
 
     assert [[one.reason for one in result.findings] for result in said] == [["test-hangs"], ["test-unable"]]
+
+
+async def test_a_test_knows_how_much_time_there_is_for_it_and_is_not_killed_in_the_middle(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    """Killed, it could not set back what it changed, e.g. the clocks of GPUs."""
+    (dcgmi := tmp_path / "dcgmi").write_text("#!/bin/sh\nexec sleep 600\n")
+    dcgmi.chmod(0o755)
+    asked = request("short", "eud", command=str(dcgmi), deadline_s=1200.0)
+    asked.limit_s = 3.0
+    [said] = [reply.said for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("said")]
+
+    assert [one.reason for one in said.findings] == ["test-unable"]
+    assert "did not end within" in said.findings[0].text
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,21 @@ def test_eud_is_asked_for_by_its_name_and_needs_root(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "diag -r eud -j\n"
 
 
+def test_what_one_test_could_not_do_hides_nothing_that_another_one_found(tmp_path: Path) -> None:
+    ran = report(gpu(0, "Fail", warning(5, error=92)), gpu(3, "Fail", warning(2)), name="eud")
+    [finding] = EudTest(Bench("m0"), EudTestLimits(command=dcgmi(tmp_path, ran))).run().findings
+    assert (finding.reason, finding.item) == ("dcgm-isolate", "GPU 3 of DCGM")
+
+
+def test_clocks_that_cannot_be_read_any_more_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, "nvidia-smi", SMI.format(folder=tmp_path, restores="true"))
+    (tmp_path / "clocks").write_text("1500, 2600")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    command = dcgmi(tmp_path, report(gpu(3, "Fail", warning(2))), also=f"rm {tmp_path}/nvidia-smi")
+    found = said_by(command).findings
+    assert [finding.reason for finding in found] == ["clocks-changed", "dcgm-isolate"]
+
+
 def test_what_was_skipped_everywhere_was_not_tested(tmp_path: Path) -> None:
     with pytest.raises(CannotLook, match="all of its tests were skipped: eud"):
         said_by(dcgmi(tmp_path, report(gpu(0, "Skip"), name="eud")))
