@@ -40,7 +40,7 @@ SIZES = ("--tp", "2", "--pp", "2")
 AGAINST_REQUEUE, AIM_S, LAZY_AIM_S = 1 / 11, 0.6, 0.1
 """ByteRobust, table 7; and of ours."""
 AT_IMPORT = "TORCH_LOGS_FORMAT"
-"""A variable that torch reads at its import; another value changes nothing else."""
+"""A variable that torch reads at its import: a format of its logs, for which another text changes nothing else."""
 SHIPPED_MB, SIMULATED, SIMULATED_MB, THOUSAND = 100, 1000, 1, 1000
 
 
@@ -124,7 +124,7 @@ async def _updates(results: Results, job: UpdatedJob, runs: int, folder: Path) -
         say(f"run {run + 1} of {runs}: update {_last(results.updates)}, requeue {results.requeues[-1:]}")
     for run in range(min(runs, 3)):
         with results.noting("everstep, imports anew"):
-            results.at_import.append(await job.update({AT_IMPORT: f"run {run}"}))
+            results.at_import.append(await job.update({AT_IMPORT: f"run {run} %(message)s"}))
         say(f"imports anew: {_last(results.at_import)}")
 
 

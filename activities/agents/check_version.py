@@ -106,7 +106,8 @@ def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
 def judged(
     tried: dict[str, pb.TryCodeReply], silent: list[str], untried: dict[str, str], timeout_s: float
 ) -> VersionChecked:
-    """What came of it: one machine where it fails refuses the version; what proves nothing is told.
+    """What came of it: one machine where it fails refuses the version, and so does that none of those that answer could
+    try it, e.g. as no fork server starts with its variables; what else proves nothing is told.
 
     Args:
         tried: Machine → what it said.
@@ -125,14 +126,14 @@ def judged(
             refused += f"\n({same} more {'machines say' if same > 1 else 'machine says'} the same)"
         for name, line in list(others.items())[:OTHERS_NAMED]:
             refused += f"\non {name}: {line[:LINE_CHARACTERS]}"
-    elif not tried and (untried or silent):
-        refused = "\n".join(list(untried.values())[:OTHERS_NAMED])
     slow = [name for name, reply in tried.items() if reply.outcome == Outcome.SLOW]
     ended = [name for name, reply in tried.items() if reply.outcome == Outcome.ENDED]
     partly = {reply.text for reply in tried.values() if reply.outcome == Outcome.JOINED and reply.text}
     unsure = [
         f"{name}: {last_line(reply.text)}" for name, reply in tried.items() if reply.outcome == Outcome.UNSPECIFIED
     ]
+    if not failed and (unsure or untried) and len(unsure) == len(tried):
+        refused = "\n".join(["it could be tried on no machine", *[*untried.values(), *unsure][:OTHERS_NAMED]])
     texts = [
         f"not tried on {listed(silent)}, which did not answer" if silent else "",
         f"{listed(slow)}: it had not come to where it joins the job after {timeout_s:g} s" if slow else "",

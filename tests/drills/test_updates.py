@@ -6,6 +6,7 @@ job's record names, has the same losses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -83,5 +84,12 @@ async def test_what_fails_at_its_import_costs_nothing(drill: DrillOf, cluster: D
         pytest.param({"fails_after": 0, "lazy": True, "then": "kill-rank"}, 1, id="lazy", marks=wide),
     ],
 )
-async def test_what_fails_later_is_taken_back(drill: DrillOf, how: dict[str, Any], incidents: int) -> None:
-    updated(await drill("bad-version", **how, **JOB), "rollback", incidents=incidents)
+async def test_what_fails_later_is_taken_back(
+    drill: DrillOf, cluster: DrillCluster, how: dict[str, Any], incidents: int
+) -> None:
+    result = await drill("bad-version", **how, **JOB)
+    updated(result, "rollback", incidents=incidents)
+    if "fails_after" in how:
+        [failure] = (await cluster.control.state(result.job)).failures
+        assert failure.classification is not None
+        assert re.search(r"/gpt\.py:\d+ in \w+$", failure.classification.place), "where in the user's code"

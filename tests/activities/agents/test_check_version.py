@@ -128,6 +128,13 @@ async def test_code_that_is_in_no_store_is_refused(tmp_path: Path) -> None:
     assert "000000000000 is not in the store of versions" in found.refused
 
 
+async def test_what_no_machine_could_try_is_refused() -> None:
+    """As where no fork server starts with the variables of a version: its ranks would not start either."""
+    unfit = AgentError("the fork server did not start: ValueError: Invalid format")
+    found = await checked([agent(unfit), agent(unfit)], silent=1)
+    assert found.refused.startswith("it could be tried on no machine\nm0: ") and "Invalid format" in found.refused
+
+
 def test_where_nobody_answers_nothing_is_refused() -> None:
     found = judged({}, ["m0", "m1"], {}, 30.0)
     assert found == VersionChecked(told="not tried on m0, m1, which did not answer")
