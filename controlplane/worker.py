@@ -115,7 +115,8 @@ def build(
     incidents = IncidentActivities()
     records = RecordActivities(ledger)
     telling = NoticeActivities(notices or NoticeSettings())
-    return Worker(
+    runner = sandbox()
+    worker = Worker(
         client,
         task_queue=task_queue,
         workflows=list(WORKFLOWS),
@@ -149,13 +150,15 @@ def build(
             CheckActivities(agents, versions).check,
             ReadyActivities(agents, versions).ready,
         ],
-        workflow_runner=sandbox(),
+        workflow_runner=runner,
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         graceful_shutdown_timeout=timedelta(seconds=2),
     )
+    runner.drops_from(worker)
+    return worker
 
 
 async def connect_patiently(
