@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from agent.diagnoser.diagnoser import Diagnoser
 from agent.diagnoser.diagnostic import Bench
 from agent.diagnoser.gpu import dcgm
+from agent.diagnoser.gpu.clocks import GpuClocks, are_kept, keep_clocks
 from agent.diagnoser.gpu.dcgm import DcgmTest, DcgmTestLimits, EudTest, EudTestLimits
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError
 from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.health import Health
+from tests.agent.agents import until
 from tests.agent.diagnoser.gpu.dcgm_reports import gpu, report, warning
 
 SMI = """#!/bin/sh
@@ -41,7 +47,7 @@ def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
 
 
 def said_by(command: str) -> DiagnosticResult:
-    return DcgmTest(Bench("m0"), DcgmTestLimits(command=command)).run()
+    return DcgmTest(Bench("m0", folder=Path(command).parent), DcgmTestLimits(command=command)).run()
 
 
 def unable(found: DiagnosticResult) -> str:
@@ -121,6 +127,60 @@ def test_a_diagnostic_that_hangs_is_ended(tmp_path: Path) -> None:
     assert "did not end within" in unable(found)
 
 
+def test_a_diagnostic_is_ended_before_the_time_for_all_tests_is_over(tmp_path: Path) -> None:
+    command = dcgmi(tmp_path, "", also="sleep 600")
+    found = DcgmTest(Bench("m0", within_s=0.3), DcgmTestLimits(command=command)).run()
+    assert "of the time for all tests it was given 0.3 s, and not 300 s" in unable(found)
+
+
+async def diagnosing(folder: Path) -> tuple[Diagnoser, asyncio.Task[None]]:
+    """A machine on which DCGM has changed the clocks, and does not end."""
+    (folder / "clocks").write_text("1980, 2619\n")
+    installed(folder, "nvidia-smi", SMI.replace("{folder}", str(folder)).replace("{restores}", RESTORES))
+    dcgmi(folder, "", also=f"echo '1200, 2619' >{folder}/clocks; sleep 600")
+    diagnoser = Diagnoser("m0", "127.0.0.1", folder, {})
+    run = diagnoser.start(pb.DiagnoseRequest(request_id="1", tests=[pb.TestToRun(name="dcgm")]))
+
+    async def follow() -> None:
+        async for _ in diagnoser.follow(run):
+            pass
+
+    following = asyncio.create_task(follow())
+    await until(lambda: "1200" in (folder / "clocks").read_text(), "the diagnostic runs", 60)
+    return diagnoser, following
+
+
+async def test_clocks_are_set_back_after_a_diagnostic_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E.g. because ranks are to be launched."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    diagnoser, following = await diagnosing(tmp_path)
+    await diagnoser.end("ranks are launched")
+
+    assert (tmp_path / "clocks").read_text().split() == ["1980,", "2619"]
+    assert not are_kept(tmp_path)
+    with pytest.raises(AgentError, match="ranks are launched"):
+        await following
+    diagnoser.close()
+    diagnoser._process.close()
+
+
+async def test_an_agent_sets_clocks_back_that_the_one_before_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "clocks").write_text("1200, 2619\n")
+    installed(tmp_path, "nvidia-smi", SMI.replace("{folder}", str(tmp_path)).replace("{restores}", RESTORES))
+    keep_clocks(tmp_path, {"0": GpuClocks("1980", "2619", "700.00", "Enabled")})
+    diagnoser = Diagnoser("m0", "127.0.0.1", tmp_path, {})
+    await until(lambda: not are_kept(tmp_path), "the clocks are set back")
+    diagnoser.close()
+    diagnoser._process.close()
+
+    assert (tmp_path / "clocks").read_text().split() == ["1980,", "2619"]
+
+
 @pytest.mark.parametrize(("restores", "told"), [(RESTORES, []), ("true", ["clocks-changed"])])
 def test_clocks_that_a_diagnostic_changed_are_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restores: str, told: list[str]
@@ -141,5 +201,5 @@ def test_clocks_are_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     limits = DcgmTestLimits(command=dcgmi(tmp_path, report(gpu(0, "Pass"))), lock_clocks="1410,1410")
 
-    assert DcgmTest(Bench("m0"), limits).run().findings == []
+    assert DcgmTest(Bench("m0", folder=tmp_path), limits).run().findings == []
     assert (tmp_path / "set").read_text() == "-lgc 1410,1410\n"
