@@ -14,8 +14,9 @@ from pathlib import Path
 import structlog
 
 from agent.diagnoser.all import kind_named, limits_named
-from agent.diagnoser.diagnostic import UNABLE
+from agent.diagnoser.diagnostic import HANGS, UNABLE
 from agent.diagnoser.gpu.clocks import are_kept, set_back
+from agent.diagnoser.kind import hardware
 from agent.diagnoser.messages import said_message
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
 from agent.v1 import agent_pb2 as pb
@@ -202,12 +203,17 @@ class Diagnoser:
             waits = pb.TestWaits(name=test.name, host=str(self._bench["host"]), port=port)
             loop.call_soon_threadsafe(run.tell, pb.DiagnoseReply(waits=waits))
 
-        return await loop.run_in_executor(self._thread, self._run, asked, waits_at)
+        result = await loop.run_in_executor(self._thread, self._run, asked, waits_at)
+        if within_s < deadline_s and any(one.reason == HANGS.code for one in result.findings):
+            text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.0f} s"
+            return result.model_copy(update={"findings": [UNABLE.found(test.name, text=text)]})
+        return result
 
     def _run(self, asked: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
         """Test, and set back what a test that was killed could not."""
         result = self._process.run(asked, waits_at)
-        return result.model_copy(update={"findings": [*result.findings, *self._set_back(asked.test)]})
+        findings = [*result.findings, *self._set_back(asked.test)]
+        return result.model_copy(update={"findings": findings, "kind": result.kind or (hardware() if findings else "")})
 
     def _set_back(self, test: str) -> list[Finding]:
         """Set the clocks of GPUs as they were, once nothing is left that could change them."""

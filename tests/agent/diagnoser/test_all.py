@@ -9,8 +9,10 @@ import pytest
 from agent.diagnoser.all import TESTS, kind_named, limits_named
 from agent.diagnoser.diagnostic import COMMON
 from everstep.decisions.diagnose.choose import ROWS
+from everstep.decisions.diagnose.failing import BREAKS, NOT_BEGUN
 from everstep.errors import ConfigError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
+from everstep.model.health import Health
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
@@ -27,6 +29,12 @@ def test_a_policy_gives_all_tests_of_a_machine_the_time_that_each_of_them_may_ta
         for row in ROWS
     )
     assert needed <= RecoveryPolicy().diagnose_s
+
+
+def test_what_counts_as_broken_can_be_found() -> None:
+    known = {reason.code: reason for kind in TESTS for reason in (*kind.reasons, *COMMON)}
+    assert known.keys() >= {*BREAKS, NOT_BEGUN}
+    assert {known[code].verdict for code in BREAKS} == {Health.UNKNOWN}
 
 
 def test_each_reason_code_means_one_thing() -> None:
