@@ -204,10 +204,12 @@ class Diagnoser:
             loop.call_soon_threadsafe(run.tell, pb.DiagnoseReply(waits=waits))
 
         result = await loop.run_in_executor(self._thread, self._run, asked, waits_at)
-        if within_s < deadline_s and any(one.reason == HANGS.code for one in result.findings):
-            text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.0f} s"
-            return result.model_copy(update={"findings": [UNABLE.found(test.name, text=text)]})
-        return result
+        if left_s >= limits.deadline_s:
+            return result
+        text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.1f} s"
+        unable = UNABLE.found(test.name, text=text)
+        findings = [unable if one.reason == HANGS.code else one for one in result.findings]
+        return result.model_copy(update={"findings": findings})
 
     def _run(self, asked: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
         """Test, and set back what a test that was killed could not."""

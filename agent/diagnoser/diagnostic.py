@@ -7,7 +7,6 @@ cannot test is unknown (``CannotLook``, ``OSError``), and no fault.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -81,8 +80,6 @@ class Bench:
     peer: Peer | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for gloo and NCCL that name the interface."""
-    within_s: float = math.inf
-    """The test is killed after this time, seconds, if not after its deadline."""
     waits_at: Callable[[int], None] = lambda port: None
     """Says that this machine waits for its peer, and at which port."""
 

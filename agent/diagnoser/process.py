@@ -80,11 +80,7 @@ class DiagnosisProcess:
         except OSError as error:
             return _told(request, UNABLE, f"the process of the tests cannot be started: {error.strerror}")
         assert process.stdin
-        asked = {
-            "test": request.test,
-            "settings": request.settings,
-            "bench": {**request.bench, "within_s": request.within_s},
-        }
+        asked = {"test": request.test, "settings": request.settings, "bench": dict(request.bench)}
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(asked).encode() + b"\n")
         result: DiagnosticResult | None = None

@@ -12,7 +12,6 @@ from agent.diagnoser.gpu.clocks import CLOCKS, COMMAND, GpuClocks, keep_clocks, 
 from agent.diagnoser.gpu.report import NO_VERDICT_IDS, DcgmFailure, DcgmReport, Severity, parsed
 from agent.diagnoser.kind import gpus
 from agent.monitor import programs
-from agent.monitor.programs import Ran
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.health import Finding, Health, Remedy
@@ -89,7 +88,8 @@ class DcgmTest(DiagnosticTest):
         findings: list[Finding] = []
         measures: dict[str, float] = {}
         try:
-            ran = self._ran()
+            command = [self.limits.command, "diag", "-r", self.limits.run, "-j"]
+            ran = programs.run(command, self.limits.deadline_s * SHARE)
             report = parsed(ran.output, ran.code)
             findings = self._findings(report)
             if not (report.passed or findings):
@@ -98,17 +98,6 @@ class DcgmTest(DiagnosticTest):
         except CannotLook as error:
             findings.append(self._unable("", str(error)))
         return self.result(*findings, *set_back(self.bench.folder, self.name), measures=measures)
-
-    def _ran(self) -> Ran:
-        limits, within_s = self.limits, min(self.limits.deadline_s, self.bench.within_s)
-        try:
-            return programs.run([limits.command, "diag", "-r", limits.run, "-j"], within_s * SHARE)
-        except CannotLook as error:
-            if within_s < limits.deadline_s:
-                raise CannotLook(
-                    f"{error}: of the time for all tests it was given {within_s:g} s, and not {limits.deadline_s:g} s"
-                ) from None
-            raise
 
     def _unable(self, item: str, why: str) -> Finding:
         return self.finding(UNABLE, item, text=f"{UNABLE.means}: {why}")
