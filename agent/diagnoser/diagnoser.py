@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,15 @@ from pathlib import Path
 import structlog
 
 from agent.diagnoser.all import kind_named, limits_named
-from agent.diagnoser.diagnostic import UNABLE
+from agent.diagnoser.diagnostic import HANGS, UNABLE
+from agent.diagnoser.gpu.clocks import are_kept, set_back
+from agent.diagnoser.kind import hardware
 from agent.diagnoser.messages import said_message
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError
-from everstep.model.diagnosis import DiagnosticResult
+from everstep.model.diagnosis import Diagnostic, DiagnosticResult
+from everstep.model.health import Finding
 
 KEPT = 16
 """Diagnoses whose results are kept for whoever asks again (ours)."""
@@ -67,12 +70,15 @@ class Diagnoser:
 
     def __init__(self, machine: str, host: str, folder: Path, sockets: Mapping[str, str]) -> None:
         self._bench = {"machine": machine, "host": host, "folder": str(folder), "environment": dict(sockets)}
+        self._folder = folder
         self._process = DiagnosisProcess()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="diagnosis")
         self._runs: OrderedDict[str, DiagnosisRun] = OrderedDict()
         self._running: DiagnosisRun | None = None
         self._task: asyncio.Task[None] | None = None
         self._cooling: asyncio.TimerHandle | None = None
+        if are_kept(folder):  # the agent before was killed in a test
+            self._thread.submit(self._set_back, Diagnostic.EUD)
 
     @property
     def running(self) -> bool:
@@ -197,7 +203,27 @@ class Diagnoser:
             waits = pb.TestWaits(name=test.name, host=str(self._bench["host"]), port=port)
             loop.call_soon_threadsafe(run.tell, pb.DiagnoseReply(waits=waits))
 
-        return await loop.run_in_executor(self._thread, self._process.run, asked, waits_at)
+        result = await loop.run_in_executor(self._thread, self._run, asked, waits_at)
+        if left_s >= limits.deadline_s:
+            return result
+        text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.1f} s"
+        unable = UNABLE.found(test.name, text=text)
+        findings = [unable if one.reason == HANGS.code else one for one in result.findings]
+        return result.model_copy(update={"findings": findings})
+
+    def _run(self, asked: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
+        """Test, and set back what a test that was killed could not."""
+        result = self._process.run(asked, waits_at)
+        findings = [*result.findings, *self._set_back(asked.test)]
+        return result.model_copy(update={"findings": findings, "kind": result.kind or (hardware() if findings else "")})
+
+    def _set_back(self, test: str) -> list[Finding]:
+        """Set the clocks of GPUs as they were, once nothing is left that could change them."""
+        if not are_kept(self._folder):
+            return []
+        self._process.end()
+        logger.info("clocks of GPUs are set back after a diagnostic that was ended", test=test)
+        return set_back(self._folder, test)
 
     def _cool(self) -> None:
         """The process that waits for a next test ends."""

@@ -30,7 +30,7 @@ def hardware() -> str:
 
 
 def arithmetic() -> str:
-    """The same, with all of torch that its results depend on bit for bit; imports it."""
+    """The same, with all of torch that its results depend on bit for bit, behind it; imports it."""
     import torch
 
     parts = [hardware(), f"torch {torch.__version__}", f"{torch.get_num_threads()} threads"]

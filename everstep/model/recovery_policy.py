@@ -147,7 +147,7 @@ class RecoveryPolicy(BaseModel):
         description="Test the machines before the first restart too, where nothing says what failed (ours: no).",
     )
     diagnose_s: float = Field(
-        600.0, gt=0, description="All tests of one machine, and each between two, have this long, seconds (ours)."
+        2000.0, gt=0, description="All tests of one machine, and each between two, have this long, seconds (ours)."
     )
     diagnose_slow_share: float = Field(
         0.2, ge=0, lt=1, description="A bandwidth below this share of the machines' median is a fault (ours)."

@@ -1,13 +1,30 @@
-"""Clocks and power limits of GPUs: EUD was seen to leave them changed (ByteRobust, section 9), so they are compared."""
+"""Clocks and power limits of GPUs: EUD was seen to leave them changed (ByteRobust, section 9), so they are compared.
+
+They are kept in a file from before a diagnostic until they are set back: it may be killed at any moment, and the agent
+with it. Whoever killed it sets them back, or the next agent as it starts.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from agent.monitor import programs
 from everstep.errors import CannotLook
+from everstep.model.health import Finding, Health, Remedy
+from everstep.model.reason import Reason
 
+CLOCKS = Reason(
+    "clocks-changed",
+    "a diagnostic left a GPU with other clocks, and they could not be set back",
+    remedy=Remedy.RESET_GPU,
+    verdict=Health.UNKNOWN,
+    source="ByteRobust, section 9",
+)
+KEPT = "gpu-clocks.json"
+"""The file."""
 COMMAND = "nvidia-smi"
 ANSWER_S = 15.0
 """``nvidia-smi`` has this long to end, seconds (ours)."""
@@ -73,3 +90,50 @@ def _changed(before: Mapping[str, GpuClocks], after: Mapping[str, GpuClocks]) ->
 
 def _set(command: str, *words: str) -> None:
     programs.run([command, *words], ANSWER_S)
+
+
+def keep_clocks(folder: Path, before: Mapping[str, GpuClocks], lock: str = "") -> None:
+    """Write how GPUs are set before a diagnostic; what an earlier one left to be set back stays.
+
+    Args:
+        folder: Of the file.
+        before: How they are set.
+        lock: As of :func:`restore_clocks`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / KEPT
+    if not path.exists():
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps({"before": {gpu: asdict(one) for gpu, one in before.items()}, "lock": lock}))
+        beside.replace(path)
+
+
+def are_kept(folder: Path) -> bool:
+    """Whether a diagnostic has not set the clocks back."""
+    return (folder / KEPT).exists()
+
+
+def set_back(folder: Path, test: str, command: str = COMMAND) -> list[Finding]:
+    """Set GPUs as they were before a diagnostic, if it did not do so itself.
+
+    Args:
+        folder: Of the file; it is gone after this, unless the GPUs cannot be asked.
+        test: The one that tells of it.
+        command: The program.
+
+    Returns:
+        What is found where that does not go.
+    """
+    path = folder / KEPT
+    try:
+        kept = json.loads(path.read_text())
+        before = {gpu: GpuClocks(**one) for gpu, one in kept["before"].items()}
+        left = restore_clocks(before, kept["lock"], command)
+        path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return []
+    except (CannotLook, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [CLOCKS.found(test, text=f"whether GPUs have other clocks than before is not known: {error}")]
+    return [CLOCKS.found(test, "", *left)] if left else []

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
-from agent.diagnoser.gpu.clocks import COMMAND, GpuClocks, read_clocks, restore_clocks
+from agent.diagnoser.diagnostic import UNABLE, DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.gpu.clocks import CLOCKS, COMMAND, GpuClocks, keep_clocks, read_clocks, set_back
 from agent.diagnoser.gpu.report import NO_VERDICT_IDS, DcgmFailure, DcgmReport, Severity, parsed
 from agent.diagnoser.kind import gpus
 from agent.monitor import programs
@@ -44,13 +44,8 @@ SETUP = Reason(
     verdict=Health.UNKNOWN,
     source="DCGM: error severity 5",
 )
-CLOCKS = Reason(
-    "clocks-changed",
-    "a diagnostic left a GPU with other clocks, and they could not be set back",
-    remedy=Remedy.RESET_GPU,
-    verdict=Health.UNKNOWN,
-    source="ByteRobust, section 9",
-)
+SHARE = 0.9
+"""Of its time the program has so much; the rest is for setting clocks back (ours)."""
 _REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
 
 
@@ -88,39 +83,38 @@ class DcgmTest(DiagnosticTest):
         """Test once."""
         if not gpus() and shutil.which(self.limits.command) is None:
             return self.nothing("no GPU")
-        before = _clocks()
+        if before := _clocks():
+            keep_clocks(self.bench.folder, before, self.limits.lock_clocks)
+        findings: list[Finding] = []
+        measures: dict[str, float] = {}
         try:
-            ran = programs.run([self.limits.command, "diag", "-r", self.limits.run, "-j"], self.limits.deadline_s * 0.9)
-        finally:
-            left = self._set_back(before)
-        findings = [self.finding(CLOCKS, "", *left)] if left else []
-        report = parsed(ran.output, ran.code)
-        findings += self._findings(report)
-        if not (report.passed or findings):
-            raise CannotLook(f"all of its tests were skipped: {', '.join(report.skipped) or 'there was none'}")
-        return self.result(*findings, measures={"passed_results": float(report.passed)})
-
-    def _set_back(self, before: dict[str, GpuClocks]) -> list[str]:
-        """Set the clocks as they were; what is wrong with them then. It never hides what the tests found."""
-        try:
-            return restore_clocks(before, self.limits.lock_clocks) if before else []
+            command = [self.limits.command, "diag", "-r", self.limits.run, "-j"]
+            ran = programs.run(command, self.limits.deadline_s * SHARE)
+            report = parsed(ran.output, ran.code)
+            findings = self._findings(report)
+            if not (report.passed or findings):
+                raise CannotLook(f"all of its tests were skipped: {', '.join(report.skipped) or 'there was none'}")
+            measures["passed_results"] = float(report.passed)
         except CannotLook as error:
-            return [f"whether the clocks are as before is not known: {error}"]
+            findings.append(self._unable("", str(error)))
+        return self.result(*findings, *set_back(self.bench.folder, self.name), measures=measures)
+
+    def _unable(self, item: str, why: str) -> Finding:
+        return self.finding(UNABLE, item, text=f"{UNABLE.means}: {why}")
 
     def _findings(self, report: DcgmReport) -> list[Finding]:
-        unable = [one for one in report.failures if one.error in NO_VERDICT_IDS]
-        failures = [one for one in report.failures if one.error not in NO_VERDICT_IDS]
-        if unable and not failures:  # what other tests found counts, whatever one of them could not do
-            raise CannotLook(f"{NO_VERDICT_IDS[unable[0].error]}: {unable[0].text}")
+        """Of each part what it says; a part that could not be tested takes nothing from what is said of another."""
         found: dict[tuple[str, str], list[DcgmFailure]] = {}
-        for one in failures:
-            found.setdefault((_REASONS.get(one.severity, TOLD).code, one.part), []).append(one)
+        for one in report.failures:
+            found.setdefault((_reason(one).code, one.part), []).append(one)
         return [self._of_part(part, several) for (_, part), several in found.items()]
 
     def _of_part(self, part: str, failures: list[DcgmFailure]) -> Finding:
-        reason = _REASONS.get(failures[0].severity, TOLD)
+        reason, item = _reason(failures[0]), f"{part} of DCGM" if part else ""
+        if reason is UNABLE:
+            return self._unable(item, f"{NO_VERDICT_IDS[failures[0].error]}: {failures[0].text}")
         lines = [f"{one.test}: {one.text} (error {one.error}, severity {one.severity})" for one in failures]
-        return self.finding(reason, f"{part} of DCGM" if part else "", *lines, text=f"{reason.means}: {lines[0]}")
+        return self.finding(reason, item, *lines, text=f"{reason.means}: {lines[0]}")
 
 
 class EudTest(DcgmTest):
@@ -129,6 +123,10 @@ class EudTest(DcgmTest):
     name: ClassVar[Diagnostic] = Diagnostic.EUD
     does: ClassVar[str] = "NVIDIA's EUD through DCGM, as root, where it is installed; clocks are set back after it"
     limits_type: ClassVar[type[DiagnosticLimits]] = EudTestLimits
+
+
+def _reason(failure: DcgmFailure) -> Reason:
+    return UNABLE if failure.error in NO_VERDICT_IDS else _REASONS.get(failure.severity, TOLD)
 
 
 def _clocks() -> dict[str, GpuClocks]:

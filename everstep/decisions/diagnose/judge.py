@@ -10,6 +10,7 @@ from statistics import median
 from everstep.decisions.diagnose import reasons
 from everstep.decisions.diagnose.alignment import Computed, compare
 from everstep.decisions.diagnose.bandwidth import LOW_SHARE, SLOW_SHARE, below
+from everstep.decisions.diagnose.failing import failing
 from everstep.decisions.diagnose.pair import Pair, pair_of
 from everstep.decisions.diagnose.rounds import judge_pairs
 from everstep.model.diagnosis import (
@@ -55,6 +56,10 @@ def judge(
     }
     for machine, why in silent.items():
         found[machine].append(reasons.SILENT.found("diagnose", text=why))
+    for machine, tests in failing(results).items():
+        found[machine] += [
+            reasons.FAILS_ALONE.found(test, text=f"{reasons.FAILS_ALONE.means}: {how}") for test, how in tests.items()
+        ]
     _compare_bits(results, found)
     _compare_bandwidths(results, shares, found)
     links = _compare_pairs(machines, pairs, shares, found)
@@ -80,7 +85,7 @@ def confirmed(first: Diagnosis, second: Diagnosis) -> Diagnosis:
     """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
 
     A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
-    is what lies between two machines.
+    is a test that breaks, and what lies between two machines.
     """
     links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
     again = {(one.machine, finding.reason) for one in second.machines for finding in one.findings}

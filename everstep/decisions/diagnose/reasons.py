@@ -41,6 +41,11 @@ FAILS_UNSURE = Reason(
 )
 SLOW = Reason("far-slower", "a bandwidth is far below that of other machines", remedy=Remedy.REPLACE)
 LOW = Reason("slower", "a bandwidth is below that of other machines", owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
+FAILS_ALONE = Reason(
+    "fails-where-others-pass",
+    "a test breaks on it, and passes on most machines of its kind",
+    remedy=Remedy.REPLACE,
+)
 SILENT = Reason(
     "not-diagnosed",
     "its agent did not answer, or refused",
@@ -49,7 +54,7 @@ SILENT = Reason(
     verdict=Health.UNKNOWN,
 )
 
-JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, BAD_LINK, SLOW, LOW, SILENT)
+JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, BAD_LINK, SLOW, LOW, FAILS_ALONE, SILENT)
 """All of them."""
 OF_TEST = {
     OTHER_BITS.code: (Diagnostic.BITWISE,),

@@ -8,14 +8,33 @@ import pytest
 
 from agent.diagnoser.all import TESTS, kind_named, limits_named
 from agent.diagnoser.diagnostic import COMMON
+from everstep.decisions.diagnose.choose import ROWS
+from everstep.decisions.diagnose.failing import BREAKS, NOT_BEGUN
 from everstep.errors import ConfigError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
+from everstep.model.health import Health
+from everstep.model.recovery_policy import RecoveryPolicy
 
 
 def test_there_is_one_of_each_name() -> None:
     assert {kind.name for kind in TESTS} == set(Diagnostic)
     assert len(TESTS) == len(set(Diagnostic))
     assert {kind.name for kind in TESTS if kind.is_between()} == set(BETWEEN_MACHINES)
+
+
+def test_a_policy_gives_all_tests_of_a_machine_the_time_that_each_of_them_may_take() -> None:
+    """Else the first of them takes that of the others, and those are never run."""
+    needed = max(
+        sum(kind_named(test).limits_type().deadline_s for test in row.choice.tests if test not in BETWEEN_MACHINES)
+        for row in ROWS
+    )
+    assert needed <= RecoveryPolicy().diagnose_s
+
+
+def test_what_counts_as_broken_can_be_found() -> None:
+    known = {reason.code: reason for kind in TESTS for reason in (*kind.reasons, *COMMON)}
+    assert known.keys() >= {*BREAKS, NOT_BEGUN}
+    assert {known[code].verdict for code in BREAKS} == {Health.UNKNOWN}
 
 
 def test_each_reason_code_means_one_thing() -> None:

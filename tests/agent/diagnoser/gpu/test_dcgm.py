@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from agent.diagnoser.diagnoser import Diagnoser
 from agent.diagnoser.diagnostic import Bench
 from agent.diagnoser.gpu import dcgm
+from agent.diagnoser.gpu.clocks import GpuClocks, are_kept, keep_clocks
 from agent.diagnoser.gpu.dcgm import DcgmTest, DcgmTestLimits, EudTest, EudTestLimits
-from everstep.errors import CannotLook
+from agent.v1 import agent_pb2 as pb
+from everstep.errors import AgentError
 from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.health import Health
+from tests.agent.agents import until
 from tests.agent.diagnoser.gpu.dcgm_reports import gpu, report, warning
 
 SMI = """#!/bin/sh
@@ -42,7 +47,14 @@ def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
 
 
 def said_by(command: str) -> DiagnosticResult:
-    return DcgmTest(Bench("m0"), DcgmTestLimits(command=command)).run()
+    return DcgmTest(Bench("m0", folder=Path(command).parent), DcgmTestLimits(command=command)).run()
+
+
+def unable(found: DiagnosticResult) -> str:
+    """Why it could not be tested."""
+    [finding] = found.findings
+    assert (finding.reason, finding.verdict) == ("test-unable", Health.UNKNOWN)
+    return finding.text
 
 
 def test_a_machine_without_gpus_and_dcgm_has_nothing_to_test() -> None:
@@ -51,8 +63,7 @@ def test_a_machine_without_gpus_and_dcgm_has_nothing_to_test() -> None:
 
 def test_a_machine_with_gpus_and_without_dcgm_cannot_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcgm, "gpus", lambda: 8)
-    with pytest.raises(CannotLook, match="is not there"):
-        said_by("no-such-dcgmi")
+    assert "is not there" in unable(said_by("no-such-dcgmi"))
 
 
 @pytest.mark.parametrize(
@@ -77,35 +88,91 @@ def test_severities_decide(tmp_path: Path, severity: int, reason: str, verdict: 
 
 def test_eud_is_asked_for_by_its_name_and_needs_root(tmp_path: Path) -> None:
     command = dcgmi(tmp_path, report(gpu(0, "Fail", warning(5, error=90)), name="eud"))
-    with pytest.raises(CannotLook, match="EUD was not run as root"):
-        EudTest(Bench("m0"), EudTestLimits(command=command)).run()
+    assert "EUD was not run as root" in unable(EudTest(Bench("m0"), EudTestLimits(command=command)).run())
     assert (tmp_path / "asked").read_text() == "diag -r eud -j\n"
 
 
-def test_what_one_test_could_not_do_hides_nothing_that_another_one_found(tmp_path: Path) -> None:
-    ran = report(gpu(0, "Fail", warning(5, error=92)), gpu(3, "Fail", warning(2)), name="eud")
-    [finding] = EudTest(Bench("m0"), EudTestLimits(command=dcgmi(tmp_path, ran))).run().findings
-    assert (finding.reason, finding.item) == ("dcgm-isolate", "GPU 3 of DCGM")
+@pytest.mark.parametrize("error", [90, 92])
+def test_a_gpu_that_could_not_be_tested_hides_no_fault_of_another(tmp_path: Path, error: int) -> None:
+    said = report(gpu(0, "Fail", warning(5, error=error)), gpu(3, "Fail", warning(2, error=95)), name="eud")
+    found = said_by(dcgmi(tmp_path, said, 205))
+
+    assert {(one.reason, one.item) for one in found.findings} == {
+        ("test-unable", "GPU 0 of DCGM"),
+        ("dcgm-isolate", "GPU 3 of DCGM"),
+    }
+    assert found.verdict is Health.FAULTY
 
 
-def test_clocks_that_cannot_be_read_any_more_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, "nvidia-smi", SMI.format(folder=tmp_path, restores="true"))
-    (tmp_path / "clocks").write_text("1500, 2600")
+def test_clocks_that_cannot_be_read_after_a_diagnostic_hide_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clocks").write_text("1980, 2619\n")
+    installed(tmp_path, "nvidia-smi", SMI.replace("{folder}", str(tmp_path)).replace("{restores}", "true"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    command = dcgmi(tmp_path, report(gpu(3, "Fail", warning(2))), also=f"rm {tmp_path}/nvidia-smi")
-    found = said_by(command).findings
-    assert [finding.reason for finding in found] == ["clocks-changed", "dcgm-isolate"]
+    found = said_by(dcgmi(tmp_path, report(gpu(3, "Fail", warning(2))), 205, also=f"echo >{tmp_path}/clocks"))
+
+    assert [one.reason for one in found.findings] == ["dcgm-isolate", "clocks-changed"]
+    assert found.verdict is Health.FAULTY
 
 
 def test_what_was_skipped_everywhere_was_not_tested(tmp_path: Path) -> None:
-    with pytest.raises(CannotLook, match="all of its tests were skipped: eud"):
-        said_by(dcgmi(tmp_path, report(gpu(0, "Skip"), name="eud")))
+    found = said_by(dcgmi(tmp_path, report(gpu(0, "Skip"), name="eud")))
+    assert "all of its tests were skipped: eud" in unable(found)
 
 
 def test_a_diagnostic_that_hangs_is_ended(tmp_path: Path) -> None:
     command = dcgmi(tmp_path, "", also="sleep 600")
-    with pytest.raises(CannotLook, match="did not end within"):
-        DcgmTest(Bench("m0"), DcgmTestLimits(command=command, deadline_s=0.3)).run()
+    found = DcgmTest(Bench("m0"), DcgmTestLimits(command=command, deadline_s=0.3)).run()
+    assert "did not end within" in unable(found)
+
+
+async def diagnosing(folder: Path) -> tuple[Diagnoser, asyncio.Task[None]]:
+    """A machine on which DCGM has changed the clocks, and does not end."""
+    (folder / "clocks").write_text("1980, 2619\n")
+    installed(folder, "nvidia-smi", SMI.replace("{folder}", str(folder)).replace("{restores}", RESTORES))
+    dcgmi(folder, "", also=f"echo '1200, 2619' >{folder}/clocks; sleep 600")
+    diagnoser = Diagnoser("m0", "127.0.0.1", folder, {})
+    run = diagnoser.start(pb.DiagnoseRequest(request_id="1", tests=[pb.TestToRun(name="dcgm")]))
+
+    async def follow() -> None:
+        async for _ in diagnoser.follow(run):
+            pass
+
+    following = asyncio.create_task(follow())
+    await until(lambda: "1200" in (folder / "clocks").read_text(), "the diagnostic runs", 60)
+    return diagnoser, following
+
+
+async def test_clocks_are_set_back_after_a_diagnostic_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E.g. because ranks are to be launched."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    diagnoser, following = await diagnosing(tmp_path)
+    await diagnoser.end("ranks are launched")
+
+    assert (tmp_path / "clocks").read_text().split() == ["1980,", "2619"]
+    assert not are_kept(tmp_path)
+    with pytest.raises(AgentError, match="ranks are launched"):
+        await following
+    diagnoser.close()
+    diagnoser._process.close()
+
+
+async def test_an_agent_sets_clocks_back_that_the_one_before_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "clocks").write_text("1200, 2619\n")
+    installed(tmp_path, "nvidia-smi", SMI.replace("{folder}", str(tmp_path)).replace("{restores}", RESTORES))
+    keep_clocks(tmp_path, {"0": GpuClocks("1980", "2619", "700.00", "Enabled")})
+    diagnoser = Diagnoser("m0", "127.0.0.1", tmp_path, {})
+    await until(lambda: not are_kept(tmp_path), "the clocks are set back")
+    diagnoser.close()
+    diagnoser._process.close()
+
+    assert (tmp_path / "clocks").read_text().split() == ["1980,", "2619"]
 
 
 @pytest.mark.parametrize(("restores", "told"), [(RESTORES, []), ("true", ["clocks-changed"])])
@@ -128,5 +195,5 @@ def test_clocks_are_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     limits = DcgmTestLimits(command=dcgmi(tmp_path, report(gpu(0, "Pass"))), lock_clocks="1410,1410")
 
-    assert DcgmTest(Bench("m0"), limits).run().findings == []
+    assert DcgmTest(Bench("m0", folder=tmp_path), limits).run().findings == []
     assert (tmp_path / "set").read_text() == "-lgc 1410,1410\n"

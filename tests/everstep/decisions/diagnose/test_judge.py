@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.diagnose import reasons
 from everstep.decisions.diagnose.bandwidth import below
+from everstep.decisions.diagnose.failing import BREAKS
 from everstep.decisions.diagnose.judge import Shares, confirmed, judge, passed, unsure_tests
 from everstep.decisions.diagnose.told import told
 from everstep.decisions.evict.facts import is_alert, is_bad_link, is_failed_test
@@ -67,6 +68,58 @@ def test_other_bits_name_a_machine_and_two_machines_name_nobody() -> None:
     assert (four.faulty, codes(four)) == (["m2"], {"m2": [reasons.OTHER_BITS.code]})
     assert (two.faulty, two.verdict) == ([], Health.UNKNOWN)
     assert set(codes(two)) == {"m0", "m1"}
+
+
+def broken(*how: str, kind: str = "8 x cpu", test: str = "all-to-all") -> dict[str, list[DiagnosticResult]]:
+    """Machine by machine the reason of its result; empty: it passes."""
+    return {
+        f"m{number}": [
+            DiagnosticResult(
+                test=test,
+                kind=f"{kind}, torch 2" if kind and not reason else kind,
+                nothing="no GPU" if reason == "nothing" else "",
+                findings=[Finding(inspection=test, reason=reason, verdict=Health.UNKNOWN, text="it broke")]
+                if reason not in {"", "nothing"}
+                else [],
+            )
+        ]
+        for number, reason in enumerate(how)
+    }
+
+
+@pytest.mark.parametrize("reason", sorted(BREAKS))
+def test_what_breaks_twice_where_most_of_its_kind_pass_is_at_fault(reason: str) -> None:
+    found = judge(broken("", reason, ""))
+    assert (found.faulty, codes(found)["m1"]) == (["m1"], [reasons.FAILS_ALONE.code, reason])
+    assert unsure_tests(found.model_copy(update={"tests": ["all-to-all"]})) == ["all-to-all"]
+    assert "2 of 3 machines of its kind pass" in found.machines[1].findings[0].text
+    assert [is_failed_test(one.finding) for one in told(found)] == [True, False]
+    assert confirmed(found, found).faulty == ["m1"]
+    assert confirmed(found, judge(broken("", "", ""))).faulty == []
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        broken("", "test-crashed"),
+        broken("", "test-crashed", "test-crashed", ""),
+        broken("", "test-unable", ""),
+        broken("", "test-crashed", "nothing"),
+        broken("", "test-crashed", "", kind=""),
+        broken("", "other-reason", ""),
+        broken("") | {"m8": broken("test-crashed", kind="8 x")["m0"]} | {"m9": broken("")["m0"]},
+    ],
+)
+def test_what_breaks_is_no_fault_where_most_do_not_pass_or_it_was_not_begun(
+    results: dict[str, list[DiagnosticResult]],
+) -> None:
+    assert judge(results).faulty == []
+
+
+def test_the_kind_of_a_test_that_says_none_is_that_of_the_machines_other_tests() -> None:
+    disk, others = broken("", "test-hangs", "", kind="", test="disk"), broken("", "", "")
+    silent = {name: [said[0].model_copy(update={"kind": ""}), *others[name]] for name, said in disk.items()}
+    assert judge(silent).faulty == ["m1"]
 
 
 @pytest.mark.parametrize(
