@@ -21,8 +21,6 @@ FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a run that are a fault whatever others computed."""
 NAMED = 4
 """Groups and machines that a text names (ours)."""
-AT_ONCE = 2
-"""So many machines may well be at fault at once: as many as a phase has groups can be in all of them (ours)."""
 EVIDENCE = 6
 """Groups whose fault is told with the accusation (ours)."""
 
@@ -70,6 +68,18 @@ def _explained(answers: Sequence[Sequence[GroupRun]], right: Sequence[GroupRun])
     """Whether some machine is in all groups that computed something else than ``right``."""
     others = [set(run.machines) for alike in answers if alike is not right for run in alike]
     return bool(others and set.intersection(*others))
+
+
+def _two_are_in_all(plan: ReplayPlan) -> bool:
+    """Whether two machines together are in all groups: both at fault, they would look like a fault of no machine."""
+    groups: dict[int, set[str]] = defaultdict(set)
+    for group in plan.groups:
+        for machine in group.machines:
+            groups[machine].add(group.name)
+    count, of_machines = len(plan.groups), {frozenset(names) for names in groups.values()}
+    if 2 * max(map(len, of_machines)) < count:
+        return False
+    return any(len(one | other) == count for one, other in combinations(of_machines, 2))
 
 
 def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVerdict]:
@@ -138,7 +148,7 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
                 evidence=evidence,
                 repeats=repeats,
             )
-        beside = f", or of {plan.count} of them at once" if plan.count <= AT_ONCE else ""
+        beside = ", or of two of them at once" if _two_are_in_all(plan) else ""
         return Replayed(
             found=ReplayFound.EVERYWHERE,
             text=f"every group showed it, {_groups(bad)}: it is not of a machine{beside}",

@@ -93,11 +93,12 @@ def test_what_every_group_shows_is_not_of_a_machine() -> None:
     assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("not of a machine")
 
 
-def test_two_machines_can_be_in_all_of_two_groups() -> None:
-    plan = plan_replay(4, 2)
+@pytest.mark.parametrize(("machines", "size", "two"), [(4, 2, True), (7, 3, True), (6, 2, False), (64, 8, False)])
+def test_two_machines_that_are_in_all_groups_together_may_both_be_at_fault(machines: int, size: int, two: bool) -> None:
+    plan = plan_replay(machines, size)
     runs = [run.model_copy(update={"end": RunEnd.CRASHED}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("or of 2 of them at once")
+    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("or of two of them at once") is two
 
 
 def test_where_no_group_is_done_in_time_nothing_is_known() -> None:
