@@ -21,7 +21,7 @@ import activities.messages
 import workflows.messages
 from everstep import errors
 from everstep.errors import EverstepError
-from everstep.model import eviction, health, incident, job_state, ladder, notice, version
+from everstep.model import eviction, health, incident, job_state, ladder, notice, replay, version
 from everstep.model.words import Words
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -312,7 +312,7 @@ def test_ci_runs_the_readmes_command() -> None:
 MODELS = sorted(
     {
         one
-        for module in (incident, job_state, notice, activities.messages, workflows.messages)
+        for module in (incident, job_state, notice, replay, activities.messages, workflows.messages)
         for one in vars(module).values()
         if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel
     },
@@ -325,7 +325,7 @@ CLOSED_ON_PURPOSE = {"order"}
 @pytest.mark.parametrize("model", MODELS, ids=lambda one: one.__name__)
 def test_no_message_has_a_closed_list(model: type[BaseModel]) -> None:
     """A closed list anywhere would make the whole message unreadable for the release before."""
-    words = vars(incident) | vars(health) | vars(eviction) | vars(notice) | vars(version) | vars(ladder)
+    words = vars(incident) | vars(health) | vars(eviction) | vars(notice) | vars(version) | vars(ladder) | vars(replay)
     known = {name for name, one in words.items() if isinstance(one, type) and issubclass(one, Enum)}
     schema = model.model_json_schema()
     closed = []

@@ -23,6 +23,7 @@ from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrai
 from everstep.model.ladder import Rung, Tried
 from everstep.model.machine import Machine
 from everstep.model.message import Model
+from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowFound
 from everstep.model.version import JobVersion
 
@@ -120,6 +121,17 @@ class IncidentInput(Model):
     """Of an incident that continued as new; None: it begins."""
 
 
+class ReplayCarried(Model):
+    """What a replay took along from its earlier runs."""
+
+    repeat: int
+    """So often both phases were run."""
+    began: float
+    """When the first run of the workflow began, seconds since the epoch."""
+    runs: list[GroupRun] = Field(default_factory=list)
+    """Of groups, folded (``everstep.decisions.replay.fold``)."""
+
+
 class ReplayInput(Model):
     """Replay a job on groups of its machines."""
 
@@ -130,6 +142,8 @@ class ReplayInput(Model):
     """Id of the job's run; see ``everstep.model.run_id``."""
     why: str = ""
     """Why its turn has come, for people."""
+    carried: ReplayCarried | None = None
+    """Of a replay that continued as new; None: it begins."""
 
 
 class JobResult(Model):

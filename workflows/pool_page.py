@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from everstep.model.job_state import job_workflow_id
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
-from workflows.web_ui import PAGE_CHARACTERS, count, table
+from workflows.web_ui import PAGE_CHARACTERS, count, link, table
 
 SHOWN = 20
 """Machines in the table (ours)."""
@@ -47,8 +47,7 @@ def _short(state: PoolState) -> str:
 def _row(one: PoolMachine, namespace: str) -> list[str]:
     place = str(one.place)
     if one.job:
-        workflow = job_workflow_id(one.job).replace("/", "%2F")
-        place += f" [{one.job}](/namespaces/{namespace}/workflows/{workflow})"
+        place += f" {link(one.job, namespace, job_workflow_id(one.job))}"
     since = datetime.fromtimestamp(one.since_ns / 1e9, UTC).strftime("%m-%d %H:%M") if one.since_ns else ""
     why = "; ".join(part for part in (one.why, one.fault and f"now: {one.fault}", _unfit(one), _leaving(one)) if part)
     by = f"{one.by}: " if why and one.by != f"job {one.job}" else ""

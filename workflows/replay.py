@@ -1,7 +1,8 @@
 """The replay: a job's script on groups of its machines, by rows and by columns, until it is known who is at fault.
 
 Algorithm 1 of ByteRobust, section 6. The child of an incident, with a page of its own. Each group is one activity, so
-that a worker that dies in the middle of a phase repeats no group that is over.
+that a worker that dies in the middle of a phase repeats no group that is over. After each repeat of both phases it
+continues as new: at 4,096 machines dozens of repeats are more than a history may have.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import ReplayGroupInput
+    from everstep.decisions.replay.fold import bounded, fold
     from everstep.decisions.replay.judge import conclude, is_settled
     from everstep.decisions.replay.plan import ReplayGroup, ReplayPhase
     from everstep.decisions.replay.spec import plan_of, repeats_of, spec_of_group
     from everstep.model.replay import GroupRun, Replayed, RunEnd
     from workflows import activity_calls, replay_page
-    from workflows.messages import ReplayInput
+    from workflows.messages import ReplayCarried, ReplayInput
+    from workflows.options import TASK_TIMEOUT
+
+CONTINUE = "continue replay as new"
+"""Patch: each repeat of both phases has a history of its own."""
 
 
 @workflow.defn(name="Replay")
@@ -30,7 +36,8 @@ class ReplayWorkflow:
         self._input = input
         self._plan = plan_of(input.spec)
         self._names = [machine.name for machine in input.machines]
-        self._runs: list[GroupRun] = []
+        self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
+        self._runs = list(self._carried.runs)
         self._now = ""
         self._given_up = False
 
@@ -42,18 +49,25 @@ class ReplayWorkflow:
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
         """Run both phases, again where they show nothing, and say who is at fault."""
-        began, policy = workflow.time(), input.spec.policy
-        repeats = repeats_of(policy)
-        found = self._concluded()
-        for repeat in range(1, repeats + 1):
+        repeats, showing = repeats_of(input.spec.policy), asyncio.create_task(self._keep_shown())
+        for repeat in range(self._carried.repeat + 1, repeats + 1):
             for phase in self._plan.phases:
                 await self._phase(phase, repeat, repeats)
-            found = self._concluded()
-            if is_settled(found) or self._given_up:
+            if is_settled(self._concluded()) or self._given_up:
                 break
-        found = found.model_copy(update={"seconds": round(workflow.time() - began, 3)})
+            if repeat < repeats:
+                self._renew(repeat)
+        showing.cancel()
+        found = self._concluded()
+        found = found.model_copy(update={"seconds": round(workflow.time() - self._carried.began, 3)})
         self._show(found)
         return found
+
+    def _renew(self, repeat: int) -> None:
+        """Continue as new; nothing is under way here, and what the runs say stays the same."""
+        if workflow.patched(CONTINUE):
+            carried = ReplayCarried(repeat=repeat, began=self._carried.began, runs=fold(self._runs))
+            workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
 
     def _concluded(self) -> Replayed:
         return conclude(self._plan, self._names, self._runs, shows=self._input.spec.policy.replay_shows)
@@ -65,7 +79,6 @@ class ReplayWorkflow:
                 return
             part = f", part {number} of {len(phase.waves)}" if len(phase.waves) > 1 else ""
             self._now = f"{phase.name}, run {repeat} of at most {repeats}{part}"
-            self._show()
             await asyncio.gather(*(self._group(group, repeat) for group in wave))
 
     async def _group(self, group: ReplayGroup, repeat: int) -> None:
@@ -93,8 +106,14 @@ class ReplayWorkflow:
                 raise
             names, why = [machine.name for machine in machines], f"{error.cause or error}"[:300]
             done = GroupRun(group=group.name, machines=names, end=RunEnd.UNABLE, repeat=repeat, why=why)
-        self._runs.append(done)
-        self._show()
+        self._runs.append(bounded(done))  # an older worker's result may be larger, and has to compare with others'
+
+    async def _keep_shown(self) -> None:
+        """Bring the page up to date, once for all groups that ended together: many runs take a while to judge."""
+        while True:
+            shown = (len(self._runs), self._now)
+            self._show()
+            await workflow.wait_condition(lambda: shown != (len(self._runs), self._now))  # noqa: B023 - asked here only
 
     def _show(self, found: Replayed | None = None) -> None:
         """Bring the page up to date."""

@@ -38,7 +38,7 @@ def page(
         "has a machine at fault; who is in both is it."
     )
     why = f"Why: {input.why}" if input.why else ""
-    link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow_id(input.job).replace('/', '%2F')})"
+    link = web_ui.link("Job", namespace, job_workflow_id(input.job))
     parts = [headline, told, why, _table(input, plan, runs), link]
     return "\n\n".join(part for part in parts if part)[: web_ui.PAGE_CHARACTERS]
 

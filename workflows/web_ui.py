@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.health import Health
@@ -152,13 +152,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell if cell == "---" else cell + PAD for cell in line) + " |" for line in lines)
 
 
+def link(text: str, namespace: str, workflow_id: str) -> str:
+    """To the page of a workflow, whichever of its runs is the newest."""
+    return f"[{text}](/namespaces/{namespace}/workflows/{workflow_id.replace('/', '%2F')})"
+
+
 def incident_page(
-    headline: str, stages: Sequence[StageRecord], namespace: str, job_workflow: str, help_text: str
+    headline: str, stages: Sequence[StageRecord], namespace: str, linked: Mapping[str, str], help_text: str
 ) -> str:
-    """The living page of an incident."""
+    """The living page of an incident; ``linked`` are names and ids of workflows."""
     rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
-    link = f"[Job](/namespaces/{namespace}/workflows/{job_workflow.replace('/', '%2F')})"
-    parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, link]
+    links = " · ".join(link(text, namespace, workflow_id) for text, workflow_id in linked.items())
+    parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, links]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
 
 
@@ -187,7 +192,7 @@ def job_page(state: JobState, namespace: str) -> str:
     topology = state.spec.topology()
     rows = [
         [
-            f"[{incident.number:04d}](/namespaces/{namespace}/workflows/{incident.id.replace('/', '%2F')})",
+            link(f"{incident.number:04d}", namespace, incident.id),
             incident.headline.replace("|", "/"),
             incident.resolution or "open",
             "" if incident.lost_steps is None else str(incident.lost_steps),

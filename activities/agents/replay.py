@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import re
 import struct
@@ -32,6 +31,7 @@ from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.backoff import Backoff
 from everstep.decisions.detect.root_cause import first_failure, headline_of
+from everstep.decisions.replay.fold import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
 from everstep.model.incident import RankExit
 from everstep.model.machine import Machine
@@ -42,10 +42,6 @@ INTERVAL_S = 0.1
 """Between two looks of an agent at its ranks (ours)."""
 SETTLE_S = 0.5
 """Once a rank has failed, the others of its group have so long to say that they did too (ours)."""
-LETTERS = 16
-"""Of each digest in a result (ours)."""
-STATES = 4096
-"""Ranks whose states are told apart; of more there is one digest of all (ours)."""
 DYING_S = 60.0
 """Ranks of a replay that were killed have so long to be gone (ours)."""
 NAMED = 4
@@ -104,7 +100,7 @@ class ReplayActivities:
         if bad := _not_finite(reports):
             end, why = RunEnd.NOT_FINITE, bad
         ranks = sorted((rank for reply in stopped.values() for rank in reply.ranks), key=lambda rank: rank.rank)
-        return GroupRun(
+        found = GroupRun(
             group=given.group,
             machines=[machine.name for machine in machines],
             end=end,
@@ -115,6 +111,7 @@ class ReplayActivities:
             states=state_digests({rank.rank: rank.log_tail for rank in ranks}),
             kind=kind,
         )
+        return bounded(found)
 
     async def _stop(self, given: ReplayGroupInput) -> tuple[dict[str, pb.StopReply], list[str]]:
         request = pb.StopRequest(
@@ -211,7 +208,7 @@ def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
     of_step: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     for rank, record in records:
         of_step[record.step].append((rank, struct.pack("<ddI", record.loss, record.grad_norm, record.given)))
-    return [_digest(f"{rank}:{bits.hex()}" for rank, bits in sorted(found)) for _, found in sorted(of_step.items())]
+    return [digest(f"{rank}:{bits.hex()}" for rank, bits in sorted(found)) for _, found in sorted(of_step.items())]
 
 
 def state_digests(logs: Mapping[int, str]) -> list[str]:
@@ -219,12 +216,7 @@ def state_digests(logs: Mapping[int, str]) -> list[str]:
     found = [_STATE.findall(log) for _, log in sorted(logs.items())]
     if not all(found):
         return []
-    states = [digests[-1] for digests in found]
-    return [state[:LETTERS] for state in states] if len(states) <= STATES else [_digest(states)]
-
-
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:LETTERS]
+    return [digests[-1][:LETTERS] for digests in found]
 
 
 def _not_finite(records: Iterable[tuple[int, pb.StepRecord]]) -> str:
@@ -256,7 +248,7 @@ def _superseded() -> bool:
 
 def _unable(given: ReplayGroupInput, why: str) -> GroupRun:
     names = [machine.name for machine in given.machines]
-    return GroupRun(group=given.group, machines=names, end=RunEnd.UNABLE, repeat=given.repeat, why=why[:300])
+    return GroupRun(group=given.group, machines=names, end=RunEnd.UNABLE, repeat=given.repeat, why=why[:WHY])
 
 
 def _named(ranks: Iterable[int]) -> str:

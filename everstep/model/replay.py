@@ -31,24 +31,35 @@ class RunEnd(Words):
 
 
 class GroupRun(Model):
-    """One run of the job's script on one group of machines."""
+    """One run of the job's script on one group of machines, or several that ended alike."""
 
     group: str
     """``row 3`` or ``column 1``."""
     machines: list[str]
+    """Empty: of several runs; the plan says it."""
     end: RunEnd
+    count: int = 1
+    """So many runs: this is the first of them."""
     repeat: int = 1
+    """Of several the last one."""
     why: str = ""
     """Where it did not come to its end: what was seen, for people."""
     steps: int = 0
     """Completed by all of its ranks."""
     losses: list[str] = Field(default_factory=list)
     """Of each step a digest of the losses and gradient norms of all ranks, bit for bit."""
+    steps_each: int = 1
+    """Steps in a row that share one of them, but for the last ones."""
     states: list[str] = Field(default_factory=list)
     """Of each rank the digest of its state at the end; empty: the script keeps no state that is known here."""
+    ranks_each: int = 1
+    """Ranks in a row that share one of them, but for the last ones."""
+    answer: str = ""
+    """One digest of all of these, where they are not kept."""
     kind: str = ""
     """What hardware its machines have, in their order: only groups of one kind can be compared."""
     seconds: float = 0.0
+    """Of several all together."""
 
 
 class ReplayFound(Words):

@@ -13,6 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.recover.state import RecoveryState
     from everstep.model.incident import Failure, StageRecord
+    from everstep.model.ladder import Rung
     from workflows.incident.timeline import IncidentTimeline
     from workflows.messages import Carried, IncidentInput
 
@@ -92,6 +93,7 @@ def take_up(carried_over: Carried, state: RecoveryState, timeline: IncidentTimel
         list(carried_over.stages),
         list(carried_over.rejected),
     )
+    timeline.replays = sum(one.rung is Rung.REPLAY for one in ladder.all_tried)
     timeline.parked, timeline.noted_before = list(carried_over.parked), carried_over.noted
 
 

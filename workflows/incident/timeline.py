@@ -12,7 +12,7 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
     from everstep.model.incident import Evidence, IncidentReport, Launched, Stage, StageRecord
-    from everstep.model.job_state import job_workflow_id
+    from everstep.model.job_state import job_workflow_id, replay_workflow_id
     from workflows import attributes, web_ui
     from workflows.messages import IncidentInput
     from workflows.options import on_ledger
@@ -47,6 +47,8 @@ class IncidentTimeline:
         """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
         self.picture = ""
         """What each rank does, as text; empty: nobody looked."""
+        self.replays = 0
+        """So often the job was replayed; the page links to the last time."""
         self.to_approve = ""
         """Machines that leave a parked job once an operator approves it; empty: there are none."""
 
@@ -90,6 +92,9 @@ class IncidentTimeline:
             )
         if parked and self.to_accept:
             parked += f". `resume` asks again; with {ACCEPT_JSON} the job goes on {self.to_accept}, whatever is newer"
+        linked = {"Job": job_workflow_id(self._input.job)}
+        if self.replays:
+            linked["Replay"] = replay_workflow_id(self._input.job, self._input.number, self.replays)
         rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
         workflow.set_current_details(
             web_ui.incident_page(
@@ -98,7 +103,7 @@ class IncidentTimeline:
                 else f"{self.stage}: {self.reason or self.headline}",
                 self.stages,
                 workflow.info().namespace,
-                job_workflow_id(self._input.job),
+                linked,
                 "\n\n".join(part for part in (parked, rejected, web_ui.drawn(self.picture)) if part),
             )
         )

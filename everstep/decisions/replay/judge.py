@@ -7,11 +7,12 @@ where a phase has two groups only, a third one says which of them is right.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from everstep.decisions.replay.fold import answer_of
 from everstep.decisions.replay.plan import ReplayPlan
 from everstep.decisions.replay.suspects import Found, not_reproduced, suspects
 from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
@@ -34,40 +35,37 @@ class GroupVerdict:
     why: str = ""
 
 
-def usual_of(runs: Sequence[GroupRun]) -> dict[str, GroupRun]:
+def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupRun]:
     """Of each kind of hardware a run that is right: what two groups without a common machine both computed.
 
     Groups that agree and share a machine may have the same error from it. They count where no others do, and where one
     machine is in all groups that computed something else. Where two answers count, nobody knows which is right.
     """
-    kinds: dict[str, dict[tuple[object, ...], list[GroupRun]]] = defaultdict(lambda: defaultdict(list))
+    members = {group.name: frozenset(group.machines) for group in plan.groups}
+    kinds: dict[str, dict[str, list[GroupRun]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        if run.end is RunEnd.RAN and (run.losses or run.states):
-            kinds[run.kind][_bits(run)].append(run)
+        if run.end is RunEnd.RAN and (answer := answer_of(run)):
+            kinds[run.kind][answer].append(run)
     usual = {}
     for kind, found in kinds.items():
-        answers = list(found.values())
-        right = [alike for alike in answers if _independent(alike)] or [
-            alike for alike in answers if len({run.group for run in alike}) > 1 and _explained(answers, alike)
+        answers = [(alike[0], [members[name] for name in {run.group for run in alike}]) for alike in found.values()]
+        right = [run for run, groups in answers if _independent(groups)] or [
+            run for run, groups in answers if len(groups) > 1 and _explained(answers, run)
         ]
         if len(right) == 1:
-            usual[kind] = right[0][0]
+            usual[kind] = right[0]
     return usual
 
 
-def _bits(run: GroupRun) -> tuple[object, ...]:
-    return tuple(run.losses), tuple(run.states)
-
-
-def _independent(runs: Sequence[GroupRun]) -> bool:
+def _independent(groups: Sequence[frozenset[int]]) -> bool:
     """Whether two of these groups have no machine in common: none of them can have brought the same error into both."""
-    return any(set(one.machines).isdisjoint(other.machines) for one, other in combinations(runs, 2))
+    return any(one.isdisjoint(other) for one, other in combinations(groups, 2))
 
 
-def _explained(answers: Sequence[Sequence[GroupRun]], right: Sequence[GroupRun]) -> bool:
+def _explained(answers: Sequence[tuple[GroupRun, Sequence[frozenset[int]]]], right: GroupRun) -> bool:
     """Whether some machine is in all groups that computed something else than ``right``."""
-    others = [set(run.machines) for alike in answers if alike is not right for run in alike]
-    return bool(others and set.intersection(*others))
+    others = [group for run, groups in answers if run is not right for group in groups]
+    return bool(others and frozenset.intersection(*others))
 
 
 def _two_are_in_all(plan: ReplayPlan) -> bool:
@@ -89,7 +87,7 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
         plan: What was to be run.
         runs: What was run, several of a group where both phases were repeated.
     """
-    usual, broke = usual_of(runs), any(run.end in FAULTS for run in runs)
+    usual, broke = usual_of(plan, runs), any(run.end in FAULTS for run in runs)
     of_group: dict[str, list[GroupVerdict]] = defaultdict(list)
     for run in runs:
         of_group[run.group].append(_judged(run, usual.get(run.kind), broke=broke))
@@ -109,21 +107,35 @@ def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> GroupVerdi
         return GroupVerdict(None, run.why or str(run.end))
     # Where others broke, a group that came to its end did not, whatever it computed.
     uncompared = False if broke else None
-    if not (run.losses or run.states):
+    if not answer_of(run):
         return GroupVerdict(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
     if usual is None:
         return GroupVerdict(uncompared, "no two groups of other machines agree: nobody knows which is right")
-    if _bits(run) == _bits(usual):
+    if answer_of(run) == answer_of(usual):
         return GroupVerdict(False)
-    return GroupVerdict(True, f"other bits than {usual.group}: {_difference(run, usual)}")
+    difference = _difference(run, usual)
+    return GroupVerdict(True, f"other bits than {usual.group}{': ' if difference else ''}{difference}")
 
 
 def _difference(run: GroupRun, usual: GroupRun) -> str:
-    for step, (own, right) in enumerate(zip(run.losses, usual.losses, strict=False), 1):
-        if own != right:
-            return f"the loss from step {step} on"
-    ranks = [rank for rank, (own, right) in enumerate(zip(run.states, usual.states, strict=False)) if own != right]
-    return f"the state of rank {listed(ranks, NAMED)} at the end" if ranks else "the number of steps or ranks"
+    """Where two runs differ; empty: that is not kept of so many answers."""
+    if not all(one.losses or one.states for one in (run, usual)):
+        return ""
+    if (run.steps_each, run.ranks_each) == (usual.steps_each, usual.ranks_each):
+        for place, (own, right) in enumerate(zip(run.losses, usual.losses, strict=False)):
+            if own != right:
+                return f"the loss from step {_counted(place, run.steps_each, first=1)} on"
+        differ = [own != right for own, right in zip(run.states, usual.states, strict=False)]
+        ranks = [_counted(place, run.ranks_each, first=0) for place, other in enumerate(differ) if other]
+        if ranks:
+            return f"the state of rank {listed(ranks, NAMED)} at the end"
+    return "the number of steps or ranks"
+
+
+def _counted(place: int, each: int, *, first: int) -> str:
+    """What a digest is of: ``7``, or ``33 to 36``."""
+    begin = first + place * each
+    return str(begin) if each == 1 else f"{begin} to {begin + each - 1}"
 
 
 def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *, shows: float) -> Replayed:
@@ -156,9 +168,11 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
             repeats=repeats,
         )
     accused = [names[x] for x in verdict.machines]
+    ran = Counter[str]()
+    for run in runs:
+        ran[run.group] += run.count if run.end is RunEnd.RAN else 0
     # Each machine is in one group of each phase.
-    runs_of_each = 2 * min((sum(run.group == group.name for run in runs) for group in plan.groups), default=0)
-    missed = not_reproduced(plan.size, shows, runs_of_each)
+    missed = not_reproduced(plan.size, shows, 2 * min((ran[group.name] for group in plan.groups), default=0))
     return Replayed(
         found=ReplayFound(verdict.found),
         text=_text(verdict.found, accused, judged, missed),

@@ -7,7 +7,7 @@ faulty are suspects. Those at fault are among them, and others may be.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log
@@ -53,25 +53,25 @@ def suspects(plan: ReplayPlan, faulty: Mapping[str, bool | None]) -> Suspects:
     bad = {name for name in groups if faulty.get(name)}
     still_open = tuple(name for name in groups if faulty.get(name) is None)
     cleared = {x for name, members in groups.items() if faulty.get(name) is False for x in members}
-    alone = tuple(x for x in range(plan.machines) if _groups_of(x, groups) == bad)
+    of_machine: dict[int, set[str]] = {x: set() for x in range(plan.machines)}
+    for name, members in groups.items():
+        for x in members:
+            of_machine[x].add(name)
+    alone = tuple(x for x, own in of_machine.items() if own == bad)
     possible = tuple(x for x in range(plan.machines) if x not in cleared)
     if still_open:
         # Named only where the open groups change nothing: everybody who may be at fault is already known.
-        known = tuple(x for x in possible if _groups_of(x, groups) <= bad)
+        known = tuple(x for x in possible if of_machine[x] <= bad)
         certain = bool(bad) and known == possible
         return Suspects(Found.ONE if certain and alone else Found.INCOMPLETE, alone if certain else (), still_open)
     if not bad:
         return Suspects(Found.NOTHING)
     if alone:
         return Suspects(Found.ONE, alone)
-    explained = {name for x in possible for name in _groups_of(x, groups)}
+    explained = {name for x in possible for name in of_machine[x]}
     if not bad <= explained:
         return Suspects(Found.INCONSISTENT)
     return Suspects(Found.SEVERAL, possible)
-
-
-def _groups_of(x: int, groups: Mapping[str, Collection[int]]) -> set[str]:
-    return {name for name, members in groups.items() if x in members}
 
 
 def miss_probability(shows: float, runs: int) -> float:

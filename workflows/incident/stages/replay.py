@@ -37,6 +37,7 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
         f"{policy.replay_steps} steps of the script, from its beginning, on {groups.count} rows and {groups.count} "
         f"columns of {web_ui.count(groups.size, 'machine')}, {repeats_of(policy)} times at most"
     )
+    timeline.replays = sum(one.rung is Rung.REPLAY for one in state.ladder.all_tried) + 1
     began = timeline.enter(Stage.REPLAY, text)
     await incident.tell_job()
     found = await _replayed(incident, plan)
@@ -51,14 +52,14 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
 
 
 async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
-    input, number = incident.input, sum(one.rung is Rung.REPLAY for one in incident.state.ladder.all_tried) + 1
+    input = incident.input
     given = ReplayInput(
         job=input.job, spec=incident.state.spec, machines=input.machines, run=input.run, why=plan.verdict.reason
     )
     child = await workflow.start_child_workflow(
         ReplayWorkflow.run,
         given,
-        id=replay_workflow_id(input.job, input.number, number),
+        id=replay_workflow_id(input.job, input.number, incident.timeline.replays),
         task_timeout=TASK_TIMEOUT,
         parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
         static_summary=web_ui.summary(f"replay of {input.job}: {plan.verdict.reason}"),
