@@ -366,5 +366,5 @@ def replay_group(request: ReplayGroupInput) -> ActivityHandle[GroupRun]:
         request,
         result_type=GroupRun,
         summary=web_ui.summary(f"{request.group}{again}: {names}, {request.spec.topology().text}"),
-        **on_ranks(timedelta(seconds=request.limit_s) + REPLAY_ROOM),
+        **on_ranks(timedelta(seconds=request.start_s + request.limit_s) + REPLAY_ROOM),
     )

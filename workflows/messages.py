@@ -142,6 +142,8 @@ class ReplayInput(Model):
     """Id of the job's run; see ``everstep.model.run_id``."""
     why: str = ""
     """Why its turn has come, for people."""
+    first_step_s: float = 0.0
+    """The longest that a start of the job took to the first step; 0: not known."""
     carried: ReplayCarried | None = None
     """Of a replay that continued as new; None: it begins."""
 

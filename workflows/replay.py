@@ -14,6 +14,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import ReplayGroupInput
+    from everstep.decisions.recover.confirm import confirm_bound_s
     from everstep.decisions.replay.fold import bounded, fold
     from everstep.decisions.replay.judge import conclude, is_settled
     from everstep.decisions.replay.plan import ReplayGroup, ReplayPhase
@@ -49,14 +50,14 @@ class ReplayWorkflow:
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
         """Run both phases, again where they show nothing, and say who is at fault."""
-        repeats, showing = repeats_of(input.spec.policy), asyncio.create_task(self._keep_shown())
-        for repeat in range(self._carried.repeat + 1, repeats + 1):
+        repeat, showing = self._carried.repeat, asyncio.create_task(self._keep_shown())
+        while True:
+            repeat += 1
             for phase in self._plan.phases:
-                await self._phase(phase, repeat, repeats)
-            if is_settled(self._concluded()) or self._given_up:
+                await self._phase(phase, repeat)
+            if is_settled(self._concluded()) or self._given_up or repeat >= self._repeats:
                 break
-            if repeat < repeats:
-                self._renew(repeat)
+            self._renew(repeat)
         showing.cancel()
         found = self._concluded()
         found = found.model_copy(update={"seconds": round(workflow.time() - self._carried.began, 3)})
@@ -72,13 +73,17 @@ class ReplayWorkflow:
     def _concluded(self) -> Replayed:
         return conclude(self._plan, self._names, self._runs, shows=self._input.spec.policy.replay_shows)
 
-    async def _phase(self, phase: ReplayPhase, repeat: int, repeats: int) -> None:
+    @property
+    def _repeats(self) -> int:
+        return repeats_of(self._input.spec.policy, self._runs)
+
+    async def _phase(self, phase: ReplayPhase, repeat: int) -> None:
         """All groups of a phase at once, but for those that share a machine."""
         for number, wave in enumerate(phase.waves, 1):
             if self._given_up:
                 return
             part = f", part {number} of {len(phase.waves)}" if len(phase.waves) > 1 else ""
-            self._now = f"{phase.name}, run {repeat} of at most {repeats}{part}"
+            self._now = f"{phase.name}, run {repeat} of at most {self._repeats}{part}"
             await asyncio.gather(*(self._group(group, repeat) for group in wave))
 
     async def _group(self, group: ReplayGroup, repeat: int) -> None:
@@ -91,6 +96,7 @@ class ReplayWorkflow:
             repeat=repeat,
             run=input.run,
             steps=policy.replay_steps,
+            start_s=confirm_bound_s(input.first_step_s, policy),
             limit_s=policy.replay_s,
         )
         running = activity_calls.replay_group(request)

@@ -14,7 +14,7 @@ import re
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -89,7 +89,7 @@ class ReplayActivities:
         if silent:
             return _unable(given, f"{listed(silent, NAMED)} does not answer")
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
-        if forgotten and (end is RunEnd.HUNG or len(forgotten) == len(machines)):
+        if forgotten and (end in {RunEnd.HUNG, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
             return _unable(given, f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
         kind = await self._kind(given)
         if end is RunEnd.CRASHED:
@@ -167,29 +167,55 @@ class Followed:
         self._changed = asyncio.Event()
 
     async def until_over(self, say: Say) -> tuple[RunEnd, str]:
-        """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why."""
-        given, world = self._given, self._given.spec.topology().world_size
+        """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why.
+
+        A first step has its own time: what comes before it, e.g. reading the program from a slow disk, is no step.
+        """
+        given, start_s = self._given, self._given.start_s or self._given.limit_s
         followers = [asyncio.create_task(self._follow(machine)) for machine in given.machines]
         try:
-            async with asyncio.timeout(given.limit_s):
-                while True:
-                    self._changed.clear()
-                    done = [rank for rank in self._ranks.values() if rank.finished]
-                    failed = [rank for rank in self._ranks.values() if not (rank.alive or rank.finished)]
-                    if failed:
-                        await asyncio.sleep(SETTLE_S)
-                        return RunEnd.CRASHED, f"{_named(rank.rank for rank in failed)} ended"
-                    if len(done) == world:
-                        return RunEnd.RAN, ""
-                    say(f"{given.group}: {len(done)} of {world} ranks have done {given.steps} steps")
-                    await self._changed.wait()
-        except TimeoutError:
-            late = [rank for rank in range(world) if rank not in self._ranks or not self._ranks[rank].finished]
-            return RunEnd.HUNG, f"{_named(late)} did not do {given.steps} steps within {given.limit_s:g} s"
+            if not await self._within(start_s, self._started, say, "have begun"):
+                return (
+                    RunEnd.NOT_STARTED,
+                    f"{self._late(self._started)} did not come to a first step within {start_s:g} s",
+                )
+            if not await self._within(given.limit_s, self._finished, say, f"have done {given.steps} steps"):
+                late = self._late(self._finished)
+                return RunEnd.HUNG, f"{late} did not do {given.steps} steps within {given.limit_s:g} s of the first"
+            if not self._failed:
+                return RunEnd.RAN, ""
+            await asyncio.sleep(SETTLE_S)
+            return RunEnd.CRASHED, f"{_named(self._failed)} ended"
         finally:
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
+
+    async def _within(self, limit_s: float, what: Callable[[], set[int]], say: Say, words: str) -> bool:
+        """Wait until all ranks have come so far, or one has failed; whether that was in time."""
+        world = self._given.spec.topology().world_size
+        try:
+            async with asyncio.timeout(limit_s):
+                while len(what()) < world and not self._failed:
+                    say(f"{self._given.group}: {len(what())} of {world} ranks {words}")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def _failed(self) -> list[int]:
+        return [rank.rank for rank in self._ranks.values() if not (rank.alive or rank.finished)]
+
+    def _started(self) -> set[int]:
+        return {rank.rank for rank in self._ranks.values() if rank.completed_steps > 0 or rank.finished}
+
+    def _finished(self) -> set[int]:
+        return {rank.rank for rank in self._ranks.values() if rank.finished}
+
+    def _late(self, what: Callable[[], set[int]]) -> str:
+        return _named(set(range(self._given.spec.topology().world_size)) - what())
 
     async def _follow(self, machine: Machine) -> None:
         request, backoff = pb.ProgressRequest(job=self._given.spec.name, interval_s=INTERVAL_S), Backoff(0.1, 1.0)

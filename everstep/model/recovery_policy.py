@@ -158,7 +158,9 @@ class RecoveryPolicy(BaseModel):
     )
     replay_steps: int = Field(10, ge=1, description="A replay runs so many steps of the script (ours).")
     replay_s: float = Field(
-        300.0, gt=0, description="One run of a group has so long for them; after it the group hangs, seconds (ours)."
+        300.0,
+        gt=0,
+        description="From a first step of all ranks on a group has so long for them; after it it hangs, seconds (ours).",
     )
     replay_machines: int = Field(
         0,

@@ -25,7 +25,7 @@ from everstep.decisions.replay.spec import repeats_of
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.replay import GroupRun, Replayed, ReplayFound
+from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 from tests.workflows.answers import computed_alike
 from workflows.messages import ReplayInput
 from workflows.registry import WORKFLOWS, sandbox
@@ -74,7 +74,7 @@ async def replayed(temporal: Client, machines: int, group: Group, **policy: Any)
     ):
         handle = await temporal.start_workflow(
             ReplayWorkflow.run,
-            ReplayInput(job="gpt", spec=spec, machines=names, run="r1"),
+            ReplayInput(job="gpt", spec=spec, machines=names, run="r1", first_step_s=8.0),
             id=f"replay/{queue}",
             task_queue=queue,
         )
@@ -147,6 +147,25 @@ async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_a
 
 def history_bytes(history: WorkflowHistory) -> int:
     return sum(event.ByteSize() for event in history.events)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, again: bool) -> None:
+    """In a second repeat, where one is enough else."""
+    bounds = set[tuple[float, float]]()
+
+    async def group(given: ReplayGroupInput) -> GroupRun:
+        bounds.add((given.start_s, given.limit_s))
+        found = computed_alike(given)
+        late = {"end": RunEnd.NOT_STARTED, "losses": [], "states": []}
+        is_late = "m3" in found.machines and (again or given.repeat == 1)
+        return found.model_copy(update=late) if is_late else found
+
+    policy = {"replay_shows": 1.0, "replay_s": 7.0, "confirm_timeout_s": 11.0, "confirm_factor": 2.0}
+    over = await replayed(temporal, 6, group, **policy)
+    said = (ReplayFound.ONE, ["m3"]) if again else (ReplayFound.NOTHING, [])
+    assert (over.found.found, over.found.suspects, over.found.repeats) == (*said, 2)
+    assert bounds == {(16.0, 7.0)}, "twice as long as a start of the job took, and the steps' own time"
 
 
 async def test_groups_that_share_a_machine_do_not_run_at_once(temporal: Client) -> None:

@@ -20,6 +20,10 @@ from everstep.text import listed
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a run that are a fault whatever others computed."""
+STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.NOT_FINITE})
+"""Ends of a run in which all ranks did a first step."""
+TRIES = 2
+"""A group is at fault for not coming to a first step if it did not so often, and never did (ours)."""
 NAMED = 4
 """Groups and machines that a text names (ours)."""
 EVIDENCE = 6
@@ -70,11 +74,7 @@ def _explained(answers: Sequence[tuple[GroupRun, Sequence[frozenset[int]]]], rig
 
 def _two_are_in_all(plan: ReplayPlan) -> bool:
     """Whether two machines together are in all groups: both at fault, they would look like a fault of no machine."""
-    groups: dict[int, set[str]] = defaultdict(set)
-    for group in plan.groups:
-        for machine in group.machines:
-            groups[machine].add(group.name)
-    count, of_machines = len(plan.groups), {frozenset(names) for names in groups.values()}
+    count, of_machines = len(plan.groups), set(plan.of_machines.values())
     if 2 * max(map(len, of_machines)) < count:
         return False
     return any(len(one | other) == count for one, other in combinations(of_machines, 2))
@@ -87,10 +87,15 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
         plan: What was to be run.
         runs: What was run, several of a group where both phases were repeated.
     """
-    usual, broke = usual_of(plan, runs), any(run.end in FAULTS for run in runs)
+    usual, stuck = usual_of(plan, runs), _never_started(plan, runs)
+    broke = bool(stuck) or any(run.end in FAULTS for run in runs)
     of_group: dict[str, list[GroupVerdict]] = defaultdict(list)
     for run in runs:
-        of_group[run.group].append(_judged(run, usual.get(run.kind), broke=broke))
+        if run.end is RunEnd.NOT_STARTED and run.group in stuck:
+            why = f"{run.end}, in {TRIES} runs or more, and all other groups did: {run.why}"
+            of_group[run.group].append(GroupVerdict(True, why))
+        else:
+            of_group[run.group].append(_judged(run, usual.get(run.kind), broke=broke))
     found = {}
     for group in plan.groups:
         seen = of_group.get(group.name, [])
@@ -98,6 +103,21 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
         good = next((one for one in seen if one.faulty is False), None)
         found[group.name] = bad or good or (seen[0] if seen else GroupVerdict(None, "it was not run"))
     return found
+
+
+def _never_started(plan: ReplayPlan, runs: Sequence[GroupRun]) -> frozenset[str]:
+    """Groups that are at fault for not coming to a first step.
+
+    A start may be slow for many reasons that are no fault of a machine. So it counts only where each of these groups
+    was tried again, all other groups started, and they are just the groups of one machine.
+    """
+    started, tries = {run.group for run in runs if run.end in STARTED}, Counter[str]()
+    for run in runs:
+        tries[run.group] += run.count if run.end is RunEnd.NOT_STARTED else 0
+    late = frozenset(group.name for group in plan.groups if group.name not in started)
+    if not late or any(tries[name] < TRIES for name in late):
+        return frozenset()
+    return late if late in plan.of_machines.values() else frozenset()
 
 
 def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> GroupVerdict:
@@ -152,14 +172,9 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
     bad = {name: one.why for name, one in judged.items() if one.faulty}
     repeats = max((run.repeat for run in runs), default=0)
     evidence = [f"{name}: {why}"[:300] for name, why in list(bad.items())[:EVIDENCE]]
+    if said := _nothing_ended(plan, runs):
+        return Replayed(found=ReplayFound.UNABLE, text=said, evidence=evidence, repeats=repeats)
     if bad and len(bad) == len(judged):
-        if all(run.end is RunEnd.HUNG for run in runs):
-            return Replayed(
-                found=ReplayFound.UNABLE,
-                text="no group did its steps in time: a larger replay_s may let them",
-                evidence=evidence,
-                repeats=repeats,
-            )
         beside = ", or of two of them at once" if _two_are_in_all(plan) else ""
         return Replayed(
             found=ReplayFound.EVERYWHERE,
@@ -180,6 +195,31 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
         evidence=evidence,
         repeats=repeats,
     )
+
+
+def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
+    """What is said where no group came to an end, for want of time at least in part; empty: that is not so.
+
+    One machine at fault is in some groups only: the others would have come to their end.
+    """
+    ends: dict[str, set[RunEnd]] = defaultdict(set)
+    for run in runs:
+        ends[run.group].add(run.end)
+    seen = {end for group in plan.groups for end in ends[group.name]}
+    if not seen & {RunEnd.HUNG, RunEnd.NOT_STARTED} or seen & {RunEnd.RAN, RunEnd.CRASHED, RunEnd.NOT_FINITE}:
+        return ""
+    names = {group.name for group in plan.groups}
+    if any(not ends[name] for name in names):
+        return ""
+    hung = [name for name in ends if RunEnd.HUNG in ends[name]]
+    late = [name for name in ends if RunEnd.NOT_STARTED in ends[name] and name not in hung]
+    unable = {run.group: run.why or str(run.end) for run in runs if run.group not in {*hung, *late}}
+    parts = [
+        f"{listed(hung, NAMED)} did not do the steps in time: a larger replay_s may let them" if hung else "",
+        f"{listed(late, NAMED)} did not start in time: a larger confirm_timeout_s may let them" if late else "",
+        f"{_groups(unable)} could not be run" if unable else "",
+    ]
+    return f"no group came to its end: {'; '.join(part for part in parts if part)}"
 
 
 def _text(found: Found, accused: Sequence[str], judged: Mapping[str, GroupVerdict], missed: str) -> str:

@@ -71,6 +71,15 @@ class ReplayPlan:
         """Of both phases."""
         return tuple(group for phase in self.phases for group in phase.groups)
 
+    @property
+    def of_machines(self) -> dict[int, frozenset[str]]:
+        """Of each machine the names of its groups."""
+        found: dict[int, set[str]] = {x: set() for x in range(self.machines)}
+        for group in self.groups:
+            for x in group.machines:
+                found[x].add(group.name)
+        return {x: frozenset(names) for x, names in found.items()}
+
 
 def replica_machines(topology: Topology) -> int:
     """The fewest machines that hold whole replicas of the model: k = 1 of the paper.

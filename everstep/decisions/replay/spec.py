@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import gcd, prod
 
 from everstep import environment
+from everstep.decisions.replay.judge import TRIES
 from everstep.decisions.replay.plan import ReplayGroup, ReplayPlan, group_size, plan_replay, replica_machines
 from everstep.decisions.replay.suspects import runs_needed
 from everstep.errors import TopologyError
 from everstep.model.incident import Showing
 from everstep.model.job import JobSpec, replay_name
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.topology import Topology
 
 
@@ -68,9 +71,15 @@ def plan_of(spec: JobSpec) -> ReplayPlan:
     return plan_replay(topology.machines, size)
 
 
-def repeats_of(policy: RecoveryPolicy) -> int:
-    """How often both phases are run where they show nothing: each machine takes part once in each phase."""
-    return -(-runs_needed(policy.replay_shows, policy.replay_miss) // 2)
+def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = ()) -> int:
+    """How often both phases are run where they show nothing: each machine takes part once in each phase.
+
+    Args:
+        policy: How sure one has to be.
+        runs: So far: a group that did not start is tried again, so there is a second repeat.
+    """
+    repeats = -(-runs_needed(policy.replay_shows, policy.replay_miss) // 2)
+    return max(repeats, TRIES if any(run.end is RunEnd.NOT_STARTED for run in runs) else 1)
 
 
 def spec_of_group(spec: JobSpec, group: ReplayGroup) -> JobSpec:

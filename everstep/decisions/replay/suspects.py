@@ -53,10 +53,7 @@ def suspects(plan: ReplayPlan, faulty: Mapping[str, bool | None]) -> Suspects:
     bad = {name for name in groups if faulty.get(name)}
     still_open = tuple(name for name in groups if faulty.get(name) is None)
     cleared = {x for name, members in groups.items() if faulty.get(name) is False for x in members}
-    of_machine: dict[int, set[str]] = {x: set() for x in range(plan.machines)}
-    for name, members in groups.items():
-        for x in members:
-            of_machine[x].add(name)
+    of_machine = plan.of_machines
     alone = tuple(x for x, own in of_machine.items() if own == bad)
     possible = tuple(x for x in range(plan.machines) if x not in cleared)
     if still_open:

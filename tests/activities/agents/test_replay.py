@@ -42,7 +42,11 @@ class Counter:
 
 run, counter, how = everstep.join(), Counter(), sys.argv[1]
 struck = how if os.environ["EVERSTEP_MACHINE"] == "m1" else ""
+if struck == "slow":
+    time.sleep(9)
 for step in run.steps(1000, run.checkpoint(counter=counter)):
+    if struck == "stuck":
+        time.sleep(1000)
     counter.count += 1 + (struck == "silent" and step == 3)
     loss = 1 / counter.count
     if step == 2:
@@ -75,7 +79,7 @@ def given(agents: list[RunningAgent], how: str, **more: Any) -> ReplayGroupInput
     spec = JobSpec(name="gpt", script=str(script), args=[how], machines=4, policy=POLICY)
     group = plan_of(spec).groups[0]
     machines = [Machine(name=agent.machine, address=agent.address) for agent in agents]
-    asked = {"group": group.name, "run": "r1", "steps": 5, "limit_s": 30.0, **more}
+    asked = {"group": group.name, "run": "r1", "steps": 5, "start_s": 60.0, "limit_s": 30.0, **more}
     return ReplayGroupInput(spec=spec_of_group(spec, group), machines=machines, **asked)
 
 
@@ -126,7 +130,7 @@ async def test_a_group_runs_its_steps_and_leaves_nothing(two: list[RunningAgent]
     [
         ("raise", RunEnd.CRASHED, "rank 1 on m1 raised ValueError: a bad day"),
         ("nan", RunEnd.NOT_FINITE, "the loss of rank 1 in step 2"),
-        ("hang", RunEnd.HUNG, "rank 1 did not do 5 steps within 3 s"),
+        ("hang", RunEnd.HUNG, "rank 1 did not do 5 steps within 3 s of the first"),
     ],
 )
 async def test_how_a_group_broke_is_told(two: list[RunningAgent], how: str, end: RunEnd, why: str) -> None:
@@ -134,6 +138,18 @@ async def test_how_a_group_broke_is_told(two: list[RunningAgent], how: str, end:
     found = await replayed(given(two, how, **limits))
     assert (found.end, found.why) == (end, why)
     assert await jobs_of(two) == []
+
+
+async def test_a_slow_start_is_no_hang(two: list[RunningAgent]) -> None:
+    """It takes longer than all steps may."""
+    found = await replayed(given(two, "slow", limit_s=8.0))
+    assert (found.end, found.steps, found.why) == (RunEnd.RAN, 5, "")
+
+
+async def test_a_group_that_comes_to_no_first_step_says_so(two: list[RunningAgent]) -> None:
+    found = await replayed(given(two, "stuck", start_s=8.0))
+    assert found.end is RunEnd.NOT_STARTED and await jobs_of(two) == []
+    assert "rank 1 did not come to a first step within 8 s" in found.why
 
 
 async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[RunningAgent]) -> None:

@@ -54,7 +54,12 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
 async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
     input = incident.input
     given = ReplayInput(
-        job=input.job, spec=incident.state.spec, machines=input.machines, run=input.run, why=plan.verdict.reason
+        job=input.job,
+        spec=incident.state.spec,
+        machines=input.machines,
+        run=input.run,
+        why=plan.verdict.reason,
+        first_step_s=max(input.first_step_s, incident.first_step_s),
     )
     child = await workflow.start_child_workflow(
         ReplayWorkflow.run,

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from everstep.decisions.replay.judge import conclude, is_settled, judge_runs
 from everstep.decisions.replay.plan import ReplayPlan, plan_replay
+from everstep.decisions.replay.spec import repeats_of
+from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, ReplayFound, RunEnd
 
 RIGHT = ["a", "b", "c"]
@@ -107,6 +109,84 @@ def test_where_no_group_is_done_in_time_nothing_is_known() -> None:
     found, suspects, text = concluded(plan, runs)
     assert (found, suspects) == (ReplayFound.UNABLE, []) and "replay_s" in text
     assert is_settled(conclude(plan, [f"m{x}" for x in range(6)], runs, shows=0.5))
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([RunEnd.HUNG] * 5 + [RunEnd.UNABLE], ["replay_s", "column 2 (m5 is away) could not be run"]),
+        ([RunEnd.HUNG] + [RunEnd.UNABLE] * 5, ["row 0 did not do the steps in time: a larger replay_s may let them"]),
+        ([RunEnd.NOT_STARTED] * 6, ["did not start in time: a larger confirm_timeout_s may let them"]),
+        (
+            [RunEnd.NOT_STARTED, RunEnd.HUNG, *[RunEnd.UNABLE] * 4],
+            ["replay_s", "confirm_timeout_s", "could not be run"],
+        ),
+    ],
+)
+def test_where_no_group_came_to_its_end_it_is_said_what_may_let_them(ends: list[RunEnd], said: list[str]) -> None:
+    plan = plan_replay(6, 2)
+    runs = [
+        run.model_copy(update={"end": end, "why": "m5 is away", "losses": [], "states": []})
+        for run, end in zip(runs_of(plan), ends, strict=True)
+    ]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.UNABLE, []) and text.startswith("no group came to its end: ")
+    assert all(words in text for words in said)
+    assert concluded(plan, runs[:-1])[0] is not ReplayFound.UNABLE, "one was not run yet"
+    clean = [*runs[:-1], next(run for run in runs_of(plan) if run.group == "column 2")]
+    assert concluded(plan, clean)[0] is not ReplayFound.UNABLE
+
+
+def late_with(plan: ReplayPlan, *machines: str, repeat: int = 1) -> list[GroupRun]:
+    """All groups with one of these machines do not start."""
+    return [
+        run.model_copy(update={"end": RunEnd.NOT_STARTED, "why": "rank 1 is late", "losses": [], "states": []})
+        if set(machines) & set(run.machines)
+        else run
+        for run in runs_of(plan, repeat=repeat)
+    ]
+
+
+def test_a_slow_start_is_no_fault_until_it_is_seen_twice_of_one_machine_alone() -> None:
+    plan = plan_replay(6, 2)
+    once, twice = late_with(plan, "m3"), late_with(plan, "m3", repeat=2)
+    found, suspects, text = concluded(plan, once)
+    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "rank 1 is late" in text
+    assert repeats_of(RecoveryPolicy(replay_shows=1.0)) == 1
+    assert repeats_of(RecoveryPolicy(replay_shows=1.0), once) == 2, "it is tried again"
+    found, suspects, text = concluded(plan, [*once, *twice])
+    assert (found, suspects) == (ReplayFound.ONE, ["m3"]) and "not started, in 2 runs or more" in text
+    assert concluded(plan, [*once, *runs_of(plan, repeat=2)])[:2] == (ReplayFound.NOTHING, []), "it was only slow"
+
+
+@given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_nobody_is_named_for_slow_starts_that_no_single_machine_explains(
+    machines: int, size: int, repeats: int, data: st.DataObject
+) -> None:
+    """Whatever groups are slow in whatever runs."""
+    plan = plan_replay(machines, min(size, machines))
+    runs, members = [], {group.name: set(group.machines) for group in plan.groups}
+    for repeat in range(1, repeats + 1):
+        slow = data.draw(st.sets(st.sampled_from(sorted(members))))
+        runs += [
+            run.model_copy(update={"end": RunEnd.NOT_STARTED}) if run.group in slow else run
+            for run in runs_of(plan, repeat=repeat)
+        ]
+    always = set(members) - {run.group for run in runs if run.end is RunEnd.RAN}
+    found, suspects, _ = concluded(plan, runs)
+    if suspects:
+        assert repeats > 1 and found is ReplayFound.ONE
+        assert all({int(name[1:]) for name in suspects} <= members[group] for group in always)
+
+
+def test_a_group_that_does_not_start_while_others_were_not_run_says_nothing() -> None:
+    plan = plan_replay(6, 2)
+    runs = [
+        run.model_copy(update={"end": RunEnd.UNABLE}) if run.group == "row 0" else run
+        for repeat in (1, 2)
+        for run in late_with(plan, "m3", repeat=repeat)
+    ]
+    assert concluded(plan, runs)[:2] == (ReplayFound.INCOMPLETE, [])
 
 
 def test_other_hardware_computes_other_bits_and_is_not_at_fault() -> None:
