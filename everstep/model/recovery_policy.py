@@ -160,7 +160,7 @@ class RecoveryPolicy(BaseModel):
     replay_s: float = Field(
         300.0,
         gt=0,
-        description="From a first step of all ranks on a group has so long for them; after it it hangs, seconds (ours).",
+        description="From its first step on a group has so long for them; after it the group hangs, seconds (ours).",
     )
     replay_machines: int = Field(
         0,
