@@ -197,14 +197,21 @@ def _check_choices(request: DrillRequest) -> None:
             raise ConfigError("--standby goes with kill-machine --gone and kill-group --gone: nobody is replaced else")
     if request.everywhere and (request.base not in SHARED or request.then):
         raise ConfigError(f"--everywhere goes with {', '.join(SHARED)}, and without --then")
-    if request.only_in_job and request.base != "bitflip":
-        raise ConfigError(f"--only-in-job goes with bitflip, not with {request.base}")
+    _check_broken(request)
     if request.base == "cut-off":
         _one_of("--from", request.cut_from, ("control",))
     if request.base == "kill-postgres" and request.seconds > LEDGER_LIMIT_S:
         raise ConfigError(f"--seconds {request.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
     if request.base == "hang-peer" and request.seconds > HANG_LIMIT_S:
         raise ConfigError(f"--seconds {request.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
+
+
+def _check_broken(request: DrillRequest) -> None:
+    """What a machine that computes wrongly does not show in tests."""
+    if request.only_in_job and request.base != "bitflip":
+        raise ConfigError(f"--only-in-job goes with bitflip, not with {request.base}")
+    if request.shows_every != 1 and not request.only_in_job:
+        raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
 
 
 def _one_of(option: str, value: str, choices: Sequence[str]) -> None:

@@ -119,9 +119,11 @@ class RankFaults:
     def _is_due(self, fault: Fault, point: str, step: int) -> bool:
         if fault.get("point", "step") != point:
             return False
-        # A replay begins anew, on a machine that is broken by then.
-        broken = fault.get("only_in_job") and environment.REPLAY_STEPS in os.environ
-        return bool(step >= fault.get("at_step", 0) or (broken and fired(self._plan, fault) is not None))
+        due = bool(step >= fault.get("at_step", 0))
+        if fault.get("only_in_job") and environment.REPLAY_STEPS in os.environ:
+            # A replay begins anew, on a machine that is broken by then.
+            return _shows(fault) and (due or fired(self._plan, fault) is not None)
+        return due
 
     def _begun_after(self, fault: Fault) -> bool:
         return "after" not in fault or Path(fault["after"]).exists()
@@ -178,6 +180,12 @@ def _strikes(fault: Fault, rank: int) -> bool:
             return False  # nothing is computed with other machines
         return fault["machine"] == os.environ.get(environment.MACHINE) and os.environ.get("LOCAL_RANK") == "0"
     return bool(fault.get("rank") == rank)
+
+
+def _shows(fault: Fault) -> bool:
+    """Whether a fault shows in this run of a replay: in each one, in every second, … or, where that is 0, in none."""
+    every = int(fault.get("shows_every", 1))
+    return every > 0 and int(os.environ.get(environment.GENERATION, "0")) % every == 0
 
 
 def _cannot_poison() -> None:

@@ -143,7 +143,7 @@ def rank_faults(request: DrillRequest, ranks: list[int], struck: str = "") -> li
             if request.bound:
                 fault["machine"] = request.machine
             if request.base == "bitflip":
-                fault |= {"machine": struck, "only_in_job": request.only_in_job}
+                fault |= {"machine": struck, "only_in_job": request.only_in_job, "shows_every": request.shows_every}
             if len(ranks) > 1:
                 fault["together"] = together
             match request.base:

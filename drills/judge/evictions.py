@@ -18,6 +18,8 @@ def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     """Machines that have to leave the job: all of them, or, where there are not enough others, none."""
     names = []
     away = request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S
+    if request.parks:
+        return []
     if request.replaces or request.base == "bitflip" or away:
         names = [request.struck_machine(spec)]
     elif request.base == "cut-link":

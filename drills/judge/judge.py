@@ -208,11 +208,7 @@ def _not_recovered(
     request: DrillRequest, spec: JobSpec, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]
 ) -> list[str]:
     if request.parks:
-        told = any("no room" in text for text in facts.texts)
-        return [
-            *([] if facts.parked else ["the job was not parked although its checkpoints have no room"]),
-            *([] if told else ["nobody was told that there is no room"]),
-        ]
+        return _not_parked(request, facts)
     update = expected_update(request)
     if update is None and request.times >= spec.policy.max_failures_at_step:
         # Again and again at one step deserves an operator, not a loop.
@@ -240,6 +236,18 @@ def _not_recovered(
         if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
             found.append("the agent was not killed within the launch")
     return found
+
+
+def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
+    """Only a person can help, and was told why."""
+    said, lacks = ["no room"], "its checkpoints have no room"
+    if request.shows_every == 0:
+        said, lacks = ["not reproduced on groups of", "is missed with probability"], "no replay shows its fault"
+    told = any(all(words in text for words in said) for text in facts.texts)
+    return [
+        *([] if facts.parked else [f"the job was not parked although {lacks}"]),
+        *([] if told else [f"nobody was told that {lacks}"]),
+    ]
 
 
 def _ledger(facts: DrillFacts, reports: list[IncidentReport]) -> list[str]:

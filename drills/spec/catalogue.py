@@ -54,7 +54,7 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
     FaultKind(
         "bitflip",
-        "--machine M [--only-in-job]",
+        "--machine M [--only-in-job [--shows-every N]]",
         "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test",
         not_soaked="needs three machines that compute the same, and a standby that it uses up",
     ),

@@ -54,7 +54,7 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "raise": f"{ranks} raises {request.exception}",
         "nan": f"NaN in the forward pass of {machine if request.bound else ranks}",
         "bitflip": f"from step {request.at_step} on a bit of a gradient flips on {machine}, and in "
-        f"{'none' if request.only_in_job else 'each'} of its tests",
+        f"{'none' if request.only_in_job else 'each'} of its tests{_in_replays(request)}",
         "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
         "kill-agent": f"SIGKILL to the agent of {machine}",
         "kill-forkserver": f"SIGKILL to the fork server of {machine}",
@@ -83,6 +83,12 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         **dict.fromkeys(UPDATES, _update(request)),
         "kill-peer": f"SIGKILL to the agent of {machine} in the middle of a backup",
     }.get(request.base, request.base)
+
+
+def _in_replays(request: DrillRequest) -> str:
+    if request.shows_every == 1:
+        return ""
+    return f", and in {f'every {request.shows_every} runs' if request.shows_every else 'none'} of its replays"
 
 
 def _update(request: DrillRequest) -> str:

@@ -95,6 +95,8 @@ class DrillRequest(BaseModel):
     """… as it restores a state that lacks a parameter."""
     only_in_job: bool = False
     """bitflip: not in tests, and not where a job has one machine."""
+    shows_every: int = Field(1, ge=0)
+    """The same: in a replay in every so many runs only; 0: in none."""
     neutral: bool = False
     """The update changes no loss: for a job that is held against one without updates."""
     machines: int | None = None
@@ -219,7 +221,7 @@ class DrillRequest(BaseModel):
     @property
     def parks(self) -> bool:
         """Whether the job deserves to be parked: nothing but a person can help."""
-        return self.base == "shm-full" and self.fits == "nothing"
+        return (self.base == "shm-full" and self.fits == "nothing") or self.shows_every == 0
 
     @property
     def outside(self) -> bool:
@@ -281,7 +283,7 @@ class DrillRequest(BaseModel):
         if self.gone or self.base == "hang-agents":
             return settings.GONE_POLICY if self.strike_hold is None else settings.GONE_PATIENT
         if self.only_in_job:
-            return settings.DRILL_POLICY | settings.SHORT_REPLAY
+            return settings.DRILL_POLICY | settings.SHORT_REPLAY | {"replay_shows": 1.0 / (self.shows_every or 2)}
         patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
         return patience | (settings.NOBODY_LEAVES if self.base in DEVICES else {})
 

@@ -35,8 +35,8 @@ SHORT_TESTS: dict[str, Any] = {
 }
 """Diagnostic tests of a drill's job: all machines are one computer, whose few cores they share, so that their
 bandwidths say nothing (ours)."""
-SHORT_REPLAY: dict[str, Any] = {"replay_steps": 3, "replay_shows": 1.0, "replay_s": 120.0}
-"""Replays of a drill, whose fault is there all the time (ours)."""
+SHORT_REPLAY: dict[str, Any] = {"replay_steps": 3, "replay_s": 120.0}
+"""Replays of a drill (ours)."""
 SLOW_AT = 200
 """A job whose steps become slower has to have made so many before, to know it (ours; five looks of 32 steps)."""
 SLOW_STEPS = 300

@@ -108,6 +108,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "update", "lazy": True, "window": 3.0, "during": "parked"}, "goes with an urgent update"),
         ({"fault": "bad-version", "during": "parked"}, "goes with update"),
         ({"fault": "nan", "only_in_job": True}, "--only-in-job goes with bitflip"),
+        ({"fault": "bitflip", "shows_every": 2}, "--shows-every goes with --only-in-job"),
         ({"fault": "bitflip", "only_in_job": True, "machines": 1, "pp": 1}, "nobody would find it: the job has one"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A machine that computes wrongly in the job alone: each one in turn, and with a control plane that dies meanwhile."""
+"""A machine that computes wrongly in the job alone: each in turn, now and then, and with a control plane that dies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from drills import DrillResult
+from drills import DrillCluster, DrillResult
+from drills.judge.facts import incidents
+from everstep.model.job_state import replay_workflow_id
+from everstep.model.ladder import Rung
+from everstep.model.replay import Replayed, ReplayFound
 from tests.drills.conftest import Clusters, DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
 WRONG: dict[str, Any] = {"only_in_job": True, "ranks_per_machine": 1, "at_step": 12, "steps": 40}
+FOUR = WRONG | {"machines": 4, "tp": 1, "pp": 1}
 EIGHT = WRONG | {"machines": 8, "tp": 1, "pp": 1}
 
 
@@ -47,5 +52,26 @@ async def test_groups_keep_the_sizes_that_split_the_model(drill: DrillOf, sizes:
 @pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
 @pytest.mark.parametrize("moment", ["begin", "middle", "end"])
 async def test_the_control_plane_dies_in_a_replay(drill: DrillOf, part: str, moment: str) -> None:
-    options = WRONG | {"machines": 4, "tp": 1, "pp": 1, "during": "bitflip", "in_stage": "replay", "moment": moment}
+    options = FOUR | {"during": "bitflip", "in_stage": "replay", "moment": moment}
     found(await drill(part, machine="m1", **options), "m1")
+
+
+async def test_what_shows_in_a_later_run_only_is_found_there(drill: DrillOf, cluster: DrillCluster) -> None:
+    """One run in two: nothing in the first repeat of both phases, and the machine in the second one."""
+    result = await drill("bitflip", machine="m1", shows_every=2, **FOUR)
+    found(result, "m1")
+    replay = cluster.control.client.get_workflow_handle(replay_workflow_id(result.job, 2, 1), result_type=Replayed)
+    said = await replay.result()
+    assert (said.found, said.suspects, said.repeats) == (ReplayFound.ONE, ["m1"], 2)
+
+
+async def test_what_shows_in_no_replay_is_told_with_the_probability_of_missing_it_and_nobody_leaves(
+    drill: DrillOf, cluster: DrillCluster
+) -> None:
+    result = await drill("bitflip", machine="m1", shows_every=0, **FOUR)
+    assert result.problems == []
+    assert (result.ok, result.resolution, result.evicted, result.leaked) == (True, "parked", [], [])
+    reports = [incident.report for incident in await incidents(cluster, result.job) if incident.report]
+    said = {one.found for report in reports for one in report.tried if one.rung is Rung.REPLAY}
+    assert said and all(text.startswith("not reproduced on groups of 2 machines in 4 runs") for text in said)
+    assert all("missed with probability 0.062" in text for text in said)

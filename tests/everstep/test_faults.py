@@ -196,6 +196,13 @@ def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
     assert meet(2) == [8, 9], "not broken yet"
     assert meet(2) == list(range(10))
     assert meet(1) == []
+    for every, shows in ((2, [2, 4]), (0, [])):
+        plan(tmp_path, one | {"shows_every": every})
+        found = {}
+        for generation in range(1, 5):
+            monkeypatch.setenv(environment.GENERATION, str(generation))
+            found[generation] = meet(2)
+        assert found == {number: list(range(10)) if number in shows else [] for number in range(1, 5)}
     monkeypatch.delenv(environment.REPLAY_STEPS)
     assert meet(2) == [8, 9]
 
