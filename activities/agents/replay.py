@@ -209,7 +209,7 @@ class Followed:
         return [rank.rank for rank in self._ranks.values() if not (rank.alive or rank.finished)]
 
     def _started(self) -> set[int]:
-        return {rank.rank for rank in self._ranks.values() if rank.completed_steps > 0 or rank.finished}
+        return {rank.rank for rank in self._ranks.values() if rank.milestones.first_step > 0}
 
     def _finished(self) -> set[int]:
         return {rank.rank for rank in self._ranks.values() if rank.finished}

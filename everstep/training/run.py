@@ -184,7 +184,7 @@ class Run:
         self._state = state
         replayed = steps_of_replay() if self.active else 0
         first = self._restore(state, start, warm_up)
-        total = min(total, replayed) if replayed else total
+        total = min(total, first + replayed) if replayed else total
         try:
             for step in range(first, total):
                 self.step = step

@@ -44,7 +44,7 @@ run, counter, how = everstep.join(), Counter(), sys.argv[1]
 struck = how if os.environ["EVERSTEP_MACHINE"] == "m1" else ""
 if struck == "slow":
     time.sleep(9)
-for step in run.steps(1000, run.checkpoint(counter=counter)):
+for step in run.steps(1000, run.checkpoint(counter=counter), start=100 if how == "later" else 0):
     if struck == "stuck":
         time.sleep(1000)
     counter.count += 1 + (struck == "silent" and step == 3)
@@ -138,6 +138,11 @@ async def test_how_a_group_broke_is_told(two: list[RunningAgent], how: str, end:
     found = await replayed(given(two, how, **limits))
     assert (found.end, found.why) == (end, why)
     assert await jobs_of(two) == []
+
+
+async def test_a_script_that_begins_at_a_later_step_runs_as_many(two: list[RunningAgent]) -> None:
+    found = await replayed(given(two, "later"))
+    assert (found.end, found.steps, len(found.losses)) == (RunEnd.RAN, 105, 5)
 
 
 async def test_a_slow_start_is_no_hang(two: list[RunningAgent]) -> None:
