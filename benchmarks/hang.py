@@ -27,7 +27,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 STEPS, STEP_S = 70, 0.1
-SMALL = "--dim 16 --heads 2 --layers 2 --seq 8 --batch 2 --microbatches 2".split()
+SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "8", "--batch", "2", "--microbatches", "2"]
 """Of the example: least to compute, and every kind of communication (ours)."""
 AIMS = {"stop-rank": 1.5, "deadlock": 5.0, "skip-collective": 5.0, "hang-dataloader": 5.0}
 """Fault → seconds until all ranks step again (ours)."""

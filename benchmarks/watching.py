@@ -1,0 +1,191 @@
+"""What it costs a job to be watched: ranks as everstep runs them, against the same script under torchrun.
+
+Two ranks on one machine, whose steps have collectives. Under everstep they report their steps and carry torch's server
+for flight records; a real agent follows them, looks whether they are stopped and measures their pace, and a real worker
+watches the job. Both sides are up at once and step in blocks by turns, and are started anew several times: two
+processes of one program differ by more than what is measured. The aim is held against the CPU time of all threads of
+a rank, which others on the computer lengthen least; the wall clock is shown beside it, and what agent and worker use.
+Checkpoints are no part of it (``benchmarks/checkpoint.py``), nor are a machine's inspections: they are
+``benchmarks/monitor.py``.
+
+    python -P benchmarks/watching.py
+    python -P benchmarks/watching.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.blocks import Blocks, fastest, interval, mean, median
+from benchmarks.common import Row, finish, say, show, show_json
+from benchmarks.everstep_side import LIMIT_S, EverstepSide
+from controlplane.local import cluster as local
+from controlplane.start_checks.code import start_recorded
+from everstep.errors import ClusterError, EverstepError
+from everstep.model.job import JobSpec
+from everstep.model.recovery_policy import RecoveryPolicy
+
+SCRIPT = Path(__file__).with_name("watching_rank.py")
+AIM = 1.005
+"""Time of a step with, by that without (ours)."""
+RANKS, STEPS, WARM = 2, 20, 1
+"""Of the job; of a block; pairs of blocks that are not counted (ours)."""
+PAUSE_S = 3600.0
+POLICY = RecoveryPolicy(hang_floor_s=PAUSE_S, stall_floor_s=PAUSE_S, stopped_s=PAUSE_S, slow_s=0.0)
+"""Ranks stand still while it is the other side's turn, and are slow where others use the computer: no incident."""
+IDLE_S = 10.0
+"""For so long agent and worker are watched without a job (ours)."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Steps of both sides, one list for each start of both, and what watches used."""
+
+    with_s: dict[str, list[list[float]]] = field(default_factory=lambda: {"cpu": [], "wall": []})
+    """By clock."""
+    without_s: dict[str, list[list[float]]] = field(default_factory=lambda: {"cpu": [], "wall": []})
+    shares: dict[str, list[float]] = field(default_factory=lambda: {"agent": [], "worker": []})
+    """Of one core, while the job runs."""
+    idle: dict[str, float] = field(default_factory=dict)
+    """The same without a job."""
+    failures: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=12, help="of both sides (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=12, help="of blocks in each of them (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="3 starts with 4 pairs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    starts, pairs = (3, 4) if options.quick else (options.starts, options.pairs)
+    found = asyncio.run(measure(starts, pairs))
+    rows, notes = rows_of(found)
+    if not rows:
+        finish(found.failures)
+    if options.json:
+        show_json("watching", rows, notes=notes, failures=found.failures)
+    else:
+        show("watching", rows, notes)
+    finish(found.failures)
+
+
+async def measure(starts: int, pairs: int) -> Found:
+    """Start both sides so often; a start that fails is told."""
+    found = Found()
+    async with WatchedSide(machines=1) as side:
+        before = side.cpu_s()
+        await asyncio.sleep(IDLE_S)
+        found.idle = {name: (now - before[name]) / IDLE_S for name, now in side.cpu_s().items()}
+        for number in range(starts):
+            try:
+                shares, blocks = await side.by_turns(f"watch-{number}", pairs)
+            except (EverstepError, OSError, TimeoutError) as error:
+                found.failures.append(f"start {number + 1}: {error}")
+                continue
+            for name, share in shares.items():
+                found.shares[name].append(share)
+            for clock in ("cpu", "wall"):
+                found.with_s[clock].append(blocks["with", clock])
+                found.without_s[clock].append(blocks["without", clock])
+            ours, peer = (mean([blocks[which, "cpu"]]) * 1e3 for which in ("with", "without"))
+            say(f"start {number + 1} of {starts}: {ours:.3f} ms of CPU a step with, {peer:.3f} ms without")
+    return found
+
+
+class WatchedSide(EverstepSide):
+    """A cluster of one machine, and the same script under torchrun beside it."""
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far, of the agent and of the worker; of them alone, not of what the agent started."""
+        pids = local.processes(self._control.cluster)
+        named = {"agent": "agent-m0", "worker": "worker-0"}
+        return {name: sum(psutil.Process(pids[process]).cpu_times()[:2]) for name, process in named.items()}
+
+    async def by_turns(self, name: str, pairs: int) -> tuple[dict[str, float], dict[tuple[str, str], list[float]]]:
+        """Shares of one core of who watches, and the seconds of each step by side and clock, both ranks together.
+
+        Raises:
+            ClusterError: one of the sides does not run.
+        """
+        folder = self._folder / name
+        folder.mkdir()
+        (folder / "turn").write_bytes(bytes(8))
+        args = [str(folder), "with", str(WARM + pairs), str(STEPS)]
+        spec = JobSpec(name=name, script=str(SCRIPT), args=args, ranks_per_machine=RANKS, policy=POLICY)
+        await start_recorded(self._control, spec, self._control.machines)
+        peer = self._torchrun(folder, args)
+        try:
+            await self._at_turn(folder, 2 * WARM, peer)
+            began_s, before = time.monotonic(), self.cpu_s()
+            await self._at_turn(folder, 2 * (WARM + pairs), peer)
+            lasted_s, after = time.monotonic() - began_s, self.cpu_s()
+            async with asyncio.timeout(LIMIT_S):
+                await self._control.result(name)
+                await asyncio.to_thread(peer.wait)
+        finally:
+            peer.kill()
+            peer.wait()
+            with suppress(EverstepError):  # it is over
+                await self._control.stop(name, "measured")
+        shares = {which: (now - before[which]) / lasted_s for which, now in after.items()}
+        return shares, {
+            (side, clock): steps_of(folder, side, clock) for side in ("with", "without") for clock in ("cpu", "wall")
+        }
+
+    def _torchrun(self, folder: Path, args: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
+        command += [str(SCRIPT), args[0], "without", *args[2:]]
+        with (folder / "torchrun.log").open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    async def _at_turn(self, folder: Path, turn: int, peer: subprocess.Popen[bytes]) -> None:
+        """Wait until it is so far."""
+        async with asyncio.timeout(LIMIT_S + turn * 10.0):
+            while int.from_bytes((folder / "turn").read_bytes(), "little") < turn:
+                if peer.poll():
+                    raise ClusterError(f"torchrun: {(folder / 'torchrun.log').read_text()[-300:]}")
+                await asyncio.sleep(0.05)
+
+
+def steps_of(folder: Path, side: str, clock: str) -> list[float]:
+    """Seconds of each step by a clock, the mean of both ranks, without the blocks that warm up."""
+    ranks = [json.loads((folder / f"{side}-{rank}.json").read_text())[clock][WARM:] for rank in range(RANKS)]
+    return [sum(step) / RANKS for blocks in zip(*ranks, strict=True) for step in zip(*blocks, strict=True)]
+
+
+def rows_of(found: Found) -> tuple[list[Row], list[str]]:
+    """A step of both sides by both clocks, how sure that is, and what agent and worker use."""
+    rows: list[Row] = []
+    notes = [f"{len(found.with_s['cpu'])} starts of both sides; the intervals are over these."]
+    kinds: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
+    for clock, words in (("cpu", "CPU of a rank in a step"), ("wall", "a step by the wall clock")):
+        ours, peer = found.with_s[clock], found.without_s[clock]
+        for name, of in kinds.items() if ours else ():
+            aim = AIM if clock == "cpu" else None
+            rows.append(Row(f"{words}, {name}", "ms", of(ours) * 1e3, of(peer) * 1e3, aim))
+            low, high = (1 / (1 - loss) for loss in interval(ours, peer, of))
+            notes.append(f"{words}, {name}: {of(ours) / of(peer):.4f} (95 % interval {low:.4f} to {high:.4f}).")
+    for name, shares in found.shares.items():
+        if shares:
+            mine, idle = mean([shares]), found.idle[name]
+            rows.append(Row(f"{name}, of one core, by rank", "share", mine / RANKS, None))
+            rows.append(Row(f"{name}, more than without a job, by rank", "share", (mine - idle) / RANKS, None))
+    return rows, notes
+
+
+if __name__ == "__main__":
+    main()
