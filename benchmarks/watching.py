@@ -111,7 +111,9 @@ class WatchedSide(EverstepSide):
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far, of the agent and of the worker; of them alone, not of what the agent started."""
-        pids = local.processes(self._control.cluster)
+        cluster = self._control.cluster
+        assert cluster is not None, "it is local"
+        pids = local.processes(cluster)
         named = {"agent": "agent-m0", "worker": "worker-0"}
         return {name: sum(psutil.Process(pids[process]).cpu_times()[:2]) for name, process in named.items()}
 

@@ -45,19 +45,18 @@ class Turn:
 
 
 def train() -> Iterator[float]:
-    """A loss after each step: forward, backward, an all-reduce of each layer's gradients, optimizer."""
+    """A loss after each step: forward, backward, an all-reduce of each gradient, optimizer."""
     torch.manual_seed(0)
-    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = torch.randn(ROWS, WIDTH)
     while True:
         loss = model(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        for layer in layers:
-            dist.all_reduce(layer.weight.grad)
-            dist.all_reduce(layer.bias.grad)
+        for gradient in (parameter.grad for parameter in model.parameters()):
+            assert gradient is not None
+            dist.all_reduce(gradient)
         optimizer.step()
         yield float(loss.item())
 
