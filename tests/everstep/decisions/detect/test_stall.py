@@ -90,8 +90,10 @@ def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
     assert (watch.quiet_s, watch.typical_step_s) == (0.0, 0.0)
 
 
-def told(step_s: float, steps: int, tick_s: float, *, hangs_s: float = 0.0, at_once: int = 1) -> tuple[StepWatch, float]:
-    """One rank that steps, each step ``at_once`` calls of an optimizer, and is looked at again and again; then it hangs.
+def told(
+    step_s: float, steps: int, tick_s: float, *, hangs_s: float = 0.0, at_once: int = 1
+) -> tuple[StepWatch, float]:
+    """One rank that steps, each step ``at_once`` calls of an optimizer, and is looked at now and again; then it hangs.
 
     Returns the watch, and how long it has hung.
     """
