@@ -1,12 +1,14 @@
-"""What it costs a job to be watched: ranks as everstep runs them, against the same script under torchrun.
+"""What it costs a job to be watched.
 
-Two ranks on one machine, whose steps have collectives. Under everstep they report their steps and carry torch's server
-for flight records; a real agent follows them, looks whether they are stopped and measures their pace, and a real worker
-watches the job. Both sides are up at once and step in blocks by turns, and are started anew several times: two
-processes of one program differ by more than what is measured. The aim is held against the CPU time of all threads of
-a rank, which others on the computer lengthen least; the wall clock is shown beside it, and what agent and worker use.
-Checkpoints are no part of it (``benchmarks/checkpoint.py``), nor are a machine's inspections: they are
-``benchmarks/monitor.py``.
+Two ranks on one machine as everstep runs them, whose steps have collectives: they report their steps and carry torch's
+server for flight records; a real agent follows them, looks whether they are stopped and measures their pace, and a real
+worker watches the job. Beside each step that is reported they make one that is not, in the same process: the aim is
+held against the CPU time of all threads of a rank in these, and the server's is told beside it, and what agent and
+worker use. The same script under torchrun steps by turns with them. Two processes of one program differ by some per
+cent, so that this says little in a few starts; both sides are started anew several times.
+
+Checkpoints are no part of it (``benchmarks/checkpoint.py``), nor are inspections (``benchmarks/monitor.py``).
+Flight records are torch's own default, with everstep and without.
 
     python -P benchmarks/watching.py
     python -P benchmarks/watching.py --quick --json
@@ -45,29 +47,41 @@ RANKS, STEPS, WARM = 2, 20, 1
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(hang_floor_s=PAUSE_S, stall_floor_s=PAUSE_S, stopped_s=PAUSE_S, slow_s=0.0)
 """Ranks stand still while it is the other side's turn, and are slow where others use the computer: no incident."""
+KINDS: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
 IDLE_S = 10.0
 """For so long agent and worker are watched without a job (ours)."""
 
 
+SERIES = (("with", "cpu"), ("with", "wall"), ("with", "bare_cpu"), ("with", "bare_wall"), ("without", "cpu"))
+"""What ranks tell: the side, and which steps by which clock."""
+
+
 @dataclass(slots=True)
 class Found:
-    """Steps of both sides, one list for each start of both, and what watches used."""
+    """Steps of both sides, and what watches used."""
 
-    with_s: dict[str, list[list[float]]] = field(default_factory=lambda: {"cpu": [], "wall": []})
-    """By clock."""
-    without_s: dict[str, list[list[float]]] = field(default_factory=lambda: {"cpu": [], "wall": []})
-    shares: dict[str, list[float]] = field(default_factory=lambda: {"agent": [], "worker": []})
-    """Of one core, while the job runs."""
+    steps: dict[tuple[str, str], list[list[list[float]]]] = field(default_factory=lambda: {one: [] for one in SERIES})
+    """Start → block → seconds of each step, the mean of both ranks."""
+    shares: dict[str, list[float]] = field(default_factory=lambda: {"server in a rank": [], "agent": [], "worker": []})
+    """Of one core, by rank, while the job runs."""
     idle: dict[str, float] = field(default_factory=dict)
     """The same without a job."""
     failures: list[str] = field(default_factory=list)
+
+    def blocks(self, side: str, kind: str) -> list[list[float]]:
+        """Of all starts."""
+        return [block for start in self.steps[side, kind] for block in start]
+
+    def starts(self, side: str, kind: str) -> list[list[float]]:
+        """One block for each start."""
+        return [[step for block in start for step in block] for start in self.steps[side, kind]]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=12, help="of both sides (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=12, help="of blocks in each of them (default: %(default)s)")
+    parser.add_argument("--starts", type=int, default=8, help="of both sides (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=20, help="of blocks in each of them (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 starts with 4 pairs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -89,20 +103,19 @@ async def measure(starts: int, pairs: int) -> Found:
     async with WatchedSide(machines=1) as side:
         before = side.cpu_s()
         await asyncio.sleep(IDLE_S)
-        found.idle = {name: (now - before[name]) / IDLE_S for name, now in side.cpu_s().items()}
+        found.idle = {name: (now - before[name]) / IDLE_S / RANKS for name, now in side.cpu_s().items()}
         for number in range(starts):
             try:
-                shares, blocks = await side.by_turns(f"watch-{number}", pairs)
+                shares, steps = await side.by_turns(f"watch-{number}", pairs)
             except (EverstepError, OSError, TimeoutError) as error:
                 found.failures.append(f"start {number + 1}: {error}")
                 continue
             for name, share in shares.items():
                 found.shares[name].append(share)
-            for clock in ("cpu", "wall"):
-                found.with_s[clock].append(blocks["with", clock])
-                found.without_s[clock].append(blocks["without", clock])
-            ours, peer = (mean([blocks[which, "cpu"]]) * 1e3 for which in ("with", "without"))
-            say(f"start {number + 1} of {starts}: {ours:.3f} ms of CPU a step with, {peer:.3f} ms without")
+            for series, blocks in steps.items():
+                found.steps[series].append(blocks)
+            told = (f"{mean(steps[one]) * 1e3:.3f}" for one in (SERIES[0], SERIES[2], SERIES[4]))
+            say(f"start {number + 1} of {starts}: ms of CPU a step: {', '.join(told)} (reported, not, torchrun)")
     return found
 
 
@@ -117,8 +130,10 @@ class WatchedSide(EverstepSide):
         named = {"agent": "agent-m0", "worker": "worker-0"}
         return {name: sum(psutil.Process(pids[process]).cpu_times()[:2]) for name, process in named.items()}
 
-    async def by_turns(self, name: str, pairs: int) -> tuple[dict[str, float], dict[tuple[str, str], list[float]]]:
-        """Shares of one core of who watches, and the seconds of each step by side and clock, both ranks together.
+    async def by_turns(
+        self, name: str, pairs: int
+    ) -> tuple[dict[str, float], dict[tuple[str, str], list[list[float]]]]:
+        """Shares of one core of who watches, by rank, and the steps of ``SERIES``, block by block.
 
         Raises:
             ClusterError: one of the sides does not run.
@@ -143,10 +158,13 @@ class WatchedSide(EverstepSide):
             peer.wait()
             with suppress(EverstepError):  # it is over
                 await self._control.stop(name, "measured")
-        shares = {which: (now - before[which]) / lasted_s for which, now in after.items()}
-        return shares, {
-            (side, clock): steps_of(folder, side, clock) for side in ("with", "without") for clock in ("cpu", "wall")
+        told = {
+            side: [json.loads((folder / f"{side}-{rank}.json").read_text()) for rank in range(RANKS)]
+            for side in ("with", "without")
         }
+        shares = {which: (now - before[which]) / lasted_s / RANKS for which, now in after.items()}
+        shares["server in a rank"] = sum(one["server"] for one in told["with"]) / RANKS
+        return shares, {(side, kind): both([one[kind][WARM:] for one in told[side]]) for side, kind in SERIES}
 
     def _torchrun(self, folder: Path, args: Sequence[str]) -> subprocess.Popen[bytes]:
         command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
@@ -163,29 +181,33 @@ class WatchedSide(EverstepSide):
                 await asyncio.sleep(0.05)
 
 
-def steps_of(folder: Path, side: str, clock: str) -> list[float]:
-    """Seconds of each step by a clock, the mean of both ranks, without the blocks that warm up."""
-    ranks = [json.loads((folder / f"{side}-{rank}.json").read_text())[clock][WARM:] for rank in range(RANKS)]
-    return [sum(step) / RANKS for blocks in zip(*ranks, strict=True) for step in zip(*blocks, strict=True)]
+def both(ranks: Sequence[Blocks]) -> list[list[float]]:
+    """The mean of all ranks in each step, block by block."""
+    return [[sum(step) / len(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
 
 
 def rows_of(found: Found) -> tuple[list[Row], list[str]]:
-    """A step of both sides by both clocks, how sure that is, and what agent and worker use."""
+    """Steps with and without by both clocks, how sure the difference is, and what watches use."""
+    if not found.shares["agent"]:
+        return [], []
     rows: list[Row] = []
-    notes = [f"{len(found.with_s['cpu'])} starts of both sides; the intervals are over these."]
-    kinds: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
-    for clock, words in (("cpu", "CPU of a rank in a step"), ("wall", "a step by the wall clock")):
-        ours, peer = found.with_s[clock], found.without_s[clock]
-        for name, of in kinds.items() if ours else ():
-            aim = AIM if clock == "cpu" else None
+    notes: list[str] = []
+
+    def compare(words: str, ours: Blocks, peer: Blocks, aim: float | None) -> None:
+        for name, of in KINDS.items():
             rows.append(Row(f"{words}, {name}", "ms", of(ours) * 1e3, of(peer) * 1e3, aim))
             low, high = (1 / (1 - loss) for loss in interval(ours, peer, of))
             notes.append(f"{words}, {name}: {of(ours) / of(peer):.4f} (95 % interval {low:.4f} to {high:.4f}).")
+
+    compare("CPU of a rank in a step, reported or not", found.blocks(*SERIES[0]), found.blocks(*SERIES[2]), AIM)
+    compare("the same step by the wall clock", found.blocks(*SERIES[1]), found.blocks(*SERIES[3]), None)
+    compare("CPU in a step, beside torchrun", found.starts(*SERIES[0]), found.starts(*SERIES[4]), None)
     for name, shares in found.shares.items():
-        if shares:
-            mine, idle = mean([shares]), found.idle[name]
-            rows.append(Row(f"{name}, of one core, by rank", "share", mine / RANKS, None))
-            rows.append(Row(f"{name}, more than without a job, by rank", "share", (mine - idle) / RANKS, None))
+        used = sum(shares) / len(shares)
+        rows.append(Row(f"{name}, of one core", "share", used))
+        if name in found.idle:
+            rows.append(Row(f"{name}, more than without a job", "share", used - found.idle[name]))
+    notes.append("Shares of a core are by rank. Intervals are over blocks of steps; beside torchrun over starts.")
     return rows, notes
 
 

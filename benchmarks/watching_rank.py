@@ -2,18 +2,20 @@
 
     watching_rank.py FOLDER SIDE PAIRS STEPS
 
-Under everstep ``SIDE`` is ``with``: it reports its steps. Else it is ``without``, and nothing of everstep is imported.
-Whose turn it is stands in ``FOLDER/turn``. Writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by
-block: by the wall clock, and of CPU time of all threads of this process.
+Under everstep ``SIDE`` is ``with``: it reports its steps, and beside each of them makes one that is not reported, in
+the same process, now before it and now after it. Else it is ``without``, and nothing of everstep is imported. Whose
+turn it is stands in ``FOLDER/turn``. Writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by block:
+by the wall clock, and of CPU time of all threads of this process.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -29,10 +31,10 @@ LOOK_S = 0.002
 class Turn:
     """Whose turn it is: a number that both sides see. Block n is that of one side, block n + 1 that of the other."""
 
-    def __init__(self, folder: Path, side: str) -> None:
+    def __init__(self, folder: Path, side: str, rank: int) -> None:
         with (folder / "turn").open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
-        self._ours = int(side == "without")
+        self._ours, self._rank = int(side == "without"), rank
 
     def wait(self, pair: int) -> None:
         """Until it is this side's turn: first in every other pair, so that nobody always is."""
@@ -40,7 +42,12 @@ class Turn:
             time.sleep(LOOK_S)
 
     def over(self) -> None:
-        """It is the other side's turn."""
+        """It is the other side's turn, once both ranks are done."""
+        dist.barrier()
+        if self._rank == 0:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
         self._map[:] = (int.from_bytes(self._map[:], "little") + 1).to_bytes(8, "little")
 
 
@@ -61,43 +68,97 @@ def train() -> Iterator[float]:
         yield float(loss.item())
 
 
-def main() -> None:
-    """Step whenever it is this side's turn."""
-    folder, side, pairs, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, turn, losses = dist.get_rank(), Turn(folder, side), train()
-    steps, report = _loop(side, pairs * length)
-    wall: list[list[float]] = []
-    cpu: list[list[float]] = []
-    for step in steps:
+class Clock:
+    """Seconds of each step of one kind, block by block."""
+
+    def __init__(self) -> None:
+        self.wall: list[list[float]] = []
+        self.cpu: list[list[float]] = []
+        self._at = (0.0, 0.0)
+
+    def begin(self, *, block: bool) -> None:
+        """A step begins; the first one of a block or not."""
+        if block:
+            self.wall.append([])
+            self.cpu.append([])
+        self._at = (time.perf_counter(), time.process_time())
+
+    def end(self) -> None:
+        """It is over."""
+        self.wall[-1].append(time.perf_counter() - self._at[0])
+        self.cpu[-1].append(time.process_time() - self._at[1])
+
+
+def plain(losses: Iterator[float], turn: Turn, pairs: int, length: int) -> dict[str, object]:
+    """Steps without everstep."""
+    clock = Clock()
+    for step in range(pairs * length):
         if step % length == 0:
             turn.wait(step // length)
-            wall.append([])
-            cpu.append([])
-            at_s, used_s = time.perf_counter(), time.process_time()
-        report(step, next(losses))
-        now_s, now_used_s = time.perf_counter(), time.process_time()
-        wall[-1].append(now_s - at_s)
-        cpu[-1].append(now_used_s - used_s)
-        at_s, used_s = now_s, now_used_s
+        clock.begin(block=step % length == 0)
+        next(losses)
+        clock.end()
         if step % length == length - 1:
-            dist.barrier()
-            if rank == 0:
-                turn.over()
-    (folder / f"{side}-{rank}.json").write_text(json.dumps({"wall": wall, "cpu": cpu}))
-    dist.barrier()
-    dist.destroy_process_group()
+            turn.over()
+    return {"wall": clock.wall, "cpu": clock.cpu}
 
 
-def _loop(side: str, count: int) -> tuple[Iterable[int], Callable[[int, float], None]]:
-    """The loop of the training, and what reports a step."""
-    if side == "without":
-        return range(count), lambda step, loss: None
+def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, threads: Sequence[int]) -> dict[str, object]:
+    """Steps with everstep, and beside each one without."""
     import everstep
 
     run = everstep.join()
-    return run.steps(count), lambda step, loss: run.report(step, loss=loss, tokens=ROWS)
+    clock, bare = Clock(), Clock()
+    began_s, used_s = time.perf_counter(), cpu_of(threads)
+    steps = iter(run.steps(pairs * length))
+    for number in range(pairs * length):
+        at, first = number % length, number % length == 0
+        if first:
+            turn.wait(number // length)
+        if at % 2:
+            unreported(losses, bare, block=False)
+        clock.begin(block=first)
+        run.report(next(steps), loss=next(losses), tokens=ROWS)
+        clock.end()
+        if not at % 2:
+            unreported(losses, bare, block=first)
+        if at == length - 1:
+            turn.over()
+    for _ in steps:
+        raise AssertionError("there are no more")
+    share = (cpu_of(threads) - used_s) / (time.perf_counter() - began_s)
+    return {"wall": clock.wall, "cpu": clock.cpu, "bare_wall": bare.wall, "bare_cpu": bare.cpu, "server": share}
+
+
+def unreported(losses: Iterator[float], clock: Clock, *, block: bool) -> None:
+    """One step of which everstep learns nothing: what it hangs on optimizers is taken off for it."""
+    hooks = torch.optim.optimizer._global_optimizer_post_hooks
+    kept = dict(hooks)
+    hooks.clear()
+    clock.begin(block=block)
+    next(losses)
+    clock.end()
+    hooks.update(kept)
+
+
+def cpu_of(threads: Sequence[int]) -> float:
+    """CPU seconds that threads of this process have used."""
+    return sum(int(Path(f"/proc/self/task/{one}/schedstat").read_text().split()[0]) for one in threads) / 1e9
+
+
+def main() -> None:
+    """Step whenever it is this side's turn."""
+    folder, side, pairs, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    # Under everstep there is torch's server, and nothing else yet.
+    threads = [int(one.name) for one in Path("/proc/self/task").iterdir() if int(one.name) != os.getpid()]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    turn, losses = Turn(folder, side, dist.get_rank()), train()
+    is_watched = side == "with"
+    found = watched(losses, turn, pairs, length, threads) if is_watched else plain(losses, turn, pairs, length)
+    (folder / f"{side}-{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
