@@ -108,7 +108,7 @@ async def measure(starts: int, pairs: int) -> Found:
             try:
                 shares, steps = await side.by_turns(f"watch-{number}", pairs)
             except (EverstepError, OSError, TimeoutError) as error:
-                found.failures.append(f"start {number + 1}: {error}")
+                found.failures.append(f"start {number + 1}: {str(error) or 'not in time'}")
                 continue
             for name, share in shares.items():
                 found.shares[name].append(share)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS  # noqa: N812
 
 WIDTH, LAYERS, ROWS = 384, 4, 96
 """Of the model: a step of it takes some 20 ms of one core (ours)."""
@@ -132,13 +133,12 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
 
 def unreported(losses: Iterator[float], clock: Clock, *, block: bool) -> None:
     """One step of which everstep learns nothing: what it hangs on optimizers is taken off for it."""
-    hooks = torch.optim.optimizer._global_optimizer_post_hooks
-    kept = dict(hooks)
-    hooks.clear()
+    kept = dict(HOOKS)
+    HOOKS.clear()
     clock.begin(block=block)
     next(losses)
     clock.end()
-    hooks.update(kept)
+    HOOKS.update(kept)
 
 
 def cpu_of(threads: Sequence[int]) -> float:
