@@ -154,8 +154,8 @@ class WatchedSide(EverstepSide):
                 await self._control.result(name)
                 await asyncio.to_thread(peer.wait)
         finally:
-            peer.kill()
-            peer.wait()
+            peer.terminate()  # it ends its ranks
+            await asyncio.to_thread(peer.wait)
             with suppress(EverstepError):  # it is over
                 await self._control.stop(name, "measured")
         told = {
