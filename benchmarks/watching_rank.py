@@ -5,7 +5,8 @@
 Under everstep ``SIDE`` is ``with``: it reports its steps, and beside each of them makes one that is not reported, in
 the same process, now before it and now after it. Else it is ``without``, and nothing of everstep is imported. Whose
 turn it is stands in ``FOLDER/turn``. Writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by block:
-by the wall clock, and of CPU time of all threads of this process.
+by the wall clock, and of CPU time of all threads of this process; and in ``own`` how much of the latter the calls of
+everstep took.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS  # noqa: N812
 
-WIDTH, LAYERS, ROWS = 384, 4, 96
-"""Of the model: a step of it takes some 20 ms of one core (ours)."""
+WIDTH, LAYERS, ROWS = 512, 4, 192
+"""Of the model: a step of it takes some 30 ms of one core (ours)."""
 LOOK_S = 0.002
 """Between two looks whose turn it is (ours)."""
 
@@ -110,6 +111,7 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
 
     run = everstep.join()
     clock, bare = Clock(), Clock()
+    own: list[float] = []
     began_s, used_s = time.perf_counter(), cpu_of(threads)
     steps = iter(run.steps(pairs * length))
     for number in range(pairs * length):
@@ -119,8 +121,15 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
         if at % 2:
             unreported(losses, bare, block=False)
         clock.begin(block=first)
-        run.report(next(steps), loss=next(losses), tokens=ROWS)
+        marks = [time.thread_time()]
+        step = next(steps)
+        marks.append(time.thread_time())
+        loss = next(losses)
+        marks.append(time.thread_time())
+        run.report(step, loss=loss, tokens=ROWS)
+        marks.append(time.thread_time())
         clock.end()
+        own.append(marks[1] - marks[0] + marks[3] - marks[2])
         if not at % 2:
             unreported(losses, bare, block=first)
         if at == length - 1:
@@ -128,7 +137,8 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
     for _ in steps:
         raise AssertionError("there are no more")
     share = (cpu_of(threads) - used_s) / (time.perf_counter() - began_s)
-    return {"wall": clock.wall, "cpu": clock.cpu, "bare_wall": bare.wall, "bare_cpu": bare.cpu, "server": share}
+    found = {"wall": clock.wall, "cpu": clock.cpu, "bare_wall": bare.wall, "bare_cpu": bare.cpu}
+    return {**found, "own": own, "server": share}
 
 
 def unreported(losses: Iterator[float], clock: Clock, *, block: bool) -> None:
