@@ -165,10 +165,10 @@ async def trace(
     while True:
         say(f"look {len(looks) + 1} at the ranks on {len(machines)} machines")
         looks.append(await look(agents, spec.name, machines, generation=generation, limit_s=limit_s))
-        judged = await asyncio.to_thread(judge_looks, looks, spec, machines, stands_still=stands_still)
-        is_enough = bool(looks[-1].stopped()) and judged.standstill.verdict.evicts
-        if len(looks) > 1 or is_enough:
-            return looks, judged
+        if len(looks) > 1 or looks[-1].stopped():
+            judged = await asyncio.to_thread(judge_looks, looks, spec, machines, stands_still=stands_still)
+            if len(looks) > 1 or judged.standstill.verdict.evicts:
+                return looks, judged
         await asyncio.sleep(apart_s)
 
 

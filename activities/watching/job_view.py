@@ -26,6 +26,7 @@ from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
 from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
 from everstep.decisions.detect.machine_fault import due
+from everstep.decisions.detect.patience import bound_s
 from everstep.decisions.detect.slow_steps import SlowWatch
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.decisions.hang.standstill import Standstill
@@ -38,6 +39,9 @@ SILENT_S = 10.0
 BARE_S = 5.0
 """While a machine says that it knows nothing of the job, the job's workflow is asked this often whether it runs there
 (ours)."""
+
+JUST_AFTER_S = 0.005
+"""Then a time is over for certain (ours)."""
 
 
 class StepsSeen(NamedTuple):
@@ -189,6 +193,8 @@ class JobView:
                 self.woken.set()
         if any(rank.generation > self._newest for rank in reply.ranks):
             self._forget_old()
+        if any(rank.stopped for rank in reply.ranks):
+            self.woken.set()
         disk = StepsOnDisk(frozenset(), 0, 0, 0)
         for rank in reply.ranks:
             steps = stored(rank.saved)
@@ -311,6 +317,14 @@ class JobView:
         """Looks at the ranks showed this, while no step was seen."""
         self._standing = (seen, standing)
         self.woken.set()
+
+    def rest_s(self, longest_s: float, now_ns: int) -> float:
+        """How long nothing has to be judged anew, as far as time alone decides: until a stall is one, at most."""
+        facts = self.latest
+        if facts is None or not facts.quiet_s:
+            return longest_s
+        left_s = bound_s(facts) - facts.quiet_s - (now_ns - facts.now_ns) / 1e9
+        return min(left_s + JUST_AFTER_S, longest_s) if left_s > 0 else longest_s
 
     @property
     def has_stopped_ranks(self) -> bool:

@@ -87,6 +87,7 @@ class Shown:
             saved_ns=saved_ns,
             first_step_ns=self._first_step_ns(first, milestones.first_step),
             heard_ns=heard_ns,
+            stepped_ns=self._ago_ns(0.0, progress.stepped_ns),
             stopped_ns=first.stopped_ns,
             reported_step=progress.metrics.step if progress.HasField("metrics") else -1,
             loss=_number(progress.metrics.loss),

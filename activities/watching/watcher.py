@@ -265,8 +265,9 @@ class Watcher:
                 if verdict.generation not in job.reported and not await self._report(job, verdict):
                     return
             await pace.rest()
+            tick_s = STOPPED_TICK_S if job.has_stopped_ranks else TICK_S
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOPPED_TICK_S if job.has_stopped_ranks else TICK_S):
+                async with asyncio.timeout(job.rest_s(tick_s, steady_ns())):
                     await job.woken.wait()
 
     async def _look_closely(self, job: JobView) -> None:

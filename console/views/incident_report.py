@@ -93,6 +93,8 @@ def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
         blocks.append(Block("Where the time went", stages))
     if hang := _hang(record):
         blocks.append(Block("What the ranks did", hang))
+    if vote := _vote(record):
+        blocks.append(Block("The vote for the slow machine", vote))
     evidence = record.parsed_evidence()
     if evidence is not None:
         blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
@@ -138,6 +140,16 @@ def _hang(record: IncidentRecord) -> list[tuple[str, ...]]:
     lines += [f"{listed(found.silent)} did not say what its ranks do"] if found.silent else []
     lines += [f"not kept: {found.left_out}"] if found.left_out else []
     return [(clean(line),) for line in [*lines, *found.evidence, *found.picture.splitlines()]]
+
+
+def _vote(record: IncidentRecord) -> list[tuple[str, ...]]:
+    """Which machine the others wait for, round by round, and what followed from it."""
+    report = record.parsed_report()
+    if report is None or (found := report.slow) is None:
+        return []
+    lines = [f"{found.conclusion}: {found.reason}"]
+    lines += [f"{listed(found.suspects, 4)}: {found.flags} of {found.rounds} flags"] if found.suspects else []
+    return [(clean(line),) for line in [*lines, *found.evidence]]
 
 
 def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:

@@ -119,6 +119,7 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
     """Fill in when it was seen and over, counted from the fault that opened the incident."""
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
+    result.step_s = None if fault_ns is None else facts.records.step_s(0, fault_ns)
     if facts.seen.found_ns is not None and (broken := facts.marks.get(request.base)):
         result.found_s = _seconds(broken["time_ns"], facts.seen.found_ns)
     if goes_on(request):

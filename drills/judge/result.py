@@ -20,6 +20,8 @@ class DrillResult(BaseModel):
     recovered_s: float | None = None
     """From the fault to the first step that all ranks completed at full width; for a part beside the ranks, until
     it was back."""
+    step_s: float | None = None
+    """Median time of a step before the fault."""
     resolution: str | None = None
     """``reattempt``, …, or ``absorbed``: the job went on and lost nothing; ``observed``: and the fault was told."""
     stages: list[tuple[str, float]] = Field(default_factory=list)

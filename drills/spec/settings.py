@@ -10,7 +10,7 @@ from everstep.decisions.checkpoints.placement import Placement, place_backups
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
 
-GONE_POLICY = {"stall_floor_s": 3.0, "exit_grace_s": 3.0}
+GONE_POLICY = {"stall_floor_s": 4.0, "exit_grace_s": 3.0}
 """Hangs are found after 10 min, and early leavers after 60 s, by default; a drill's steps take 0.1 s (ours)."""
 GONE_PATIENT = {"stall_floor_s": 60.0, "hang_floor_s": 60.0, "exit_grace_s": 3.0}
 """The same for a job that waits at a step until the drill has done what it wants to do (ours)."""

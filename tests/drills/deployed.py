@@ -57,7 +57,7 @@ args = [
 machines = 3
 
 [policy]
-stall_floor_s = 3.0
+stall_floor_s = 4.0
 """
 Losses = dict[int, float]
 Holds = Callable[[dict[str, Any]], bool]

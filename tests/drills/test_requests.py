@@ -58,7 +58,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "raise", "exception": "Nonsense"}, "not a built-in exception"),
         ({"fault": "kill-agent", "machine": "7"}, "machines are m0, m1, m2, m3"),
         ({"fault": "cut-off", "cut_from": "m1"}, "--from m1: use one of control"),
-        ({"fault": "link-down", "seconds": 3.0}, "too short to be noticed: use 5 or more"),
+        ({"fault": "link-down", "seconds": 3.0}, "too short to be noticed: use 6 or more"),
         ({"fault": "link-down", "seconds": 6.0, "step_seconds": 3.0}, "too short to be noticed: use 32 or more"),
         ({"fault": "kill-postgres", "seconds": 21.0}, "may be away for 20 s at most"),
         ({"fault": "kill-postgres", "at_step": 46, "steps": 50}, "the job needs 5 steps more"),

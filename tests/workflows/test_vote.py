@@ -90,6 +90,22 @@ async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(job
     assert "m1 has most slow ranks" in report.headline
 
 
+async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
+    jobs.cluster.blocked.add("round 3")
+    handle = await slow(jobs, flagged("no CPU"))
+    state = await jobs.until(handle, lambda _: "round 3" in jobs.cluster.calls)
+    incident = jobs.client.get_workflow_handle(state.incidents[0].id)
+
+    page = (await jobs.page(incident)).splitlines()
+    assert page[0] == f"## vote: round 3 of 5: {SLOW.headline}"
+    rounds = [f"round {number}, 10 looks: m1 has the flag, slow ranks: 1" for number in range(1, 6)]
+    assert [line for line in page if line.startswith("round ")] == rounds[:2]
+
+    jobs.cluster.blocked.clear()
+    await closed(jobs, handle)
+    assert [line for line in (await jobs.page(incident)).splitlines() if line.startswith("round ")] == rounds
+
+
 @pytest.mark.parametrize(
     ("voted", "policy", "conclusion"),
     [

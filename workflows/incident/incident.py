@@ -117,6 +117,9 @@ class Incident:
             take_up(input.carried, self.state, self.timeline)
             self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
             self.resumed, self.hang, self.slow = input.carried.resumed, input.carried.hang, input.carried.slow
+            self.timeline.picture = (
+                self.hang.picture if self.hang else "\n".join(self.slow.evidence if self.slow else ())
+            )
             self.version_changes = [VersionChange(*change) for change in input.carried.version_changes]
             self.evictions = input.carried.evictions.model_copy(deep=True)
             self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)

@@ -89,6 +89,8 @@ class RankFacts:
     """When its process completed its first step; 0: not yet."""
     heard_ns: int
     """When its machine said all this."""
+    stepped_ns: int = 0
+    """When it completed its newest step, by the watcher's clock and not before it was; 0: its agent does not say."""
     stopped_ns: int = 0
     """Since when its process was seen to be stopped (state T), by the watcher's clock; 0: it is not."""
     reported_step: int = -1
@@ -129,7 +131,7 @@ class JobFacts:
     quiet_s: float = 0.0
     """How long no rank has completed a step, as far as that was watched; 0 too where no step is to be expected."""
     typical_step_s: float = 0.0
-    """Median time between steps of the job; 0: not known yet."""
+    """Median time of a step of the job; 0: not known yet."""
     longest_step_s: float = 0.0
     """The longest time between two steps of this generation; 0: not known yet."""
     last_step: int = 0

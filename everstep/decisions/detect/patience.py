@@ -10,6 +10,8 @@ PAUSES = 1.5
 """So many times as long as ever before in this generation: no pause for an evaluation or a checkpoint is (ours)."""
 LOOKS_APART_S = (1.0, 10.0)
 """Between two looks at a job that stands still: a median step, at least and at most, seconds (ours)."""
+TWO_LOOKS_S = 0.5
+"""Two looks take so long themselves (ours); where they take longer, a hang is told later."""
 LOOK_AGAIN = 2.0
 """Looks come again after so many times as long a standstill (ours)."""
 
@@ -51,7 +53,8 @@ def apart_s(typical_step_s: float) -> float:
 
 def first_look_s(facts: JobFacts) -> float | None:
     """How long a standstill is looked at first, so that a second look is over when it may be a hang; None: never."""
-    return max(hang_s(facts) - apart_s(facts.typical_step_s), 0.0) if looks(facts.spec.policy) else None
+    early_s = apart_s(facts.typical_step_s) + TWO_LOOKS_S
+    return max(hang_s(facts) - early_s, 0.0) if looks(facts.spec.policy) else None
 
 
 def looks(policy: RecoveryPolicy) -> bool:

@@ -15,6 +15,10 @@ LOOK_LIMIT_S = 5.0
 """Time between two looks counts as at most this much of a stall: who was stopped meanwhile, or suspended with the
 whole machine, has seen nothing of it (ours)."""
 
+TOLD_WITHIN_S = 2.0
+"""Who steps all the time is seen to within this time. What is told at once after longer may be one step of a script
+that calls several optimizers, or the same one often: it counts as one step (ours)."""
+
 
 @dataclass(slots=True)
 class StepWatch:
@@ -30,6 +34,8 @@ class StepWatch:
     _all_stepped: bool = False
     _total: int = -1
     _looked_ns: int = 0
+    _newest: tuple[int, int] = (0, 0)
+    """The most steps, and when they were completed; of step 0 it is not known."""
     _quiet_s: float = 0.0
     longest_s: float = 0.0
     """The longest time without a step that came to its end by a step; 0: not known yet."""
@@ -47,7 +53,7 @@ class StepWatch:
 
     @property
     def typical_step_s(self) -> float:
-        """Median time between two steps; 0: not known yet."""
+        """Median time of a step; 0: not known yet."""
         return median(self._step_times_s) if self._step_times_s else 0.0
 
     def observe(self, ranks: Sequence[RankFacts], now_ns: int, *, known_step: int = 0) -> None:
@@ -61,18 +67,37 @@ class StepWatch:
         if ranks and not self._steps_expected(ranks):
             self._forget()
             return
-        counts = [rank.steps for rank in ranks] or [known_step]
-        self.last_step = max(counts)
-        self._look(sum(counts), now_ns)
+        newest = max(ranks, key=lambda rank: rank.steps, default=None)
+        self.last_step = newest.steps if newest else known_step
+        total = sum(rank.steps for rank in ranks) if newest else known_step
+        last_ns = max((rank.stepped_ns for rank in ranks), default=0)
+        self._look(total, newest.stepped_ns if newest else 0, last_ns, now_ns)
 
-    def _look(self, total: int, now_ns: int) -> None:
-        self._quiet_s += min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
+    def _look(self, total: int, at_ns: int, last_ns: int, now_ns: int) -> None:
+        """Take what was told: so many steps of all, when the newest of them was completed, and when any was last."""
+        unseen_s = min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
+        self._quiet_s += unseen_s
         self._looked_ns = now_ns
-        if total != self._total:
-            if self._total > 0:
-                self._step_times_s.append(self._quiet_s)
-                self.longest_s = max(self.longest_s, self._quiet_s)
-            self._total, self._quiet_s = total, 0.0
+        if total == self._total:
+            return
+        if self._total > 0:
+            self.longest_s = max(self.longest_s, self._quiet_s)
+            self._learn(at_ns or now_ns)
+            # Steps are told now and then: the last may be over for as long as nobody looked, and no longer.
+            self._quiet_s = min(max((now_ns - last_ns) / 1e9, 0.0), unseen_s) if last_ns else 0.0
+        else:
+            self._newest, self._quiet_s = (self.last_step, at_ns or now_ns), 0.0
+        self._total = total
+
+    def _learn(self, at_ns: int) -> None:
+        """How long steps took: several may be told at once, and those of one step by several machines."""
+        steps, before_ns = self._newest
+        if self.last_step <= steps:
+            return
+        took_s = (at_ns - before_ns) / 1e9
+        if took_s > 0:
+            self._step_times_s.append(took_s if took_s > TOLD_WITHIN_S else took_s / (self.last_step - steps))
+        self._newest = (self.last_step, at_ns)
 
     def _steps_expected(self, ranks: Sequence[RankFacts]) -> bool:
         """Whether steps are to be expected: the ranks are past their first one, and in their loops still.
@@ -89,5 +114,5 @@ class StepWatch:
         return True
 
     def _forget(self) -> None:
-        self._total, self._looked_ns, self._quiet_s = -1, 0, 0.0
+        self._total, self._looked_ns, self._quiet_s, self._newest = -1, 0, 0.0, (0, 0)
         self._step_times_s.clear()

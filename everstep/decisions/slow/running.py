@@ -72,7 +72,7 @@ def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
         rounds: All that there were, those without an answer too: they are no votes for anybody.
         generation: Of the ranks that were looked at.
     """
-    lines = [_line(one) for one in rounds]
+    lines = [line_of(one) for one in rounds]
     known = [one for one in rounds if not one.problem]
     flags = Counter(tuple(one.machines) for one in known if one.machines)
     most, count = flags.most_common(1)[0] if flags else ((), 0)
@@ -120,7 +120,8 @@ def _usual(growths: Sequence[str]) -> Growth:
     return next((one for one in Growth if one == most and count * 2 > len(growths)), Growth.UNKNOWN)
 
 
-def _line(one: SlowRound) -> str:
+def line_of(one: SlowRound) -> str:
+    """One round, for people."""
     if one.problem:
         return f"round {one.number}: {one.problem}"
     outliers = f", slow ranks: {listed(one.outliers, 8)}" if one.outliers else ""

@@ -20,6 +20,7 @@ from everstep.model.hang import HangFound
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.slow import SlowFound
 from tests.activities.agents.recorded_looks import looks
 
 ID = "incident/gpt/0001"
@@ -148,6 +149,44 @@ def test_a_process_without_stacks_says_why() -> None:
         "Without stacks",
         "  rank 3 on m1, pid 9, state D  py-spy did not end within 5.0 s",
     ]
+
+
+def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    anomaly = Anomaly(id="slow-gpt-1", generation=1, symptom=Symptom.SLOW, headline="steps take 0.2 s", seen_ns=1)
+    rounds = [f"round {number}, 10 looks: m2 has the flag, slow ranks: 4, 5" for number in range(1, 6)]
+    vote = SlowFound(
+        generation=1,
+        conclusion="suspect",
+        reason="m2 has most slow ranks in 5 of 5 rounds, and nothing else says that it is slow",
+        suspects=["m2"],
+        flags=5,
+        rounds=5,
+        evidence=rounds,
+    )
+    report = IncidentReport(
+        headline="Observed, the job goes on: steps take 0.2 s",
+        resolution="observed",
+        cause="slow",
+        step=-1,
+        lost_steps=0,
+        evicted=[],
+        stages=[],
+        generation=1,
+        recovered=True,
+        seconds=None,
+        failures=[],
+        slow=vote,
+    )
+    with Ledger.open(url) as ledger:
+        ledger.incident_opened(ID, anomaly, opened_ns=2)
+        ledger.incident_closed(ID, report, closed_ns=3)
+
+    code, out, _ = call(capsys, "incident", "gpt/1", "--ledger", url)
+
+    assert code == 0
+    block = out.partition("The vote for the slow machine\n")[2].splitlines()
+    said = ["suspect: m2 has most slow ranks in 5 of 5 rounds, and nothing else says that it is slow"]
+    assert [line.strip() for line in block[:7]] == [*said, "m2: 5 of 5 flags", *rounds]
 
 
 def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.CaptureFixture[str]) -> None:

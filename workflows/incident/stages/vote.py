@@ -11,7 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.slow.running import judge_rounds
+    from everstep.decisions.slow.running import judge_rounds, line_of
     from everstep.model.incident import Stage
     from everstep.model.slow import SlowRound
     from workflows import activity_calls
@@ -27,9 +27,11 @@ async def vote(incident: Incident) -> None:
     input, timeline = incident.input, incident.timeline
     began = timeline.enter(Stage.VOTE)
     rounds: list[SlowRound] = []
-    for number in range(1, input.spec.policy.slow_rounds + 1):
+    count = input.spec.policy.slow_rounds
+    for number in range(1, count + 1):
         if incident.overtaken:
             break
+        timeline.say(f"round {number} of {count}: {input.anomaly.headline}")
         asked = activity_calls.slow_round(input.spec, input.machines, input.generation, incident.id, number)
         try:
             rounds.append(await incident.unless_abandoned(asked, or_overtaken=True))
@@ -37,6 +39,7 @@ async def vote(incident: Incident) -> None:
             rounds.append(SlowRound(number=number, problem=f"it failed: {error.cause or error}"[:200]))
         except Abandoned:
             break
+        timeline.picture = "\n".join(map(line_of, rounds))
     if incident.overtaken or incident.abandoned_by:
         timeline.leave(began, Stage.VOTE, f"given up: {incident.overtaken or 'an operator says so'}")
         raise Abandoned

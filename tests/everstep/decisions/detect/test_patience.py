@@ -64,7 +64,7 @@ def test_an_evaluation_of_minutes_raises_nothing(stillness: Stillness | None) ->
 
 def test_looks_come_early_enough_and_not_before() -> None:
     quick, slow = stands(None), stands(None, typical_s=20.0)
-    assert (first_look_s(quick), first_look_s(slow)) == (2.0, 190.0)
+    assert (first_look_s(quick), first_look_s(slow)) == (1.5, 189.5)
     assert first_look_s(facts(policy=RecoveryPolicy(trace_s=0))) is None
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everstep.decisions.detect import lost_machine, stall
 from everstep.decisions.detect.facts import RankFacts
-from everstep.decisions.detect.step_watch import StepWatch
+from everstep.decisions.detect.step_watch import TOLD_WITHIN_S, StepWatch
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts
 
 BEGUN = replace(RANK, steps=0, stepped=False, steps_since=0)
@@ -27,7 +30,7 @@ def test_how_long_no_step_was_seen() -> None:
     assert watch.quiet_s == 0.0, "before the first step"
     for step in range(1, 5):
         watch.observe(ranks(8 * step), (100 + step) * S)
-    assert (watch.quiet_s, watch.typical_step_s, watch.last_step) == (0.0, 1.0, 32)
+    assert (watch.quiet_s, watch.typical_step_s, watch.last_step) == (0.0, 0.125, 32)
     for second in range(105, 116):
         watch.observe(ranks(32), second * S)
     assert watch.quiet_s == 11.0
@@ -85,6 +88,62 @@ def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
     watch.observe([replace(RANK, steps=9, left_loop=True)], 9 * S)
 
     assert (watch.quiet_s, watch.typical_step_s) == (0.0, 0.0)
+
+
+def told(
+    step_s: float, steps: int, tick_s: float, *, hangs_s: float = 0.0, at_once: int = 1
+) -> tuple[StepWatch, float]:
+    """One rank that steps, each step ``at_once`` calls of an optimizer, and is looked at now and again; then it hangs.
+
+    Returns the watch, and how long it has hung.
+    """
+    watch, now_s = StepWatch(world_size=1), 0.0
+    while now_s < step_s * steps + hangs_s:
+        done = min(math.floor(now_s / step_s), steps)
+        at_ns = round(done * step_s * S)
+        watch.observe([replace(RANK, steps=1 + done * at_once, stepped_ns=at_ns)], round(now_s * S))
+        now_s += tick_s
+    return watch, now_s - tick_s - step_s * steps
+
+
+@given(
+    st.floats(0.05, 5.0),
+    st.floats(0.05, 1.0),
+    st.floats(2.0, 10.0),
+)
+def test_however_seldom_steps_are_told_a_step_takes_as_long_as_it_does(
+    step_s: float, tick_s: float, hangs_s: float
+) -> None:
+    watch, hung_s = told(step_s, 40, tick_s, hangs_s=hangs_s)
+
+    assert step_s * 0.999 <= watch.typical_step_s <= max(step_s * 1.001, TOLD_WITHIN_S + tick_s)
+    assert hung_s - tick_s <= watch.quiet_s <= hung_s + 1e-6, "never longer than it is"
+    assert watch.longest_s <= step_s + 2 * tick_s + 1e-6
+
+
+def test_many_calls_of_an_optimizer_at_once_are_one_step() -> None:
+    watch, _ = told(10.0, 6, 0.5, at_once=300)
+
+    assert watch.typical_step_s == pytest.approx(10.0)
+
+
+def test_a_step_of_long_ago_that_is_told_now_began_no_stall_while_nobody_looked() -> None:
+    watch = StepWatch(world_size=1)
+    for second in range(1, 5):
+        watch.observe([replace(RANK, steps=second, stepped_ns=second * S)], second * S)
+    watch.observe([replace(RANK, steps=5, stepped_ns=5 * S)], 3600 * S)
+
+    assert watch.quiet_s == 5.0, "as long as between two looks at most"
+
+
+def test_who_comes_after_the_others_steps_as_well() -> None:
+    watch = StepWatch(world_size=2)
+    ahead = replace(RANK, steps=5, stepped_ns=5 * S)
+    watch.observe([ahead, replace(RANK, rank=1, steps=4, stepped_ns=4 * S)], 8 * S)
+    watch.observe([ahead, replace(RANK, rank=1, steps=5, stepped_ns=round(8.9 * S))], 9 * S)
+
+    assert watch.quiet_s == pytest.approx(0.1)
+    assert watch.typical_step_s == 0.0, "no step was added to those of the one ahead"
 
 
 def test_a_stall_is_as_long_as_its_floor_and_as_many_step_times() -> None:
