@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from agent.diagnoser.reference.step import digest, flip_bit
+from agent.diagnoser.reference.step import LEARNING_RATE, digest, first_adamw_step, flip_bit
 
 
 def test_a_digest_sees_every_bit() -> None:
@@ -27,3 +30,27 @@ def test_one_flipped_bit_is_too_small_for_a_loss_and_not_for_a_digest(dtype: tor
     assert float((one.float() - before.float()).abs().sum()) < 0.01
     flip_bit(one)
     assert digest([one]) == digest_before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_step_has_the_bits_of_the_class_which_agents_of_earlier_releases_have(dtype: torch.dtype) -> None:
+    made = torch.Generator().manual_seed(7)
+    ours = [torch.randn(12, 5, generator=made).to(dtype).requires_grad_() for _ in range(3)]
+    theirs = [one.detach().clone().requires_grad_() for one in ours]
+    for one, other in zip(ours, theirs, strict=True):
+        one.grad = torch.randn(12, 5, generator=made).to(dtype)
+        other.grad = one.grad.clone()
+    before = digest(ours)
+    first_adamw_step(ours)
+    torch.optim.AdamW(theirs, lr=LEARNING_RATE, foreach=False, fused=False).step()
+    assert digest(ours) == digest(theirs) != before
+
+
+def test_nothing_of_it_imports_the_compiler() -> None:
+    """It takes seconds of CPU, of every machine that is tested."""
+    program = (
+        "import sys, torch; from agent.diagnoser.reference.step import first_adamw_step as step\n"
+        "one = torch.ones(3, requires_grad=True); one.grad = torch.ones(3); step([one])\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
