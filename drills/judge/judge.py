@@ -56,6 +56,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         evicted=sorted({machine for report in reports for machine in report.evicted}),
         over_evicted=over_evicted(reports, due(request, spec)),
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
+        tried=[(str(one.rung), round(one.seconds, 3)) for report in reports for one in report.tried],
         steps_redone=facts.records.redone(),
         steps=facts.records.steps or None,
         losses_match=_none(comparison.losses),
