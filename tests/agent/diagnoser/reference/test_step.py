@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from agent.diagnoser.process import ONE_THREAD
 from agent.diagnoser.reference.step import LEARNING_RATE, digest, first_adamw_step, flip_bit
 
 
@@ -47,10 +49,21 @@ def test_the_step_has_the_bits_of_the_class_which_agents_of_earlier_releases_hav
 
 
 def test_nothing_of_it_imports_the_compiler() -> None:
-    """It takes seconds of CPU, of every machine that is tested."""
-    program = (
-        "import sys, torch; from agent.diagnoser.reference.step import first_adamw_step as step\n"
-        "one = torch.ones(3, requires_grad=True); one.grad = torch.ones(3); step([one])\n"
-        "sys.exit('torch._dynamo' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    """It takes seconds of CPU, of every rank of every machine that is tested."""
+    program = """
+import sys
+from agent.diagnoser.ranks import OWN, Meeting, listening, run_ranks
+from agent.diagnoser.reference.settings import ReferenceLimits
+from agent.diagnoser.process import ONE_THREAD
+from agent.diagnoser.reference.step import ReferenceRank
+
+limits = ReferenceLimits(seconds=0.0, dim=16, layers=2, batch=2, sequence=4)
+def work(rank):
+    return {**ReferenceRank(rank, limits, "m0").repeat(), "imported": not {"torch._dynamo", "sympy"}.isdisjoint(sys.modules)}
+listener, port = listening()
+said = run_ranks(8, Meeting(OWN, port, 8, listener=listener, timeout_s=60.0), work, within_s=60.0)
+assert all(one["rounds"] > 1 for one in said), said
+sys.exit(any(one["imported"] for one in said))
+"""
+    environment = os.environ | ONE_THREAD | {"GLOO_SOCKET_IFNAME": "lo"}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
