@@ -88,6 +88,9 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     only_in_job: Annotated[
         bool, typer.Option("--only-in-job", help="bitflip: not in tests, only in jobs of several machines.")
     ] = False,
+    finite: Annotated[
+        bool, typer.Option("--finite", help="bitflip: numbers are wrong and finite; a check elsewhere aborts the job.")
+    ] = False,
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
@@ -192,6 +195,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--fails-after", "bad-version", fails_after != 1),
         ("--changes-state", "bad-version", changes_state),
         ("--only-in-job", "bitflip", only_in_job),
+        ("--finite", "bitflip", finite),
         ("--from", "cut-off", cut_from != "control"),
     ):
         if changed and not {fault, during} & set(goes_with.split()):
@@ -229,6 +233,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             fails_after=fails_after,
             changes_state=changes_state,
             only_in_job=only_in_job,
+            finite=finite,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
             tp=tp,

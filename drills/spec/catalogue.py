@@ -54,8 +54,9 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
     FaultKind(
         "bitflip",
-        "--machine M [--only-in-job]",
-        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test",
+        "--machine M [--only-in-job] [--finite]",
+        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test; it "
+        "makes numbers infinite, or with --finite only wrong, for which a check on another machine aborts the job",
         not_soaked="needs three machines that compute the same, and a standby that it uses up",
     ),
     FaultKind(

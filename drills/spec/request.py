@@ -95,6 +95,8 @@ class DrillRequest(BaseModel):
     """… as it restores a state that lacks a parameter."""
     only_in_job: bool = False
     """bitflip: not in tests, and not where a job has one machine."""
+    finite: bool = False
+    """bitflip: all numbers stay finite; a check of the script, on another machine, aborts the job for it."""
     neutral: bool = False
     """The update changes no loss: for a job that is held against one without updates."""
     machines: int | None = None
@@ -134,8 +136,13 @@ class DrillRequest(BaseModel):
 
     def swept(self, job: str) -> str:
         """In which workflow's history ``at_event`` is: the first incident's, or, where it takes one, the replay's."""
-        # The first incident's tests find nothing, and the second one replays the job.
-        return replay_workflow_id(job, 2, 1) if self.only_in_job else incident_workflow_id(job, 1)
+        return replay_workflow_id(job, self.due_incidents, 1) if self.only_in_job else incident_workflow_id(job, 1)
+
+    @property
+    def due_incidents(self) -> int:
+        """How many incidents a fault of ranks deserves, the last of which gets over it."""
+        # Tests that find nothing are followed by a restart, and so is a crash of which nobody knows the cause.
+        return self.times + self.only_in_job + self.finite
 
     @property
     def asked_during(self) -> str:
@@ -158,6 +165,11 @@ class DrillRequest(BaseModel):
     def exit_code(self) -> int:
         """With which a rank leaves."""
         return 1 if self.code is None else self.code
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """Whether it shows as a loss, or a gradient norm, that is not finite."""
+        return self.base in NOT_FINITE and not self.finite
 
     @property
     def bound(self) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from drills import DrillResult
+from drills import DrillCluster, DrillResult
+from drills.judge import facts
+from everstep.model.ladder import Rung
 from tests.drills.conftest import Clusters, DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
@@ -37,6 +39,21 @@ def found(result: DrillResult, machine: str) -> None:
 @pytest.mark.parametrize("index", range(8))
 async def test_each_machine_of_eight_is_found(drill: DrillOf, index: int) -> None:
     found(await drill("bitflip", machine=f"m{index}", **EIGHT), f"m{index}")
+
+
+@pytest.mark.parametrize("index", [0, 3, 7])
+async def test_bits_that_no_loss_shows_are_found_by_comparing_them(
+    drill: DrillOf, cluster: DrillCluster, index: int
+) -> None:
+    """The numbers are wrong and finite; what aborts, again and again, is a rank of a machine that is healthy."""
+    result = await drill("bitflip", machine=f"m{index}", finite=True, **EIGHT)
+    found(result, f"m{index}")
+    assert [rung for rung, _ in result.tried] == ["reattempt", "diagnose", "reattempt", "replay", "reattempt"]
+    last = (await facts.incidents(cluster, result.job))[-1].report
+    assert last is not None
+    assert {one.machine for one in last.failures} == {f"m{(index + 1) % 8}"}, "which is not the one at fault"
+    replayed = next(one for one in last.tried if one.rung is Rung.REPLAY)
+    assert "other bits than " in replayed.found and "the loss from step 1 on" in replayed.found
 
 
 @pytest.mark.parametrize("sizes", [{"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}, {"tp": 2, "pp": 1, "ranks_per_machine": 2}])

@@ -59,11 +59,11 @@ from agent.diagnoser.reference.step import ReferenceRank
 
 limits = ReferenceLimits(seconds=0.0, dim=16, layers=2, batch=2, sequence=4)
 def work(rank):
-    return {**ReferenceRank(rank, limits, "m0").repeat(), "imported": not {"torch._dynamo", "sympy"}.isdisjoint(sys.modules)}
+    rounds = ReferenceRank(rank, limits, "m0").repeat()["rounds"]
+    return {"rounds": rounds, "imported": [name for name in ("torch._dynamo", "sympy") if name in sys.modules]}
 listener, port = listening()
 said = run_ranks(8, Meeting(OWN, port, 8, listener=listener, timeout_s=60.0), work, within_s=60.0)
-assert all(one["rounds"] > 1 for one in said), said
-sys.exit(any(one["imported"] for one in said))
+sys.exit(any(one["imported"] or one["rounds"] < 2 for one in said))
 """
     environment = os.environ | ONE_THREAD | {"GLOO_SOCKET_IFNAME": "lo"}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
