@@ -222,7 +222,7 @@ def _not_recovered(
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
-    due = update.incidents if update else request.due_incidents
+    due = update.incidents if update else request.times + (request.only_in_job and not request.finite)
     if len(opened) != due:
         found.append(f"{len(opened)} incidents were opened, and {due} are due")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
@@ -230,7 +230,8 @@ def _not_recovered(
     found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
     in_vain = (request.during == "launch") + (request.base == "cut-link")
-    most = update.generations if update else 1 + request.due_incidents + in_vain
+    in_vain += request.finite * (1 + request.only_in_job)  # before the tests, and before the replay
+    most = update.generations if update else 1 + due + in_vain
     if facts.generations > most:
         found.append(f"the job was launched {facts.generations} times, {most} would have done")
     if request.base == "kill-postgres":

@@ -136,13 +136,10 @@ class DrillRequest(BaseModel):
 
     def swept(self, job: str) -> str:
         """In which workflow's history ``at_event`` is: the first incident's, or, where it takes one, the replay's."""
-        return replay_workflow_id(job, self.due_incidents, 1) if self.only_in_job else incident_workflow_id(job, 1)
-
-    @property
-    def due_incidents(self) -> int:
-        """How many incidents a fault of ranks deserves, the last of which gets over it."""
-        # Tests that find nothing are followed by a restart, and so is a crash of which nobody knows the cause.
-        return self.times + self.only_in_job + self.finite
+        # A NaN is seen once the restart that follows its tests is confirmed: the replay is the second incident's. What
+        # aborts in its first step again is the first one's.
+        number = 1 if self.finite else 2
+        return replay_workflow_id(job, number, 1) if self.only_in_job else incident_workflow_id(job, 1)
 
     @property
     def asked_during(self) -> str:
