@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -36,11 +37,11 @@ def plan(folder: Path, *faults: dict[str, Any]) -> Path:
     return path
 
 
-def run_rank(path: Path, rank: int = 1, **more: str) -> tuple[int, list[int], str]:
+def run_rank(path: Path, rank: int = 1, more: Mapping[str, str] | None = None) -> tuple[int, list[int], str]:
     """(exit code, steps done, stderr) of a real process that meets its faults."""
     done = subprocess.run(
         [sys.executable, "-c", RANK, str(rank)],
-        env={environment.FAULTS: str(path), "PYTHONPATH": str(Path(__file__).parents[2]), **more},
+        env={environment.FAULTS: str(path), "PYTHONPATH": str(Path(__file__).parents[2]), **(more or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -215,7 +216,7 @@ def test_a_check_aborts_where_bits_flip_in_its_generation(tmp_path: Path) -> Non
     for _ in range(2):
         assert run_rank(path)[:2] == (-signal.SIGABRT, [0, 1, 2, 3]), "as often as it comes there"
     assert fired(path, {"id": "f0"}) is not None
-    assert run_rank(path, **{environment.REPLAY_STEPS: "10"})[1] == list(range(10)), "it is not due in a replay"
+    assert run_rank(path, more={environment.REPLAY_STEPS: "10"})[1] == list(range(10)), "it is not due in a replay"
 
 
 def test_what_is_bound_to_a_machine_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
