@@ -73,6 +73,7 @@ OF_FAULTS = {
     "trace": Needs(HANGS, "nobody looks at ranks"),
     "diagnose": Needs(NOT_FINITE, "machines are tested at once only where a loss is not finite"),
     "replay": Needs(("bitflip",), "the job is not run again on groups of its machines"),
+    "rollback": Needs(("bad-version",), "no code is taken back"),
     "restore": Needs((*LOSSES, *HANGS), "copies are moved only where memory was lost"),
 }
 """Stages that not every incident has."""
@@ -116,11 +117,20 @@ def check_sense(request: DrillRequest) -> None:
         _check_steps(request)
     spec = request.spec("drill", {})
     _check_places(request, spec)
-    if request.only_in_job and (why := why_not(spec, Showing(kind="steps"))):
-        raise ConfigError(f"--only-in-job: nobody would find it: {why}")
+    _check_bits(request, spec)
     _check_copies(request, spec)
     _check_shared(request, spec)
     _check_away(request, spec)
+
+
+def _check_bits(request: DrillRequest, spec: JobSpec) -> None:
+    for option, chosen in (("--only-in-job", request.only_in_job), ("--finite", request.finite)):
+        if chosen and request.base != "bitflip":
+            raise ConfigError(f"{option} goes with bitflip, not with {request.base}")
+    if request.finite and spec.machines == 1:
+        raise ConfigError("--finite: the check that aborts the job is on another machine: use 2 or more")
+    if request.only_in_job and (why := why_not(spec, Showing(kind="steps"))):
+        raise ConfigError(f"--only-in-job: nobody would find it: {why}")
 
 
 def _check_during(request: DrillRequest) -> None:

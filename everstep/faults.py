@@ -85,8 +85,9 @@ class RankFaults:
         self._mine = [fault for fault in faults if _strikes(fault, rank) and self._begun_after(fault)]
         self.poison: Callable[[], None] = _cannot_poison
         """What ``nan`` does; who knows torch says what that is."""
-        self.flip: Callable[[], None] = _cannot_poison
-        """What ``bitflip`` does, likewise."""
+        self.flip: Callable[[bool], None] = _cannot_poison
+        """What ``bitflip`` does, likewise; it is told whether the number has to stay finite."""
+        self._began = time.time()
         self.hangs: Mapping[str, Callable[[], None]] = {}
         """The same of faults after which a rank waits for ever, or others wait for it."""
 
@@ -104,7 +105,11 @@ class RankFaults:
         for fault in [planned for planned in self._mine if self._is_due(planned, point, step)]:
             if fault["fault"] == "bitflip":  # the machine is broken: it comes again and again
                 claim(self._plan, fault)
-                self.flip()
+                _flips(self._plan, fault).touch()
+                self.flip(bool(fault.get("finite")))
+                continue
+            if fault["fault"] == "check":
+                self._check(fault)
                 continue
             self._mine.remove(fault)  # a rank meets each fault once, whichever rank fires it
             if fired(self._plan, fault) is None:
@@ -124,6 +129,14 @@ class RankFaults:
             # A replay begins anew, on a machine that is broken by then.
             return _shows(fault) and (due or fired(self._plan, fault) is not None)
         return due
+
+    def _check(self, fault: Fault) -> None:
+        """Abort where bits flip in this generation, as a check of the gradients before they are used would (``of``: the
+        fault that flips them). A replay's few steps are over before such a check is due."""
+        flips = _flips(self._plan, {**fault, "id": fault["of"]})
+        if environment.REPLAY_STEPS not in os.environ and flips.exists() and flips.stat().st_mtime > self._began:
+            claim(self._plan, fault)
+            os.kill(os.getpid(), signal.SIGABRT)
 
     def _begun_after(self, fault: Fault) -> bool:
         return "after" not in fault or Path(fault["after"]).exists()
@@ -182,13 +195,18 @@ def _strikes(fault: Fault, rank: int) -> bool:
     return bool(fault.get("rank") == rank)
 
 
+def _flips(plan: Path, fault: Fault) -> Path:
+    """The file that is touched at each flip of a bit."""
+    return _mark(plan, fault, f"{fault['id']}.flips")
+
+
 def _shows(fault: Fault) -> bool:
     """Whether a fault shows in this run of a replay: in each one, in every second, … or, where that is 0, in none."""
     every = int(fault.get("shows_every", 1))
     return every > 0 and int(os.environ.get(environment.GENERATION, "0")) % every == 0
 
 
-def _cannot_poison() -> None:
+def _cannot_poison(*_: object) -> None:
     raise ValueError("there is neither 'nan' nor 'bitflip' outside of everstep.join()")
 
 

@@ -91,6 +91,9 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     shows_every: Annotated[
         int, typer.Option(min=0, help="--only-in-job: in every so many runs of a replay only; 0: in none.")
     ] = 1,
+    finite: Annotated[
+        bool, typer.Option("--finite", help="bitflip: numbers are wrong and finite; a check elsewhere aborts the job.")
+    ] = False,
     machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
     ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
@@ -196,6 +199,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         ("--changes-state", "bad-version", changes_state),
         ("--only-in-job", "bitflip", only_in_job),
         ("--shows-every", "bitflip", shows_every != 1),
+        ("--finite", "bitflip", finite),
         ("--from", "cut-off", cut_from != "control"),
     ):
         if changed and not {fault, during} & set(goes_with.split()):
@@ -234,6 +238,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
             changes_state=changes_state,
             only_in_job=only_in_job,
             shows_every=shows_every,
+            finite=finite,
             machines=machines,
             ranks_per_machine=ranks_per_machine,
             tp=tp,

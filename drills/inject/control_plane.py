@@ -4,13 +4,14 @@ A worker loads this when ``EVERSTEP_FAULTS`` is in *its* environment; nothing
 here runs otherwise. The plan (everstep/faults.py) is read anew at each place,
 so that one cluster serves many drills. Three kinds of entry:
 
-``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "pid"}``
+``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid"}``
     SIGKILL of this worker, or of the process ``pid``, in an activity of that
     stage of an incident of the job, or of what the job does with an update
     before it opens one: as it ``begin``s, in the ``middle`` (its
     work is under way), or at its ``end`` (its work is done, its result is
-    not yet reported). The stage ``report`` comes before the incident: the
-    worker has seen a fault and tells the job of it.
+    not yet reported). With a ``version`` the activity launches that one of the
+    code. The stage ``report`` comes before the incident: the worker has seen a
+    fault and tells the job of it.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
     Not a fault: the activity waits there until the file ``until`` is there, so
@@ -43,6 +44,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ from temporalio.worker import (
     WorkflowRunner,
 )
 
+from activities.messages import LaunchInput
 from drills.spec.stages import BEFORE_AN_UPDATE, REPORT, STAGES
 from everstep import environment, faults
 from everstep.model.job_state import incident_workflow_id, job_workflow_id
@@ -136,9 +139,9 @@ class _Activity(ActivityInboundInterceptor):
         info = activity.info()
         if info.workflow_type not in RECOVERS and info.activity_type not in BEFORE_AN_UPDATE.values():
             return await self.next.execute_activity(input)
-        return await _at_each_moment(self.next.execute_activity(input), self._meet)
+        return await _at_each_moment(self.next.execute_activity(input), partial(self._meet, input))
 
-    async def _meet(self, moment: str) -> None:
+    async def _meet(self, input: ExecuteActivityInput, moment: str) -> None:
         info = activity.info()
         assert info.workflow_id is not None
         place = f"{moment} of {info.activity_type}"
@@ -147,7 +150,8 @@ class _Activity(ActivityInboundInterceptor):
             ours = (f"incident/{job}/", f"replay/{job}/")
             mine = info.workflow_id == job_workflow_id(job) or info.workflow_id.startswith(ours)
             stage = STAGES.get(fault["in_stage"])
-            if mine and info.activity_type == stage and moment == fault.get("moment", "middle"):
+            here = mine and info.activity_type == stage and moment == fault.get("moment", "middle")
+            if here and ("version" not in fault or _launches(input, fault["version"])):
                 await _strike(plan, fault, place)
         if moment == "middle":
             return
@@ -235,6 +239,12 @@ class _FaultRunner(WorkflowRunner):
 def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
     assert inner is not None
     return _FaultRunner(inner)
+
+
+def _launches(input: ExecuteActivityInput, version: int) -> bool:
+    """Whether a launch is of that version of the code."""
+    given = input.args[0]
+    return isinstance(given, LaunchInput) and given.spec.version == version
 
 
 def _swept(fault: Fault) -> str:

@@ -21,6 +21,8 @@ Fault = dict[str, Any]
 
 STANDBY_HOLD = "standby"
 """Id of the hold in which the machine is lost that is to take the place of another one."""
+FIRST = 1
+"""Number of a job's first version, which a rollback goes back to here."""
 STRIKE = "strike"
 """Id of the second fault, which makes copies needed."""
 
@@ -71,6 +73,8 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     if request.base == "bitflip" and not request.only_in_job:
         of_tests = {"id": f"bitflip-{spec.name}", "fault": "bitflip", "machine": struck, "of_tests": True}
         workers.append(of_tests)
+    if request.base == "bitflip" and request.finite:
+        ranks.append(_check_of(ranks[0], request, spec))
     if request.base in UPDATES:
         ranks, workers = _around_an_update(request, spec, plan)
     if request.fault in CONTROL_FAULTS:
@@ -79,6 +83,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
             fault |= {"at_event": request.at_event, "workflow_id": request.swept(spec.name)}
         else:
             fault |= {"in_stage": request.in_stage, "moment": request.moment}
+            fault |= {"version": FIRST} if request.in_stage == "rollback" else {}
         if request.fault == "kill-temporal":
             if "temporal" not in cluster.processes():
                 raise CannotInject(f"kill-temporal: the server at {cluster.file.temporal_address} is not ours to kill")
@@ -107,6 +112,13 @@ def _around_an_update(request: DrillRequest, spec: JobSpec, plan: Path) -> tuple
         hold = {"id": f"stop-{spec.name}", "fault": "hold", "job": spec.name, "in_stage": "stop", "moment": "middle"}
         return [], [{**hold, "until": f"{plan}.tried"}]
     return [], []
+
+
+def _check_of(flips: Fault, request: DrillRequest, spec: JobSpec) -> Fault:
+    """What aborts a job whose gradients have wrong bits; not on the machine that has them."""
+    elsewhere = spec.topology().ranks((request.target_machine_index(spec) + 1) % spec.machines)[0]
+    at = {"rank": elsewhere, "at_step": request.at_step, "point": "step"}
+    return {"id": "check", "fault": "check", "of": flips["id"], **at}
 
 
 def _hold(plan: Path, rank: int, step: int, point: str) -> Fault:
@@ -143,7 +155,8 @@ def rank_faults(request: DrillRequest, ranks: list[int], struck: str = "") -> li
             if request.bound:
                 fault["machine"] = request.machine
             if request.base == "bitflip":
-                fault |= {"machine": struck, "only_in_job": request.only_in_job, "shows_every": request.shows_every}
+                fault |= {"machine": struck, "only_in_job": request.only_in_job}
+                fault |= {"shows_every": request.shows_every, "finite": request.finite}
             if len(ranks) > 1:
                 fault["together"] = together
             match request.base:

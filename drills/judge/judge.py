@@ -16,7 +16,7 @@ from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
 from drills.judge.slow import slow_told
 from drills.judge.updates import update_right
-from drills.spec.catalogue import CONTROL_FAULTS, NOT_FINITE
+from drills.spec.catalogue import CONTROL_FAULTS
 from drills.spec.findings import goes_on
 from drills.spec.request import DrillRequest, example
 from drills.spec.updates import expected_update
@@ -56,6 +56,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         evicted=sorted({machine for report in reports for machine in report.evicted}),
         over_evicted=over_evicted(reports, due(request, spec)),
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
+        tried=[(str(one.rung), round(one.seconds, 3)) for report in reports for one in report.tried],
         steps_redone=facts.records.redone(),
         steps=facts.records.steps or None,
         losses_match=_none(comparison.losses),
@@ -218,16 +219,16 @@ def _not_recovered(
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
-    # A machine that no test finds is launched again, and found once the job has failed there twice.
-    due = update.incidents if update else request.times + request.only_in_job
+    due = update.incidents if update else request.times + (request.only_in_job and not request.finite)
     if len(opened) != due:
         found.append(f"{len(opened)} incidents were opened, and {due} are due")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(request, facts, result, reports)
     # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
-    in_vain = (request.during == "launch") + request.only_in_job + (request.base == "cut-link")
-    most = update.generations if update else 1 + request.times + in_vain
+    in_vain = (request.during == "launch") + (request.base == "cut-link")
+    in_vain += request.finite * (1 + request.only_in_job)  # before the tests, and before the replay
+    most = update.generations if update else 1 + due + in_vain
     if facts.generations > most:
         found.append(f"the job was launched {facts.generations} times, {most} would have done")
     if request.base == "kill-postgres":
@@ -271,7 +272,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
         f"{report.lost_steps} steps lost, {most} would have done"
         for report in reports
         if report.lost_steps and report.lost_steps > most
-        if request.base not in NOT_FINITE  # judged by where it went back to
+        if not request.shows_not_finite  # judged by where it went back to
     ]
     # The step under way may have been reported and not completed: one more per failure.
     failures = sum(max(len(report.failures), 1) for report in reports)

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Sequence
 
 from drills.judge.facts import DrillFacts
-from drills.spec.catalogue import NOT_FINITE
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from everstep.model.incident import IncidentReport, Symptom
@@ -28,7 +27,7 @@ def not_finite_told(
         facts: What is known of it.
         reports: Of its incidents.
     """
-    if request.base not in NOT_FINITE:
+    if not request.shows_not_finite:
         return []
     found = []
     for report in reports:

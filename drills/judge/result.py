@@ -25,6 +25,8 @@ class DrillResult(BaseModel):
     resolution: str | None = None
     """``reattempt``, …, or ``absorbed``: the job went on and lost nothing; ``observed``: and the fault was told."""
     stages: list[tuple[str, float]] = Field(default_factory=list)
+    tried: list[tuple[str, float]] = Field(default_factory=list)
+    """Rungs of the ladder in order, of all incidents, and what each cost in seconds."""
     evicted: list[str] = Field(default_factory=list)
     over_evicted: list[str] = Field(default_factory=list)
     steps_lost: int | None = None

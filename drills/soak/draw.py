@@ -22,11 +22,13 @@ from drills.spec.catalogue import (
     THEN,
     WHERE,
     FaultKind,
+    kind_of,
 )
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from drills.spec.stages import MOMENTS, REPORT
 from drills.spec.sure_faults import SURE
+from everstep.decisions.replay.plan import replica_machines
 from everstep.errors import ConfigError
 from everstep.model.topology import AXES, Topology
 
@@ -105,6 +107,12 @@ def _bad_version(rng: Random, topology: Topology) -> Options:
     return rng.choice(({"at_start": True}, {"changes_state": True}, *({"fails_after": steps} for steps in FAILS_AFTER)))
 
 
+def _bits(rng: Random, topology: Topology) -> Options:
+    """A machine that its tests find, after a NaN or after a check, or that the job alone shows."""
+    can_replay = 2 * replica_machines(topology) <= topology.machines
+    return rng.choice(({}, {"finite": True}, {"only_in_job": True} if can_replay else {}))
+
+
 def _launch_or_then(rng: Random, topology: Topology) -> Options:
     """The plain one as often as the others together."""
     return rng.choice(({}, {}, {}, {"during": "launch"}, {"then": THEN[0]}, {"then": THEN[1]}))
@@ -127,6 +135,7 @@ DRAWS: dict[str, Draw] = {
     "link down": lambda rng, topology: {"seconds": rng.choice(LINK_DOWN_S)},
     "xid": lambda rng, topology: {"code": rng.choice(XIDS)},
     "reason": lambda rng, topology: {"reason": rng.choice(SURE)},
+    "bits": _bits,
     "fits": lambda rng, topology: {"fits": rng.choice(FITS)},
     "update": _update,
     "bad version": _bad_version,
@@ -158,7 +167,8 @@ def meetings() -> list[tuple[How, tuple[str, ...]]]:
         for second in names
         if (first in OPENS and second in (*BESIDE, *CONTROL_FAULTS)) or (first == "update" and second in CONTROL_FAULTS)
     ]
-    together += [("together", (first, second)) for first in MEET_AWAY for second in names if second in AWAY]
+    away = [name for name in names if name in AWAY and name not in OWN_JOBS]
+    together += [("together", (first, second)) for first in MEET_AWAY for second in away]
     return alone + together + within
 
 
@@ -176,7 +186,7 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
     """
     rng, chosen = Random(seed), sizes or Sizes()
     topology, episodes, count = chosen.topology(), list[Episode](), 0
-    for how, kinds in _deck(rng, only):
+    for how, kinds in _deck(rng, only, chosen.machines):
         if count >= faults:
             break
         episode = _episode(rng, topology, len(episodes) + 1, how, kinds)
@@ -186,9 +196,13 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
     return SoakPlan(seed=seed, sizes=chosen, standbys=STANDBYS, other=OTHER, episodes=episodes)
 
 
-def _deck(rng: Random, only: Sequence[str]) -> Iterator[tuple[How, tuple[str, ...]]]:
+def _deck(rng: Random, only: Sequence[str], machines: int) -> Iterator[tuple[How, tuple[str, ...]]]:
     """All meetings in random order, again and again; a fault that meets few others comes alone the more often."""
     known = [meeting for meeting in meetings() if not only or set(meeting[1]) <= set(only)]
+    least = min((max(kind_of(kind).least for kind in kinds) for _, kinds in known), default=0)
+    if least > machines:
+        raise ConfigError(f"{', '.join(only)}: the job has {machines} machines, and needs {least} for that")
+    known = [(how, kinds) for how, kinds in known if all(kind_of(kind).least <= machines for kind in kinds)]
     if not known:
         raise ConfigError(
             f"{', '.join(only)}: it strikes within the recovery from another fault: name one with --only too"
@@ -248,7 +262,7 @@ def _stages(first: DrillRequest, second: str) -> Sequence[str]:
 
 
 def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> DrillRequest:
-    kind = next(kind for kind in CATALOGUE if kind.name == name)
+    kind = kind_of(name)
     options: Options = {"fault": name}
     for option in kind.draws:
         drawn = DRAWS[option](rng, topology)

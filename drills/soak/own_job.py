@@ -8,7 +8,8 @@ from drills.clusters.local import DrillCluster
 from drills.runner import Drill, References
 from drills.soak.plan import Episode, SoakPlan
 from drills.soak.result import EpisodeResult, undisturbed
-from drills.spec.request import DrillRequest
+from drills.spec.catalogue import kind_of
+from drills.spec.request import ALIKE, DrillRequest
 from everstep.errors import ClusterError
 
 
@@ -20,6 +21,8 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
     """
     began, result = time.monotonic(), undisturbed(episode)
     options = episode.faults[0].model_dump(exclude_unset=True) | plan.sizes.model_dump()
+    if kind_of(episode.faults[0].fault).alike:
+        options |= ALIKE | {"machines": plan.sizes.machines}
     try:
         drilled = await Drill(cluster, DrillRequest.model_validate(options), references).run()
     except ClusterError as error:

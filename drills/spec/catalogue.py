@@ -20,6 +20,10 @@ class FaultKind:
     """Why no soak draws it; empty: soaks do."""
     draws: tuple[str, ...] = ()
     """Options that a soak draws for it, see ``drills/soak/draw.py``."""
+    least: int = 1
+    """Machines that a soak's job needs for it: so many say what is right, or which of them work with each other."""
+    alike: bool = False
+    """A soak's job for it has one rank on each machine, and all do the same: neighbours need each other at once."""
 
 
 _TAKES_LONG = "takes two minutes, of which a job needs one to know its own pace: the wide drills have it"
@@ -54,9 +58,11 @@ CATALOGUE: tuple[FaultKind, ...] = (
     ),
     FaultKind(
         "bitflip",
-        "--machine M [--only-in-job [--shows-every N]]",
-        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test",
-        not_soaked="needs three machines that compute the same, and a standby that it uses up",
+        "--machine M [--only-in-job [--shows-every N]] [--finite]",
+        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test; it "
+        "makes numbers infinite, or with --finite only wrong, for which a check on another machine aborts the job",
+        draws=("machine", "bits"),
+        least=4,
     ),
     FaultKind(
         "slow-machine",
@@ -194,7 +200,9 @@ CATALOGUE: tuple[FaultKind, ...] = (
         "cut-link",
         "--between M1 M2",
         "no packet passes between two machines until one of them left the job",
-        not_soaked="takes over a minute, in which machines are tested: the wide drills have it",
+        draws=("machine",),
+        least=4,
+        alike=True,
     ),
     FaultKind(
         "slow-link",
@@ -286,9 +294,10 @@ NOT_FINITE = ("nan", "bitflip")
 """Faults that show as a loss, or a gradient norm, that is not finite."""
 SLOWED = ("slow-machine", "uneven-work", "slow-link")
 """Steps go on, and take longer: whoever looks for the slow machine has to find it, or to say that there is none."""
-OWN_JOBS = (*ROOM, *DEVICES, *NOT_FINITE, "oom")
+OWN_JOBS = (*ROOM, *DEVICES, *NOT_FINITE, "oom", "cut-link")
 """A soak runs these in jobs of their own: file systems and groups of processes have to be small from the job's
-beginning, devices are whole again before the next job, and the reports of a NaN differ until it is seen."""
+beginning, devices are whole again before the next job, the reports of a NaN differ until it is seen, and machines are
+tested with the settings of a drill."""
 CARDS = ("nic-down", "nic-flap", "switch-down")
 """Of them those of network cards."""
 THEN = ("kill-rank", "kill-machine")

@@ -54,7 +54,8 @@ def _fault(request: DrillRequest, spec: JobSpec) -> str:
         "raise": f"{ranks} raises {request.exception}",
         "nan": f"NaN in the forward pass of {machine if request.bound else ranks}",
         "bitflip": f"from step {request.at_step} on a bit of a gradient flips on {machine}, and in "
-        f"{'none' if request.only_in_job else 'each'} of its tests{_in_replays(request)}",
+        f"{'none' if request.only_in_job else 'each'} of its tests"
+        f"{'; all numbers stay finite' if request.finite else ''}{_in_replays(request)}",
         "kill-during-save": f"SIGKILL to {ranks} in the middle of a save",
         "kill-agent": f"SIGKILL to the agent of {machine}",
         "kill-forkserver": f"SIGKILL to the fork server of {machine}",

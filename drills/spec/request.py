@@ -97,6 +97,8 @@ class DrillRequest(BaseModel):
     """bitflip: not in tests, and not where a job has one machine."""
     shows_every: int = Field(1, ge=0)
     """The same: in a replay in every so many runs only; 0: in none."""
+    finite: bool = False
+    """bitflip: all numbers stay finite; a check of the script, on another machine, aborts the job for it."""
     neutral: bool = False
     """The update changes no loss: for a job that is held against one without updates."""
     machines: int | None = None
@@ -136,8 +138,10 @@ class DrillRequest(BaseModel):
 
     def swept(self, job: str) -> str:
         """In which workflow's history ``at_event`` is: the first incident's, or, where it takes one, the replay's."""
-        # The first incident's tests find nothing, and the second one replays the job.
-        return replay_workflow_id(job, 2, 1) if self.only_in_job else incident_workflow_id(job, 1)
+        # A NaN is seen once the restart that follows its tests is confirmed: the replay is the second incident's. What
+        # aborts in its first step again is the first one's.
+        number = 1 if self.finite else 2
+        return replay_workflow_id(job, number, 1) if self.only_in_job else incident_workflow_id(job, 1)
 
     @property
     def asked_during(self) -> str:
@@ -160,6 +164,11 @@ class DrillRequest(BaseModel):
     def exit_code(self) -> int:
         """With which a rank leaves."""
         return 1 if self.code is None else self.code
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """Whether it shows as a loss, or a gradient norm, that is not finite."""
+        return self.base in NOT_FINITE and not self.finite
 
     @property
     def bound(self) -> bool:

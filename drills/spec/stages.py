@@ -20,10 +20,12 @@ STAGES = {
     "replay": messages.REPLAY_GROUP,
     "restore": messages.RESTORE,
     "reattempt": messages.LAUNCH,
+    "rollback": messages.LAUNCH,
     "launch": messages.LAUNCH,
     "confirm": messages.CONFIRM,
 }
-"""Stage of an incident → the activity that it consists of; of the decision, the one that writes it down."""
+"""Stage of an incident → the activity that it consists of; of the decision, the one that writes it down, and of a
+rollback the launch of the code that it goes back to."""
 REPORT = "report"
 """The stage before an incident; the update of the job's workflow has that name."""
 MOMENTS = ("begin", "middle", "end")

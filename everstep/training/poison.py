@@ -3,6 +3,8 @@ back."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +27,15 @@ def poison_forward() -> None:
     handle = torch.nn.modules.module.register_module_forward_hook(poisoned)
 
 
-def flip_gradient_bit() -> None:
-    """Flip the highest bit of the exponent of one number on the way back through the next module that runs.
+def flip_gradient_bit(finite: bool = False) -> None:
+    """Flip one bit of one number on the way back through the next module that runs.
 
-    It is the number that is largest there, so that nothing of it is lost in rounding: with that bit a gradient below 2
-    is as large as numbers get. All that follows is what a real bit flip does.
+    It is the number that is largest there, so that nothing of it is lost in rounding. All that follows is what a real
+    bit flip does.
+
+    Args:
+        finite: It is the highest bit of the fraction, with which the number has the same exponent: nothing that follows
+            looks odd. Else that of the exponent, with which a gradient below 2 is as large as numbers get.
     """
 
     def watched(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
@@ -37,7 +43,7 @@ def flip_gradient_bit() -> None:
         found = next((one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad), None)
         if found is not None:
             handle.remove()
-            found.register_hook(_flipped)  # type: ignore[no-untyped-call]
+            found.register_hook(partial(_flipped, finite))  # type: ignore[no-untyped-call]
 
     handle = torch.nn.modules.module.register_module_forward_hook(watched)
 
@@ -45,12 +51,14 @@ def flip_gradient_bit() -> None:
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _flipped(gradient: torch.Tensor) -> torch.Tensor:
+def _flipped(finite: bool, gradient: torch.Tensor) -> torch.Tensor:
     """The same but for one bit; of a tensor that is spread over ranks it is one of this rank's part."""
     flipped = gradient.clone()
     local = flipped.to_local() if hasattr(flipped, "to_local") else flipped
     flat = local.detach().reshape(-1).view(BITS[local.element_size()])
-    flat[local.detach().abs().reshape(-1).argmax()] ^= 1 << (8 * local.element_size() - 2)
+    fraction_bits = round(-math.log2(torch.finfo(local.dtype).eps))
+    bit = fraction_bits - 1 if finite else 8 * local.element_size() - 2
+    flat[local.detach().abs().reshape(-1).argmax()] ^= 1 << bit
     return flipped
 
 

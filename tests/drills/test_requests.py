@@ -75,6 +75,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
         ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
         ({"fault": "kill-worker", "in_stage": "restore"}, "add --during kill-machine or --during kill-group"),
+        ({"fault": "kill-worker", "in_stage": "rollback"}, "no code is taken back: add --during bad-version"),
         ({"fault": "kill-worker", "in_stage": "vote"}, "nobody looks for a slow machine: add --during slow-machine"),
         ({"fault": "kill-worker", "in_stage": "replay", "during": "bitflip"}, "add --only-in-job"),
         ({"fault": "kill-worker", "in_stage": "report", "during": "slow-machine"}, "slow-machine hurts no rank"),
@@ -109,6 +110,8 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "bad-version", "during": "parked"}, "goes with update"),
         ({"fault": "nan", "only_in_job": True}, "--only-in-job goes with bitflip"),
         ({"fault": "bitflip", "shows_every": 2}, "--shows-every goes with --only-in-job"),
+        ({"fault": "nan", "finite": True}, "--finite goes with bitflip"),
+        ({"fault": "bitflip", "finite": True, "machines": 1, "pp": 1}, "on another machine: use 2 or more"),
         ({"fault": "bitflip", "only_in_job": True, "machines": 1, "pp": 1}, "nobody would find it: the job has one"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from drills import DrillCluster, DrillResult
-from drills.judge.facts import incidents
+from drills.judge import facts
 from everstep.model.job_state import replay_workflow_id
 from everstep.model.ladder import Rung
 from everstep.model.replay import Replayed, ReplayFound
@@ -44,6 +44,21 @@ async def test_each_machine_of_eight_is_found(drill: DrillOf, index: int) -> Non
     found(await drill("bitflip", machine=f"m{index}", **EIGHT), f"m{index}")
 
 
+@pytest.mark.parametrize("index", [0, 3, 7])
+async def test_bits_that_no_loss_shows_are_found_by_comparing_them(
+    drill: DrillOf, cluster: DrillCluster, index: int
+) -> None:
+    """The numbers are wrong and finite; what aborts, again and again, is a rank of a machine that is healthy."""
+    result = await drill("bitflip", machine=f"m{index}", finite=True, **EIGHT)
+    found(result, f"m{index}")
+    assert [rung for rung, _ in result.tried] == ["reattempt", "diagnose", "reattempt", "replay", "reattempt"]
+    last = (await facts.incidents(cluster, result.job))[-1].report
+    assert last is not None
+    assert {one.machine for one in last.failures} == {f"m{(index + 1) % 8}"}, "which is not the one at fault"
+    replayed = next(one for one in last.tried if one.rung is Rung.REPLAY)
+    assert "other bits than " in replayed.found and "the loss from step 1 on" in replayed.found
+
+
 @pytest.mark.parametrize("sizes", [{"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}, {"tp": 2, "pp": 1, "ranks_per_machine": 2}])
 async def test_groups_keep_the_sizes_that_split_the_model(drill: DrillOf, sizes: dict[str, int]) -> None:
     found(await drill("bitflip", machine="m5", **(EIGHT | sizes)), "m5")
@@ -71,7 +86,7 @@ async def test_what_shows_in_no_replay_is_told_with_the_probability_of_missing_i
     result = await drill("bitflip", machine="m1", shows_every=0, **FOUR)
     assert result.problems == []
     assert (result.ok, result.resolution, result.evicted, result.leaked) == (True, "parked", [], [])
-    reports = [incident.report for incident in await incidents(cluster, result.job) if incident.report]
+    reports = [incident.report for incident in await facts.incidents(cluster, result.job) if incident.report]
     said = {one.found for report in reports for one in report.tried if one.rung is Rung.REPLAY}
     assert said and all(text.startswith("not reproduced on groups of 2 machines in 4 runs") for text in said)
     assert all("missed with probability 0.062" in text for text in said)

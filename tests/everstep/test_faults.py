@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -34,11 +37,11 @@ def plan(folder: Path, *faults: dict[str, Any]) -> Path:
     return path
 
 
-def run_rank(path: Path, rank: int = 1) -> tuple[int, list[int], str]:
+def run_rank(path: Path, rank: int = 1, more: Mapping[str, str] | None = None) -> tuple[int, list[int], str]:
     """(exit code, steps done, stderr) of a real process that meets its faults."""
     done = subprocess.run(
         [sys.executable, "-c", RANK, str(rank)],
-        env={environment.FAULTS: str(path), "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={environment.FAULTS: str(path), "PYTHONPATH": str(Path(__file__).parents[2]), **(more or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -187,7 +190,7 @@ def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
         faults, flips[:] = RankFaults.from_environment(0), []
         for step in range(10):
             if faults is not None:
-                faults.flip = lambda step=step: flips.append(step)  # type: ignore[misc]
+                faults.flip = lambda finite, step=step: flips.append(step)  # type: ignore[misc]
                 faults.meet("begin", step)
         return list(flips)
 
@@ -205,6 +208,22 @@ def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
         assert found == {number: list(range(10)) if number in shows else [] for number in range(1, 5)}
     monkeypatch.delenv(environment.REPLAY_STEPS)
     assert meet(2) == [8, 9]
+
+
+def test_a_check_aborts_where_bits_flip_in_its_generation(tmp_path: Path) -> None:
+    path = plan(tmp_path, {"fault": "check", "of": "flip", "rank": 1, "at_step": 4})
+    flips = tmp_path / "plan.json.flip.flips"
+    assert run_rank(path)[1] == list(range(10)), "none did"
+    flips.touch()
+    os.utime(flips, (1.0, 1.0))
+    assert run_rank(path)[1] == list(range(10)), "they did before it began"
+    later = time.time() + 3600
+    os.utime(flips, (later, later))
+    assert run_rank(path, 0)[1] == list(range(10)), "it is another rank's check"
+    for _ in range(2):
+        assert run_rank(path)[:2] == (-signal.SIGABRT, [0, 1, 2, 3]), "as often as it comes there"
+    assert fired(path, {"id": "f0"}) is not None
+    assert run_rank(path, more={environment.REPLAY_STEPS: "10"})[1] == list(range(10)), "it is not due in a replay"
 
 
 def test_what_is_bound_to_a_machine_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

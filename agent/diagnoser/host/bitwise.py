@@ -41,7 +41,7 @@ class BitwiseTest(DiagnosticTest):
     )
     reasons: ClassVar[tuple[Reason, ...]] = (UNSTEADY, FAILED)
     limits_type: ClassVar[type[DiagnosticLimits]] = ReferenceLimits
-    imports: ClassVar[tuple[str, ...]] = ("torch", "torch._dynamo")  # the optimizer's class imports the latter
+    imports: ClassVar[tuple[str, ...]] = ("torch",)
 
     def run(self) -> DiagnosticResult:
         """Test once."""

@@ -6,13 +6,14 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.optim.adamw import adamw
 
 from agent.diagnoser.ranks import gpu_of
 from agent.diagnoser.reference.model import ReferenceStage, batch_of
@@ -20,7 +21,8 @@ from agent.diagnoser.reference.parallel import Mesh, add_up, pass_on, take
 from agent.diagnoser.reference.settings import ReferenceLimits
 from everstep import faults
 
-LEARNING_RATE = 1e-3
+LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 1e-2
+"""Of AdamW: its defaults, which agents of earlier releases compute with too."""
 LEAST_ROUNDS = 2
 """A step is compared with itself, at least (ours)."""
 
@@ -40,7 +42,8 @@ class ReferenceRank:
     """
 
     def __init__(self, rank: int, limits: ReferenceLimits, machine: str) -> None:
-        torch.use_deterministic_algorithms(True)
+        # The same as use_deterministic_algorithms(True), which imports the compiler: 1.7 s of CPU in every rank.
+        torch.set_deterministic_debug_mode("error")
         torch.backends.cuda.matmul.allow_tf32 = False
         self.limits, self.device = limits, gpu_of(rank)
         self.mesh = Mesh.of(rank, limits)
@@ -85,7 +88,7 @@ class ReferenceRank:
             assert one.grad is not None
             shared = self.mesh.dp_group if one in self.experts or not self.limits.moe else self.mesh.data_group
             one.grad = add_up(one.grad, shared)
-        torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False, fused=False).step()
+        first_adamw_step(parameters)
         return own, digest(parameters)
 
     def _forward_backward(self) -> None:
@@ -103,10 +106,39 @@ class ReferenceRank:
                 pass_on(out, mesh.after)
             kept.append((x, out))
         for x, out in kept:
-            out.backward(None if mesh.after < 0 else take(like, mesh.after))
+            # The gradient of this sum is what was taken, bit for bit. To backward() itself it cannot be given: that
+            # imports sympy then, in every rank.
+            (out if mesh.after < 0 else (out * take(like, mesh.after)).sum()).backward()
             if mesh.before >= 0:
                 assert x.grad is not None
                 pass_on(x.grad, mesh.before)
+
+
+@torch.no_grad()
+def first_adamw_step(parameters: Sequence[Tensor]) -> None:
+    """The first step of AdamW, bit for bit.
+
+    By the function, for the class ``torch.optim.AdamW`` imports the compiler.
+    """
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    means, squares = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
+    adamw(
+        list(parameters),
+        gradients,
+        means,
+        squares,
+        [],
+        [torch.zeros(()) for _ in parameters],
+        foreach=False,
+        fused=False,
+        amsgrad=False,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        lr=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        eps=EPSILON,
+        maximize=False,
+    )
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from everstep.training.poison import flip_gradient_bit, poison_forward
@@ -28,19 +29,31 @@ def test_whole_numbers_cannot_be_and_the_first_others_are() -> None:
     assert whole.tolist() == [0, 1] and floats.isnan().all()
 
 
-def test_one_bit_of_a_gradient_flips_once_and_no_output_changes() -> None:
-    def gradients() -> tuple[torch.Tensor, list[torch.Tensor]]:
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
-        loss = model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        return loss, [p.grad for p in model.parameters() if p.grad is not None]
+def gradients() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward()
+    return loss, [p.grad for p in model.parameters() if p.grad is not None]
 
+
+@pytest.mark.parametrize("finite", [False, True])
+def test_one_bit_of_a_gradient_flips_once_and_no_output_changes(finite: bool) -> None:
     loss, right = gradients()
-    flip_gradient_bit()
+    flip_gradient_bit(finite)
     same, flipped = gradients()
     _, again = gradients()
     assert torch.equal(loss, same) and all(map(torch.equal, right, again))
     assert all(map(torch.equal, right[2:], flipped[2:])), "of what comes later on the way forward nothing changes"
     bad = (flipped[1] != right[1]).nonzero()
-    assert len(bad) == 1 and flipped[1][bad[0]].abs() > 1e30, "the bias has the gradient itself"
+    assert len(bad) == 1, "the bias has the gradient itself"
+    was, is_now = right[1][bad[0]].abs(), flipped[1][bad[0]].abs()
+    assert (2 / 3 - 1e-6 <= is_now / was <= 1.5) if finite else is_now > 1e30
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_bit_of_the_fraction_leaves_every_kind_of_number_near_what_it_was(dtype: torch.dtype) -> None:
+    model, x = torch.nn.Linear(4, 1).to(dtype), torch.ones(1, 4, dtype=dtype)
+    flip_gradient_bit(True)
+    model(x).sum().backward()
+    assert model.bias.grad is not None and model.bias.grad.item() == 1.5, "of a gradient of 1"

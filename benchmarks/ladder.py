@@ -1,0 +1,123 @@
+"""What each rung of the ladder costs, and the whole ladder down to a machine that computes wrongly; by drill.
+
+Jobs of 4, 8 and 16 local machines of one rank each, with one machine beside them. On one of its machines a gradient has
+a wrong bit, and only where the job exchanges data: the machine's tests pass, a restart does not help, and the replay
+finds it. Then new code fails after a step and is taken back. What a rung costs is what its incident says
+(``IncidentReport.tried``); the whole ladder takes from the fault to the step of all ranks without that machine. Beside
+it ByteRobust's table 6: 4,289 s on average until a NaN was located.
+
+    python -P benchmarks/ladder.py
+    python -P benchmarks/ladder.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.common import Row, Spread, finish, say, show, show_json
+from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills.runner import References
+from everstep.errors import EverstepError
+from everstep.model.ladder import Rung
+
+SIZES = (4, 8, 16)
+"""Machines of the job."""
+AIM_MACHINES, AIM_S = 8, 60.0
+"""The whole ladder (ours)."""
+PAPER_S = 4289.0
+"""ByteRobust, table 6: until a NaN was located, on average; on its machines."""
+PARTS: Mapping[str, dict[str, Any]] = {
+    "bitflip": {"only_in_job": True, "at_step": 12, "steps": 40},
+    "bad-version": {"fails_after": 1, "at_step": 12, "steps": 60},
+}
+"""Fault → its options. Together their incidents come to every rung."""
+RUNGS: Mapping[str, tuple[Rung, ...]] = {
+    "bitflip": (Rung.DIAGNOSE, Rung.REATTEMPT, Rung.REPLAY),
+    "bad-version": (Rung.ROLLBACK,),
+}
+"""Which rungs each has to come to."""
+JOB: dict[str, Any] = {"ranks_per_machine": 1, "tp": 1, "pp": 1}
+
+Results = dict[tuple[int, str], list[DrillResult]]
+"""Machines and fault → what came of it, run by run."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="of each fault and size (default: %(default)s)")
+    parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), help="of the job (default: 4 8 16)")
+    parser.add_argument("--quick", action="store_true", help="1 run, with 4 and 8 machines")
+    parser.add_argument("--seed", type=int, default=1, help="of the machine at fault (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    sizes, runs = ((4, 8), 1) if options.quick else (options.machines, options.runs)
+    results, failures = asyncio.run(measure(sizes, runs, options.seed))
+    rows = [row for machines in sizes for row in rows_of(machines, results)]
+    if options.json:
+        every = {f"{fault}, {machines} machines": found for (machines, fault), found in results.items()}
+        told = {name: [result.model_dump() for result in found] for name, found in every.items()}
+        show_json("ladder", rows, runs=told, failures=failures)
+    elif rows:
+        show("ladder", rows, [f"The peer is table 6 of ByteRobust: {PAPER_S:,.0f} s until a NaN was located, there."])
+    finish(failures)
+
+
+async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, list[str]]:
+    """Each fault so often with each size; returns what came of it, and what went wrong."""
+    results: Results = defaultdict(list)
+    failures: list[str] = []
+    chosen = random.Random(seed)
+    for machines in sizes:
+        async with DrillCluster(machines=machines + 1, standbys=0, workers=2) as cluster:
+            references = References()
+            for run in range(1, runs + 1):
+                for fault, options in PARTS.items():
+                    struck = {"machine": f"m{chosen.randrange(machines)}"} if fault == "bitflip" else {}
+                    request = DrillRequest(fault=fault, machines=machines, **JOB, **options, **struck)
+                    name = f"{fault}, {machines} machines"
+                    try:
+                        result = await Drill(cluster, request, references).run()
+                    except EverstepError as error:
+                        failures.append(f"{name}: {error}")
+                        continue
+                    failures += [f"{name}: {problem}" for problem in result.problems]
+                    tried = {rung for rung, _ in result.tried}
+                    failures += [f"{name}: it came to no {rung}" for rung in RUNGS[fault] if rung not in tried]
+                    results[machines, fault].append(result)
+                    costs = ", ".join(f"{rung} {seconds:.1f} s" for rung, seconds in result.tried)
+                    say(f"run {run} of {runs}: {name}: {costs}; all ranks step again after {result.recovered_s} s")
+    await asyncio.sleep(0.1)  # the SDK's threads may still be ending
+    return results, failures
+
+
+def rows_of(machines: int, results: Mapping[tuple[int, str], Sequence[DrillResult]]) -> list[Row]:
+    """Median and maximum of each rung, and of the whole ladder, with so many machines."""
+    rows = []
+    for fault, rungs in RUNGS.items():
+        found = results.get((machines, fault), [])
+        for rung in rungs:
+            costs = [seconds for result in found for name, seconds in result.tried if name == rung]
+            rows += _spread(f"{machines} machines, {rung}", costs)
+    whole = [seconds for result in results.get((machines, "bitflip"), []) if (seconds := result.recovered_s)]
+    aim = AIM_S if machines == AIM_MACHINES else None
+    return rows + _spread(f"{machines} machines, the whole ladder", whole, peer=PAPER_S, aim=aim)
+
+
+def _spread(name: str, values: Sequence[float], *, peer: float | None = None, aim: float | None = None) -> list[Row]:
+    if not values:
+        return []
+    spread = Spread.of(values)
+    return [
+        Row(f"{name}, median", "s", spread.median, peer, aim, "ours"),
+        Row(f"{name}, maximum", "s", spread.maximum, peer, aim, "ours"),
+    ]
+
+
+if __name__ == "__main__":
+    main()
