@@ -127,6 +127,8 @@ def _check_bits(request: DrillRequest, spec: JobSpec) -> None:
     for option, chosen in (("--only-in-job", request.only_in_job), ("--finite", request.finite)):
         if chosen and request.base != "bitflip":
             raise ConfigError(f"{option} goes with bitflip, not with {request.base}")
+    if request.shows_every != 1 and not request.only_in_job:
+        raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
     if request.finite and spec.machines == 1:
         raise ConfigError("--finite: the check that aborts the job is on another machine: use 2 or more")
     if request.only_in_job and (why := why_not(spec, Showing(kind="steps"))):
@@ -207,21 +209,12 @@ def _check_choices(request: DrillRequest) -> None:
             raise ConfigError("--standby goes with kill-machine --gone and kill-group --gone: nobody is replaced else")
     if request.everywhere and (request.base not in SHARED or request.then):
         raise ConfigError(f"--everywhere goes with {', '.join(SHARED)}, and without --then")
-    _check_broken(request)
     if request.base == "cut-off":
         _one_of("--from", request.cut_from, ("control",))
     if request.base == "kill-postgres" and request.seconds > LEDGER_LIMIT_S:
         raise ConfigError(f"--seconds {request.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
     if request.base == "hang-peer" and request.seconds > HANG_LIMIT_S:
         raise ConfigError(f"--seconds {request.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
-
-
-def _check_broken(request: DrillRequest) -> None:
-    """What a machine that computes wrongly does not show in tests."""
-    if request.only_in_job and request.base != "bitflip":
-        raise ConfigError(f"--only-in-job goes with bitflip, not with {request.base}")
-    if request.shows_every != 1 and not request.only_in_job:
-        raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
 
 
 def _one_of(option: str, value: str, choices: Sequence[str]) -> None:
