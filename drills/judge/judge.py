@@ -241,9 +241,9 @@ def _not_recovered(
 
 def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
     """Only a person can help, and was told why."""
-    why, said, fact = "its checkpoints have no room", ("no room",), "there is no room"
+    why, said, fact = "its checkpoints have no room", ["no room"], "there is no room"
     if request.shows_every == 0:
-        why, said = "no replay shows its fault", ("not reproduced on groups of", "is missed with probability")
+        why, said = "no replay shows its fault", ["not reproduced on groups of", "is missed with probability"]
         fact = "no replay showed it, and how likely that is"
     told = any(all(words in text for words in said) for text in facts.texts)
     return [
