@@ -242,13 +242,14 @@ def _not_recovered(
 
 def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
     """Only a person can help, and was told why."""
-    said, lacks = ["no room"], "its checkpoints have no room"
+    why, said, fact = "its checkpoints have no room", ["no room"], "there is no room"
     if request.shows_every == 0:
-        said, lacks = ["not reproduced on groups of", "is missed with probability"], "no replay shows its fault"
+        why, said = "no replay shows its fault", ["not reproduced on groups of", "is missed with probability"]
+        fact = "no replay showed it, and how likely that is"
     told = any(all(words in text for words in said) for text in facts.texts)
     return [
-        *([] if facts.parked else [f"the job was not parked although {lacks}"]),
-        *([] if told else [f"nobody was told that {lacks}"]),
+        *([] if facts.parked else [f"the job was not parked although {why}"]),
+        *([] if told else [f"nobody was told that {fact}"]),
     ]
 
 

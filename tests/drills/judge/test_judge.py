@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drills.judge.compare import Comparison
+from drills.judge.evictions import evictions_right
 from drills.judge.facts import DrillFacts, IncidentFacts, restored_from
 from drills.judge.judge import judge, summary
 from drills.judge.result import DrillResult
@@ -172,6 +173,18 @@ def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
     assert judge(request, SPEC, parked).ok
     assert judge(request, SPEC, replace(parked, texts=[])).problems == ["nobody was told that there is no room"]
     assert not judge(request, SPEC, replace(parked, parked=False)).ok
+
+
+def test_what_no_replay_shows_parks_is_told_and_has_nobody_leave() -> None:
+    request = DrillRequest(fault="bitflip", machine="m1", only_in_job=True, shows_every=0)
+    said = "replay: not reproduced on groups of 2 machines in 4 runs: … is missed with probability 0.062, and …"
+    parked = facts(outcome="failed", parked=True, incidents=[], texts=[said])
+    assert judge(request, SPEC, parked).ok
+    untold = replace(parked, texts=["replay: not reproduced on groups of 2 machines"])
+    assert judge(request, SPEC, untold).problems == ["nobody was told that no replay showed it, and how likely that is"]
+    assert not judge(request, SPEC, replace(parked, parked=False)).ok
+    gone = evictions_right(request, SPEC, ["m1"])
+    assert gone == ["m1 left the job, and nothing is wrong with it"]
 
 
 @pytest.mark.parametrize(("during", "ok"), [(1.2, True), (3.0, False)])
