@@ -21,7 +21,7 @@ from everstep.text import listed
 RANKS_KEPT = 64
 MACHINES_KEPT = 64
 """Of one round (ours)."""
-NOBODY = "no machine has the most slow ranks in {} of {} rounds"
+NOBODY = "no machine has the flag in as many as {} of {} rounds"
 
 
 def slow_round(
@@ -111,7 +111,7 @@ def _nobody(found: SlowFound, known: Sequence[SlowRound]) -> SlowFound:
         JobGrowth.NONE: (SlowConclusion.WAITING, "the network, storage or what the script waits for"),
     }
     conclusion, meaning = conclusions.get(kind, (SlowConclusion.UNKNOWN, "nothing more is known"))
-    return found.model_copy(update={"conclusion": conclusion, "reason": f"{said}. {why}: {meaning}"})
+    return found.model_copy(update={"conclusion": conclusion, "reason": f"{said}; {why}: {meaning}"})
 
 
 def _usual(growths: Sequence[str]) -> Growth:
