@@ -8,16 +8,7 @@ from temporalio.exceptions import ApplicationError
 from everstep.model.eviction import EvictionState
 from everstep.model.hang import HangFound
 from everstep.model.health import MachineFinding
-from everstep.model.incident import (
-    Anomaly,
-    Failure,
-    IncidentReport,
-    Launched,
-    Showing,
-    StageRecord,
-    StateCopy,
-    Symptom,
-)
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Showing, StateCopy, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrained
 from everstep.model.ladder import Rung, Tried
@@ -25,6 +16,7 @@ from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowFound
+from everstep.model.stage_record import StageRecord
 from everstep.model.version import JobVersion
 
 RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED, Symptom.MACHINE_SILENT}

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from everstep.model.incident import IncidentReport, StageRecord
+from everstep.model.incident import IncidentReport
 from everstep.model.job_state import IncidentSummary, JobState
+from everstep.model.stage_record import StageRecord
 
 IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
 """``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it ends."""

@@ -18,6 +18,7 @@ from everstep.model.ladder import Tried
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
 from everstep.model.slow import SlowFound
+from everstep.model.stage_record import StageRecord
 from everstep.model.version import JobVersion
 from everstep.model.words import Words
 
@@ -238,6 +239,10 @@ class Failure(Model):
     """Of the rank that failed first; None: none did, or it is not known."""
     machine: str = ""
     """On which that rank ran, or the one that is named; empty: not known."""
+    explained: bool = False
+    """A machine was to blame, and was dealt with before the next launch."""
+    over_ns: int = 0
+    """When the job stepped again after it; 0: not known."""
 
 
 class Stage(Words):
@@ -282,16 +287,6 @@ class Stage(Words):
 
 NOT_CONFIRMED = str(Stage.NOT_CONFIRMED)
 """What a job is called that goes on as far as anybody can see, and was not seen to step."""
-
-
-class StageRecord(Model):
-    """One stage of an incident."""
-
-    name: str
-    seconds: float
-    found: str = ""
-    to_accept: str = ""
-    """Of a parked incident: from where an operator may let the job go on though something newer may exist."""
 
 
 class Launched(Model):
@@ -396,3 +391,5 @@ class IncidentReport(Model):
     """What looks at the ranks showed of why the job stood still; None: nobody looked."""
     tried: list[Tried] = Field(default_factory=list)
     """What was tried, rung by rung of the ladder, with what came of it; in order."""
+    begun_again_ns: int = 0
+    """When an operator resumed it, or it went on for other code, last: what was before does not count any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from everstep.model.eviction import Eviction
-from everstep.model.incident import StageRecord
+from everstep.model.stage_record import StageRecord
 
 
 class StageAtHand(StageRecord):

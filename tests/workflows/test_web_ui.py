@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import CopyToRestore, Evidence, Restored, StageRecord, StateCopy, Tier
+from everstep.model.incident import CopyToRestore, Evidence, Restored, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
+from everstep.model.stage_record import StageRecord
 from workflows import web_ui
 
 

@@ -12,8 +12,9 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.recover.state import RecoveryState
-    from everstep.model.incident import Failure, StageRecord
+    from everstep.model.incident import Failure
     from everstep.model.ladder import Rung
+    from everstep.model.stage_record import StageRecord
     from workflows.incident.timeline import IncidentTimeline
     from workflows.messages import Carried, IncidentInput
 

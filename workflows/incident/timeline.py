@@ -11,8 +11,9 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
-    from everstep.model.incident import Evidence, IncidentReport, Launched, Stage, StageRecord
+    from everstep.model.incident import Evidence, IncidentReport, Launched, Stage
     from everstep.model.job_state import job_workflow_id, replay_workflow_id
+    from everstep.model.stage_record import StageRecord
     from workflows import attributes, web_ui
     from workflows.messages import IncidentInput
     from workflows.options import on_ledger

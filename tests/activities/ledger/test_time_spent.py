@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from activities.ledger import Ledger
-from everstep.model.incident import Anomaly, IncidentReport, StageRecord, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
+from everstep.model.stage_record import StageRecord
 
 S = 10**9
 ID = "incident/gpt/0001"

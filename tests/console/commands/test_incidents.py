@@ -23,11 +23,11 @@ from everstep.model.incident import (
     Failure,
     IncidentReport,
     RankExit,
-    StageRecord,
     StateCopy,
     Symptom,
 )
 from everstep.model.job import JobSpec
+from everstep.model.stage_record import StageRecord
 
 S = 10**9
 FAULT = 1_763_730_000 * S

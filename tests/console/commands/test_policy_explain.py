@@ -14,10 +14,11 @@ from controlplane.client import Control
 from everstep.errors import NoSuchJob
 from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer, EvictionState, EvictMode
-from everstep.model.incident import Anomaly, IncidentReport, StageRecord, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.stage_record import StageRecord
 
 S = 10**9
 FAULT = 1_763_730_000 * S

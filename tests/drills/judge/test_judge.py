@@ -17,7 +17,8 @@ from drills.observe.step_records import Records, ReportedStep
 from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
-from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, StageRecord, Tier
+from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, Tier
+from everstep.model.stage_record import StageRecord
 
 SECOND = 10**9
 KEYS = [
