@@ -81,6 +81,9 @@ def test_no_faulty_group_clears_nobody() -> None:
     assert suspects(plan, shown(plan)) == suspects(plan, {group.name: False for group in plan.groups})
     assert suspects(plan, shown(plan)).found is Found.NOTHING
     assert not_reproduced(4, 0.02, 100).startswith("not reproduced on groups of 4 machines in 100 runs")
+    assert not_reproduced(4, 0.02, 100).count("is missed with probability 0.13") == 1
+    assert ", one that shows in" not in not_reproduced(4, 0.02, 100), "it is the one that is told anyway"
+    assert "probability 0.062, one that shows in 0.02 with 0.92, and one that" in not_reproduced(4, 0.5, 4)
     assert "clean" not in not_reproduced(4, 0.02, 100)
 
 
