@@ -11,10 +11,11 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.evict.incident_facts import EVICTED_KEPT
     from everstep.decisions.ladder.facts import kept
-    from everstep.decisions.recover.rules import still_counting
+    from everstep.decisions.recover.solved import still_counting
     from everstep.decisions.versions.book import VersionBook
     from everstep.model.incident import IncidentReport, Symptom
     from everstep.model.job_state import JobState
+    from everstep.model.ladder import Rung
     from everstep.model.machine import Machine
     from everstep.model.version import JobVersion
 
@@ -30,12 +31,7 @@ def learn(state: JobState, report: IncidentReport) -> bool:
     learn_versions(state, report.versions, report.version)
     state.status = "running" if report.recovered else "failed"
     state.unproductive_s += report.seconds or 0.0
-    if report.failures:
-        failures = [one for one in report.failures if one.symptom is not Symptom.UPDATE]
-        still = still_counting(state.failures, failures[0], state.spec.policy) if failures else state.failures
-        state.failures = [*still, *failures][-FAILURES_KEPT:]
-    if report.tried:
-        state.tried = kept(state.tried, report.tried, state.spec.policy, TRIED_KEPT)
+    learn_failures(state, report)
     if report.machines:
         change_machines(state, report.machines)
     state.evicted_ns = [*state.evicted_ns, *report.evicted_ns][-EVICTED_KEPT:]
@@ -48,6 +44,31 @@ def learn(state: JobState, report: IncidentReport) -> bool:
         state.unconfirmed = report.confirmation.reason
         return True
     return False
+
+
+def learn_failures(state: JobState, report: IncidentReport) -> None:
+    """What of an incident's failures, and of what was tried about them, counts for the next one."""
+    begun_ns, policy = report.begun_again_ns, state.spec.policy
+    if begun_ns:
+        state.failures, state.tried = [], []
+    failures = [one for one in report.failures if one.symptom is not Symptom.UPDATE and one.time_ns >= begun_ns]
+    if failures:
+        still = still_counting(state.failures, failures[0], policy)
+        if report.recovered and report.confirmation:
+            failures[-1] = failures[-1].model_copy(update={"over_ns": report.confirmation.stepped_ns})
+        state.failures = [*still, *failures][-FAILURES_KEPT:]
+    unsolved = {one.generation for one in state.failures}
+    tried = [one for one in report.tried if one.time_ns >= begun_ns]
+    if failures and failures[-1].explained and found_by_looking(report):
+        symptoms = {one.symptom for one in failures}
+        state.tried = [one for one in state.tried if one.symptom not in symptoms]
+    elif tried:
+        state.tried = kept(state.tried, tried, policy, TRIED_KEPT, unsolved)
+
+
+def found_by_looking(report: IncidentReport) -> bool:
+    """Whether a test, or a replay, found a machine that left: what was tried for it says nothing of a later fault."""
+    return bool(report.evicted) and any(one.rung in {Rung.DIAGNOSE, Rung.REPLAY} for one in report.tried)
 
 
 def learn_versions(state: JobState, versions: list[JobVersion], running: int) -> None:

@@ -60,6 +60,8 @@ class Carried(Model):
     """Rungs of the ladder, since an operator resumed."""
     all_tried: list[Tried] = Field(default_factory=list)
     """The same of the whole incident, the last ones."""
+    begun_again_ns: int = 0
+    """When an operator resumed it, or it went on for other code, the last time."""
     tested: list[MachineFinding] = Field(default_factory=list)
     """What stop-time tests found."""
     approved: list[Rung] = Field(default_factory=list)

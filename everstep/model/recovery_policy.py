@@ -27,10 +27,15 @@ class RecoveryPolicy(BaseModel):
         1000, ge=0, description="Without a common checkpoint the job begins again only if it loses no more (ours)."
     )
     steady_steps: int = Field(
-        100, ge=1, description="Steps without a failure after which the failure count starts again (ours)."
+        100,
+        ge=1,
+        description="A failure is solved, and a version of the code steady, so many steps past it without another, and "
+        "after steady_s (ours).",
     )
     steady_s: float = Field(
-        3600.0, gt=0, description="Time without a failure after which the count starts again, seconds (ours)."
+        3600.0,
+        ge=0,
+        description="So long after the job stepped again, seconds; alone where a script shows no steps (ours).",
     )
     backoff_initial_s: float = Field(
         1.0, ge=0, description="Wait before the second reattempt, seconds; the first one does not wait (ours)."
@@ -140,7 +145,21 @@ class RecoveryPolicy(BaseModel):
         description="How far diagnose, rollback and replay may go: act, approve, shadow or off (ours).",
     )
     ladder_window_h: float = Field(
-        1.0, ge=0, description="What was tried for the same fault within so many hours is not tried again (ours)."
+        24.0,
+        ge=0,
+        description="What was tried for the same fault within so many hours is not tried again, solved or not (ours).",
+    )
+    ladder_repeats: int = Field(
+        3,
+        ge=0,
+        description="So many failures of unknown cause with one symptom in ladder_window_h are one fault, whatever "
+        "machines they name; 0: never (ours).",
+    )
+    ladder_restarts: int = Field(
+        5,
+        ge=0,
+        description="A fault that all rungs left unsolved, and that was restarted so often in ladder_window_h since, "
+        "is parked; 0: never (ours).",
     )
     diagnose_at_once: bool = Field(
         default=False,

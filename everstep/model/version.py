@@ -204,9 +204,11 @@ class JobVersion(Model):
     """Which steps ran under it: the generation that it came with, the completed steps at which that began and at which
     it ended (-1: it runs); the last ones. A script that does not number its steps has -1."""
     steady: bool = False
-    """It made steady progress: what fails later is not held against it."""
+    """It made steady progress: a rollback goes to it."""
+    proven: bool = False
+    """It came through its first steps: what fails later is not held against it at once. So is what was steady."""
     failed: int = 0
-    """Failures before it was steady."""
+    """Failures in its first steps."""
     ended: str = ""
     """How it ended, for people; empty: it runs, or never ran."""
 

@@ -250,3 +250,64 @@ async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) ->
     assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK, Rung.REPLAY]
     [cleared] = [one for one in report.versions if one.number == 2]
     assert (cleared.status, cleared.why) == ("replaced", "it was taken back, and v1 failed in the same way")
+
+
+def crashed(machine: str, step: int) -> Callable[[StopInput], Evidence]:
+    """The rank of a machine was killed there."""
+
+    def evidence(given: StopInput) -> Evidence:
+        ends = [
+            end.model_copy(update={"stopped_by_us": end.machine != machine, "time_ns": 1 + (end.machine != machine)})
+            for end in exits(step)
+        ]
+        return Evidence(generation=given.generation, exits=ends, held=held(step))
+
+    return evidence
+
+
+async def test_a_fault_that_names_another_machine_at_another_step_climbs_as_long_as_it_is_not_solved(
+    jobs: Jobs,
+) -> None:
+    handle = await struck(jobs)
+    await recovered(jobs, handle, 2)
+    jobs.cluster.evidence = crashed("m0", 130)
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
+    report = await recovered(jobs, handle, 3)
+    assert (report.failures[0].machine, report.failures[0].step) == ("m0", 130)
+    assert tried(report) == [Rung.DIAGNOSE, Rung.REATTEMPT]
+    state = await jobs.until(handle, lambda state: True)
+    assert [one.generation for one in state.failures] == [1, 2] and all(one.over_ns for one in state.failures)
+    assert [(one.generation, one.path) for one in state.tried] == [(1, "unclear"), (2, "unclear"), (2, "unclear")]
+
+
+async def test_what_inspections_explain_is_remembered_of_nobody(jobs: Jobs) -> None:
+    """A machine came back empty: what was done about it says nothing of the next failure."""
+
+    def emptied(given: StopInput) -> Evidence:
+        return crashed("m1", 20)(given).model_copy(update={"emptied": ["m1"]})
+
+    jobs.cluster.evidence = emptied
+    handle = await struck(jobs)
+    report = await recovered(jobs, handle, 2)
+    assert [one.path for one in report.tried] == ["explained"] and report.failures[0].explained
+    state = await jobs.until(handle, lambda state: True)
+    assert (state.tried, state.failures[0].explained) == ([], True)
+    jobs.cluster.evidence = crashed("m1", 21)
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
+    assert tried(await recovered(jobs, handle, 3)) == [Rung.REATTEMPT]
+
+
+async def test_what_was_tried_before_an_operator_resumed_is_forgotten_in_the_next_incident_too(jobs: Jobs) -> None:
+    jobs.cluster.confirmation = in_vain(2)
+    handle = await struck(jobs, max_failures_at_step=3, ladder={"replay": "off"})
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
+    shown = await incident.query(IncidentWorkflow.current_stage)
+    assert "reattempt and diagnose did not help" in shown.found
+    await incident.signal("resume", WHO)
+    report = await recovered(jobs, handle, 4)
+    assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT]
+    state = await jobs.until(handle, lambda state: True)
+    assert (state.tried, [one.generation for one in state.failures]) == ([], [3])
+    await handle.execute_update(JobWorkflow.report, anomaly(4))
+    assert tried(await recovered(jobs, handle, 5)) == [Rung.REATTEMPT]

@@ -85,7 +85,9 @@ async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) 
 async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(jobs: Any) -> None:
     jobs.cluster.confirmation = failing
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=held(20))
-    job = await jobs.start(max_attempts=12, max_failures_at_step=100, max_failures_without_progress=100)
+    job = await jobs.start(
+        max_attempts=12, ladder_restarts=0, max_failures_at_step=100, max_failures_without_progress=100
+    )
     await job.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(job, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))

@@ -204,7 +204,7 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     assert [launch.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt", ""]
     assert (state.spec.version, state.spec.code, len(state.incidents)) == (1, "", 1)
     assert version(state, 2).status == VersionStatus.SUSPECT
-    assert "asked for by ada: it failed before its first step: KeyError" in version(state, 2).why
+    assert "asked for by ada, 1 file changed: it failed before its first step: KeyError" in version(state, 2).why
     [report] = reports(jobs)
     assert (report.resolution, report.version) == ("rollback", 1)
     assert "back to v1: v2, asked for by ada" in "\n".join(note.text for note in jobs.cluster.notes)

@@ -35,6 +35,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import TASK_TIMEOUT
 
 T = TypeVar("T")
+PROGRESS = "solved is steady progress"
+"""Incidents of before this release take a failure for solved after enough steps, or enough time."""
 LEDGER_S = 5.0
 """Time for entries to reach the ledger before an incident continues as new (ours)."""
 
@@ -94,6 +96,8 @@ class Incident:
         """The operator who gave it."""
         self.resumed_by = ""
         """The last operator who resumed the job; empty: nobody did."""
+        self.begun_again_ns = input.carried.begun_again_ns if input.carried else 0
+        """When it was tried again with a fresh ladder, the last time; 0: it never was."""
         self.abandoned_by = ""
         self.asked_rung: Rung | None = None
         """Of the ladder, that an operator has to approve; None: none."""
@@ -123,6 +127,17 @@ class Incident:
             self.version_changes = [VersionChange(*change) for change in input.carried.version_changes]
             self.evictions = input.carried.evictions.model_copy(deep=True)
             self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)
+
+    def begin_again(self) -> None:
+        """Somebody has it tried again: what was before does not count any more."""
+        self.begun_again_ns = workflow.time_ns()
+        self.state.begin_again()
+
+    def judge_progress(self) -> None:
+        """Learn by which rule of what is solved it goes: that of the release on which it began."""
+        state = self.state
+        earlier = bool(state.history or state.ladder.remembered or state.ladder.tried)
+        state.judges_progress = not earlier or workflow.patched(PROGRESS)
 
     @property
     def looks_again(self) -> bool:
@@ -298,6 +313,7 @@ class Incident:
             "came_back": came_back,
             "launched": self.launched,
             "resumed_by": self.resumed_by,
+            "begun_again_ns": self.begun_again_ns,
             "hang": self.hang,
             "slow": self.slow,
             "version_changes": [(one.number, one.why, one.suspect) for one in self.version_changes],

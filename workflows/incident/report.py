@@ -141,6 +141,7 @@ def _report(
         version=incident.state.book.running,
         versions=incident.state.book.changed(),
         tried=incident.state.ladder.all_tried,
+        begun_again_ns=incident.begun_again_ns,
         hang=incident.hang,
         slow=incident.slow,
         approved={one.machine: one.approved_by for one in incident.evictions.done if one.approved_by},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, Tried
 from everstep.model.recovery_policy import RecoveryPolicy
+
+EXPLAINS = frozenset({"update", "explained", "elsewhere"})
+"""Paths of failures whose cause is known, and is neither the code nor a machine of the job: what was tried about them
+says nothing of another failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,10 @@ class LadderFacts:
     """The version that a rollback would bring; empty: there is none."""
     tests: tuple[str, ...] = ()
     """Diagnostic tests for this symptom; empty: there are none."""
+    unsolved: frozenset[int] = field(default=frozenset())
+    """Generations whose failures were not solved, in this incident or before it."""
+    ran_well: str = ""
+    """Why the code is not to blame for what comes at another place each time; empty: nothing says so."""
     no_replay: str = ""
     """Why the job cannot be replayed; empty: it can."""
     diagnose_at_once: bool = False
@@ -64,14 +72,37 @@ def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPoli
     return [one for one in tried if one.time_ns >= began_ns]
 
 
+def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
+    """What was tried before this incident, and counts: a failure with the same symptom was not solved by it; or it
+    was, and this is the same fault again within the window, or one of many failures in it."""
+    failure = facts.failure
+    alike = [one for one in facts.remembered if one.symptom == failure.symptom and one.path not in EXPLAINS]
+    near = within_window(alike, failure, policy)
+    many = 0 < policy.ladder_repeats <= 1 + len({_failure_of(one) for one in near})
+    again = {id(one) for one in near if many or is_same_fault(one, failure)}
+    return [one for one in alike if one.generation in facts.unsolved or id(one) in again]
+
+
+def _failure_of(tried: Tried) -> tuple[int, int]:
+    """For which failure it was tried; an earlier release does not say which generation failed."""
+    return tried.generation, 0 if tried.generation >= 0 else tried.time_ns
+
+
 def counted(facts: LadderFacts, policy: RecoveryPolicy) -> Counter[Rung]:
-    """How often each rung was tried: in this incident, and for the same fault within the window before it."""
-    remembered = within_window(facts.remembered, facts.failure, policy)
-    before = [one for one in remembered if is_same_fault(one, facts.failure)]
-    return Counter(one.rung for one in (*before, *facts.tried))
+    """How often each rung was tried: in this incident, and for the same fault before it."""
+    return Counter(one.rung for one in (*counting(facts, policy), *facts.tried))
 
 
-def kept(remembered: list[Tried], new: list[Tried], policy: RecoveryPolicy, most: int) -> list[Tried]:
+def is_at_one_place(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
+    """Whether the job fails at the same step again, or did not come to one since; where steps are not known, it may."""
+    generation, step = facts.failure.generation, facts.failure.step
+    here = any(one.generation != generation for one in facts.tried)
+    return step < 0 or here or any(one.step == step for one in counting(facts, policy))
+
+
+def kept(
+    remembered: list[Tried], new: list[Tried], policy: RecoveryPolicy, most: int, unsolved: Collection[int] = ()
+) -> list[Tried]:
     """What a job remembers after an incident: what can still count, the newest last.
 
     Args:
@@ -79,7 +110,9 @@ def kept(remembered: list[Tried], new: list[Tried], policy: RecoveryPolicy, most
         new: What the incident tried.
         policy: The window.
         most: No more than these.
+        unsolved: Generations whose failures are not solved.
     """
     newest_ns = max((one.time_ns for one in new), default=0)
     began_ns = newest_ns - policy.ladder_window_h * 3600e9
-    return [*(one for one in remembered if one.time_ns >= began_ns), *new][-most:]
+    before = [one for one in remembered if one.time_ns >= began_ns or one.generation in unsolved]
+    return [one for one in (*before, *new) if one.path not in EXPLAINS][-most:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from everstep.decisions.ladder.facts import LadderFacts, counted
+from everstep.decisions.ladder.facts import LadderFacts, counted, is_at_one_place
 from everstep.decisions.ladder.paths import Path, path_of
 from everstep.model.ladder import Rung, RungMode
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -32,6 +32,8 @@ class LadderStep:
     """In its path, from 0; behind its end where nothing is left."""
     last: bool = False
     """Nothing else is left to try."""
+    restarts: int = 0
+    """How often the job was launched again since nothing else was left."""
 
     @property
     def text(self) -> str:
@@ -71,6 +73,7 @@ def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> LadderStep:
         tried=bool(tried),
         place=len(path.rungs),
         last=True,
+        restarts=max(tried[Rung.REATTEMPT] - path.rungs.count(Rung.REATTEMPT), 0),
     )
 
 
@@ -81,6 +84,8 @@ def _why_not(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> str:
         lacks = "there is nothing to test"
     elif rung is Rung.ROLLBACK and not facts.back_to:
         lacks = "there is no version to go back to"
+    elif rung is Rung.ROLLBACK and not is_at_one_place(facts, policy):
+        lacks = facts.ran_well
     elif rung is Rung.REPLAY:
         lacks = facts.no_replay
     if lacks or rung not in DEFAULT_MODES:

@@ -8,8 +8,13 @@ from everstep.decisions.ladder.next import LadderStep, next_rung
 from everstep.decisions.recover.state import RecoveryState
 from everstep.decisions.replay.spec import why_not
 from everstep.decisions.versions.rollback import came_within, rollback, target_of
+from everstep.model.incident import Failure
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.version import JobVersion
 
 NO_REPLAY = "there were no replays when this incident began"
+BEFORE_PROGRESS = {"ladder_repeats": 0, "ladder_restarts": 0}
+"""Incidents that began before what is solved was judged by steady progress go by the place of a failure alone."""
 
 
 def tests_of(state: RecoveryState) -> Choice:
@@ -28,6 +33,8 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
     running = book.versions.get(book.running)
     blamed = rollback(versions, book.running, failure, explained=state.is_explained, policy=policy)
     target = target_of(versions, book.running) if running is not None else None
+    if not state.judges_progress:
+        policy = policy.model_copy(update=BEFORE_PROGRESS)
     facts = LadderFacts(
         failure=failure,
         explained=state.is_explained,
@@ -38,8 +45,18 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
         recent=running is not None and came_within(running, failure.time_ns, policy.rollback_error_h * 3600.0),
         back_to=target.name if target else "",
         tests=tests_of(state).tests,
+        unsolved=state.unsolved if state.judges_progress else frozenset(),
+        ran_well=_ran_well(running, failure, policy) if running and state.judges_progress else "",
         no_replay=why_not(state.spec, state.showing) if replay else NO_REPLAY,
         diagnose_at_once=policy.diagnose_at_once,
         approved=frozenset(state.ladder.approved),
     )
     return next_rung(facts, policy)
+
+
+def _ran_well(running: JobVersion, failure: Failure, policy: RecoveryPolicy) -> str:
+    """Why the version that runs is not to blame for what comes at another place each time; empty: nothing says so."""
+    hours = (failure.time_ns - running.began_ns) / 3600e9
+    if not running.steady or hours < policy.rollback_error_h:
+        return ""
+    return f"v{running.number} ran well for {hours:.0f} h, and it fails at another step each time"

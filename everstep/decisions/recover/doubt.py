@@ -272,3 +272,15 @@ def _stuck_text(stuck: Iterable[StateCopy]) -> list[str]:
         f"the {copy.tier} of rank {copy.rank} on {copy.machine} could not be brought ({copy.reason})"
         for copy in sorted(stuck, key=lambda copy: (-copy.completed_steps, copy.rank))
     ]
+
+
+def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
+    """Machines whose memory is unchanged since the ranks ran: they would know of a step.
+
+    Args:
+        evidence: Of the stop of the generation.
+        lost: Machines that came back empty.
+    """
+    of_ranks = {end.machine for end in evidence.exits}
+    in_memory = {copy.machine for copy in evidence.held if copy.valid and copy.tier in (Tier.OWN, Tier.BACKUP)}
+    return (of_ranks | in_memory) - set(lost)

@@ -9,19 +9,20 @@ instead are in ``everstep/decisions/recover/rules.py``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everstep.decisions.checkpoints.choose_restore import Restore
 from everstep.decisions.ladder.next import LadderStep
 from everstep.decisions.ladder.paths import EXPLAINED
 from everstep.decisions.recover.climb import climb
 from everstep.decisions.recover.doubt import Doubt, next_look
-from everstep.decisions.recover.rules import Action, RestartFacts, Verdict, judge, place_of
+from everstep.decisions.recover.rules import COUNTED, Action, RestartFacts, Verdict, judge, place_of
 from everstep.decisions.recover.state import RecoveryState
 from everstep.decisions.versions.next import VersionChange, next_version
 from everstep.model.incident import Evidence
 from everstep.model.ladder import Rung
 
+COUNTED_NAMES = frozenset(rule.__name__ for rule in COUNTED)
 BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
 """Rungs that look at the machines while the job is stopped; then it is decided again."""
 
@@ -107,6 +108,7 @@ def plan_restart(
         hold=state.hold,
         waits=state.waits,
         asks=asked_of(step) if step is not None and step.asks else "",
+        unsolved=_unsolved(step, state) if step is not None and step.last else "",
         distrusted=state.distrusts(restore),
     )
     change = next_version(
@@ -123,6 +125,8 @@ def plan_restart(
     decided = by_operator and verdict.action is Action.REATTEMPT
     if verdict.action is Action.PARK:
         change = None
+        if step is not None and step.tried and verdict.rule in COUNTED_NAMES:
+            verdict = replace(verdict, reason=f"{verdict.reason}; {step.text}")
     return RestartPlan(verdict, restore, evidence, doubt if in_vain else None, decided, change, step)
 
 
@@ -139,6 +143,14 @@ def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
         return ""
     failure = state.failures[-1]
     return f"{step.why}: {failure.cause} {place_of(failure)}".strip()
+
+
+def _unsolved(step: LadderStep, state: RecoveryState) -> str:
+    """Why a fault that no rung solved is not restarted once more; empty: it is."""
+    policy = state.spec.policy
+    if not state.judges_progress or not 0 < policy.ladder_restarts <= step.restarts:
+        return ""
+    return f"it came again after {step.restarts} restarts that followed the last rung of the ladder"
 
 
 def _why_again(step: LadderStep | None, state: RecoveryState) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,6 +39,8 @@ class RestartFacts:
     """Why machines that are to leave the job are still in it: for whom it waits; empty: there are none."""
     asks: str = ""
     """Which rung of the ladder an operator has to approve, and why it comes; empty: none."""
+    unsolved: str = ""
+    """What was tried, where that is all that there is, and often enough; empty: something is left to try."""
     distrusted: str = ""
     """Why the state from which it would go on has the fault in it; empty: nothing says so."""
 
@@ -154,7 +156,7 @@ def no_progress(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """Failure follows failure without steady progress in between."""
     count = 1 + len(facts.history)
     if count >= policy.max_failures_without_progress:
-        return f"{count} failures without {policy.steady_steps} steady steps in between"
+        return f"{count} failures without {policy.steady_steps} steps and {policy.steady_s:g} s of progress in between"
     return None
 
 
@@ -163,6 +165,11 @@ def attempts_exhausted(facts: RestartFacts, policy: RecoveryPolicy) -> str | Non
     if facts.attempts >= policy.max_attempts:
         return f"{facts.attempts} reattempts did not bring the job back"
     return None
+
+
+def ladder_ended(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+    """All rungs of the ladder left the fault unsolved, and it comes again and again."""
+    return facts.unsolved or None
 
 
 def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
@@ -205,6 +212,7 @@ PARK_WHEN: tuple[Rule, ...] = (
     same_step_again,
     no_progress,
     attempts_exhausted,
+    ladder_ended,
     newer_may_exist,
     copies_out_of_reach,
     fault_in_every_state,
@@ -216,7 +224,7 @@ NOT_OVERRULED = frozenset({machine_silent, newer_may_exist, copies_out_of_reach}
 """Rules that an operator's resume does not override: a restart is impossible, or loses what was not given up."""
 
 
-OF_THE_CODE = frozenset({broken_from_the_start, same_step_again, no_progress, attempts_exhausted})
+OF_THE_CODE = frozenset({broken_from_the_start, same_step_again, no_progress, attempts_exhausted, ladder_ended})
 """Rules that say nothing where another version of the code comes: what failed does not run again."""
 
 
@@ -277,37 +285,3 @@ def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
         if wait >= policy.backoff_max_s:
             return policy.backoff_max_s
     return min(wait, policy.backoff_max_s)
-
-
-def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
-    """Failures that still count beside a new one.
-
-    None does after enough steps, or enough time, without one, but for the same
-    fault: what comes again at the same place was not got over, whatever lies
-    between. Where a script shows no steps, only time can tell.
-    """
-    if not failures:
-        return []
-    last = failures[-1]
-    if failure.step >= 0:
-        enough_steps = failure.step - max(last.step, 0) >= policy.steady_steps
-    else:
-        enough_steps = failure.shown >= policy.steady_steps
-    enough_time = last.time_ns > 0 and failure.time_ns - last.time_ns >= policy.steady_s * 1e9
-    if not (enough_steps or enough_time):
-        return list(failures)
-    if place_of(failure) == BEFORE_ANY_STEP:
-        return []
-    return [
-        earlier
-        for position, earlier in enumerate(failures)
-        if is_same_fault(earlier, failure)
-        and not any(_went_beyond(later, earlier) for later in failures[position + 1 :])
-    ]
-
-
-def _went_beyond(later: Failure, earlier: Failure) -> bool:
-    """Whether the job had passed the place of an earlier failure when it failed later."""
-    if later.step >= 0 and earlier.step >= 0:
-        return later.step > earlier.step
-    return later.shown > earlier.shown >= 0

@@ -18,8 +18,9 @@ from everstep.decisions.detect.root_cause import (
 from everstep.decisions.recover.climbed import Climbed
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.damaged import found_damaged
-from everstep.decisions.recover.doubt import Doubt, Known, doubt_of
-from everstep.decisions.recover.rules import UNFIT_EXCEPTION, still_counting
+from everstep.decisions.recover.doubt import Doubt, Known, doubt_of, remembering
+from everstep.decisions.recover.rules import UNFIT_EXCEPTION
+from everstep.decisions.recover.solved import still_counting
 from everstep.decisions.versions.book import VersionBook
 from everstep.decisions.versions.next import VersionChange
 from everstep.decisions.versions.rollback import Blame, blame, older_state
@@ -35,7 +36,6 @@ from everstep.model.incident import (
     Showing,
     StateCopy,
     Symptom,
-    Tier,
 )
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -87,7 +87,7 @@ class RecoveryState:
     showing: Showing = field(default_factory=Showing)
     """How the script shows its steps."""
     history: list[Failure] = field(default_factory=list)
-    """Earlier failures since the last still_counting progress, oldest first, the one at hand not included."""
+    """Earlier failures that are not solved, oldest first, the one at hand not included."""
     failures: list[Failure] = field(default_factory=list)
     """Of this incident, the one at hand last."""
     attempts: int = 0
@@ -110,6 +110,8 @@ class RecoveryState:
     """An inspection names what explains the failure at hand."""
     ladder: Climbed = field(default_factory=Climbed)
     """What was tried so far."""
+    judges_progress: bool = True
+    """What is solved is judged by steady progress; incidents that began on an earlier release do not."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
@@ -129,11 +131,15 @@ class RecoveryState:
 
     def failed(self, failure: Failure) -> None:
         """Take a failure: the one that opened the incident, or one more after a reattempt."""
+        policy = self.spec.policy
+        if not self.failures:  # else the job came to no step since the one before
+            unclear = [one for one in self.history if not one.explained]
+            self.book.came_to(failure, policy, unclear[-1] if unclear else None)
         if not self.failures and failure.symptom is not Symptom.UPDATE:
-            self.history = still_counting(self.history, failure, self.spec.policy)
+            self.history = still_counting(self.history, failure, policy, either=not self.judges_progress)
         self.failures.append(failure)
-        self.ladder.acquit(failure, self.book, self.spec.policy)
-        self.book.came_to(failure.step, failure.time_ns, self.spec.policy)
+        # What an earlier release remembers names no generation.
+        self.ladder.acquit(failure, self.book, self.unsolved if self.judges_progress else {-1})
         if blame(failure, explained=self.is_explained) is not Blame.OTHER:
             self.book.count_failure()
 
@@ -162,6 +168,11 @@ class RecoveryState:
         runs = self.book.versions[change.number].runs
         assert runs is not None  # else it would not have been chosen
         self.spec, self.attempts = runs.applied(self.spec, change.number), 0
+
+    @property
+    def unsolved(self) -> frozenset[int]:
+        """Generations whose failures are not solved, and of which no machine was to blame that is dealt with."""
+        return frozenset(one.generation for one in self.history if not one.explained)
 
     @property
     def is_explained(self) -> bool:
@@ -345,7 +356,7 @@ class RecoveryState:
         """An operator resumed: reset the counts, and try again what could not be reached."""
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.trusted, self._chosen = None, None
-        self.ladder.begin_again()
+        self.ladder.begin_again(all_of_it=self.judges_progress)
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()
@@ -358,6 +369,8 @@ class RecoveryState:
 
     def launch(self, restore: Restore) -> None:
         """The next generation is launched: count what it computes anew, and remember where it begins."""
+        if self.failures and self.is_explained:
+            self.failures[-1] = self.failures[-1].model_copy(update={"explained": True})
         self.lost_from = max(self.lost_from, self.farthest)
         gone = restore.step == 0 and self.farthest == self.resume_step > 0
         if self.nobody_knows or gone:
@@ -375,15 +388,3 @@ class RecoveryState:
         self.joined.clear()
         self.verified.clear()
         self.accepted_from = None  # what the new generation saves was not given up
-
-
-def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
-    """Machines whose memory is unchanged since the ranks ran: they would know of a step.
-
-    Args:
-        evidence: Of the stop of the generation.
-        lost: Machines that came back empty.
-    """
-    of_ranks = {end.machine for end in evidence.exits}
-    in_memory = {copy.machine for copy in evidence.held if copy.valid and copy.tier in (Tier.OWN, Tier.BACKUP)}
-    return (of_ranks | in_memory) - set(lost)

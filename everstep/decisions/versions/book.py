@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from everstep.decisions.versions.rollback import is_young
+from everstep.decisions.steady import is_steady
+from everstep.decisions.versions.rollback import is_young, steps_of
+from everstep.model.incident import Failure
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, Urgency, VersionStatus
@@ -173,11 +175,24 @@ class VersionBook:
             ranges = [*version.ranges, (generation, step, -1)]
         self.change(version.number, ranges=ranges[-RANGES_KEPT:])
 
-    def came_to(self, step: int, now_ns: int, policy: RecoveryPolicy) -> None:
-        """The job came to a step with the version that runs: is it steady by now?"""
+    def came_to(self, failure: Failure, policy: RecoveryPolicy, before: Failure | None = None) -> None:
+        """The job came to a step with the version that runs: did that come through its first steps, is it steady?
+
+        Args:
+            failure: With which it stopped.
+            policy: The limits.
+            before: The failure before it that is not solved yet; None: there is none.
+        """
         version = self.versions.get(self.running)
-        if version is not None and version.began_ns and not is_young(version, step, now_ns, policy):
-            self.change(version.number, steady=True)
+        if version is None or not version.began_ns or is_young(version, failure.step, failure.time_ns, policy):
+            return
+        begun = max(version.began_ns, (before.over_ns or before.time_ns) if before else 0)
+        steps = steps_of(version, failure.step)
+        if before is not None and steps >= 0:
+            steps = min(steps, failure.step - max(before.step, 0))
+        steady = is_steady(steps if steps >= 0 else None, (failure.time_ns - begun) / 1e9, policy)
+        if not version.proven or (steady and not version.steady):
+            self.change(version.number, proven=True, steady=version.steady or steady)
 
     def acquit(self, number: int, why: str) -> None:
         """It was rolled back, and that did not help: it is suspect no longer."""
@@ -196,5 +211,5 @@ class VersionBook:
     def count_failure(self) -> None:
         """The version that runs failed, and may have caused it."""
         version = self.versions.get(self.running)
-        if version is not None and not version.steady:
+        if version is not None and not (version.steady or version.proven):
             self.change(version.number, failed=version.failed + 1)

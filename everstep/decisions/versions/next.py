@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everstep.decisions.versions.book import VersionBook
-from everstep.decisions.versions.rollback import Rollback, rollback, suspicion, target_of
+from everstep.decisions.versions.rollback import Rollback, made_by, rollback, target_of
 from everstep.model.incident import Failure
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion
@@ -47,7 +47,9 @@ def next_version(
         wanted = newest.wanted
         running = book.versions.get(book.running)
         suspect = f"taken back by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")
-        return VersionChange(newest.number, _update(newest), suspect if wanted.rollback and running else "")
+        if not (wanted.rollback and running):
+            return VersionChange(newest.number, _update(newest))
+        return VersionChange(newest.number, f"{_update(newest)} (v{running.number}, {made_by(running)})", suspect)
     if by_operator or rolls_back == "":
         return None
     versions = list(book.versions.values())
@@ -56,7 +58,7 @@ def next_version(
         taken_back = Rollback(book.running, target.number, rolls_back)
     if taken_back is None:
         return None
-    why = suspicion(book.versions[taken_back.suspect], taken_back.why)
+    why = f"{made_by(book.versions[taken_back.suspect])}: {taken_back.why}"
     return VersionChange(taken_back.target, f"back to v{taken_back.target}: v{taken_back.suspect}, {why}", why)
 
 

@@ -22,6 +22,8 @@ TWICE = 2
 """What code may have caused is held against a version once it came so often (ours)."""
 MESSAGE_CHARACTERS = 120
 """Of a commit, where people read it (ours)."""
+CHANGED_CHARACTERS = 200
+"""Of what a version changed (ours)."""
 
 
 class Blame(Enum):
@@ -78,7 +80,7 @@ def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy
         now_ns: Now.
         policy: The limits.
     """
-    if version.steady or not version.began_ns:
+    if version.steady or version.proven or not version.began_ns:
         return False
     steps = steps_of(version, step)
     return 0 <= steps < policy.rollback_steps or now_ns - version.began_ns < policy.rollback_s * 1e9
@@ -99,15 +101,17 @@ def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None
     return max(ran, key=lambda one: (one.steady, one.ranges[-1]), default=None)
 
 
-def suspicion(version: JobVersion, what: str) -> str:
-    """Why a version is suspect, with who made it: ``asked for by bob, commit 1f3870b of Bob <…> ('…'): …``."""
+def made_by(version: JobVersion) -> str:
+    """Who made a version, and what it changed: ``asked for by bob, commit 1f3870b of Bob <…> ('…'), 1 file changed:
+    train.py +1 -1``."""
     origin = version.runs.origin if version.runs else None
-    by = version.wanted.operator
-    text = f"asked for by {by}"
+    text = f"asked for by {version.wanted.operator}"
     if origin and origin.commit:
         subject = origin.subject[:MESSAGE_CHARACTERS]
         text += f", commit {origin.commit[:9]} of {origin.author} ({subject!r})"
-    return f"{text}: {what}"
+    if version.changed:
+        text += f", {version.changed.splitlines()[0][:CHANGED_CHARACTERS]}"
+    return text
 
 
 def rollback(

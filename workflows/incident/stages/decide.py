@@ -45,6 +45,7 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
     ladder, hang = workflow.patched(LADDER), incident.hang
     by_itself = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
     state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
+    incident.judge_progress()
     # Nothing is replayed before something else was tried: only then a history needs to say so.
     replay = bool(state.ladder.tried or state.ladder.remembered) and workflow.patched(REPLAY)
     while True:

@@ -46,7 +46,12 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
         said = web_ui.diagnosed_text(found)
         state.ladder.tested = told(found, links=links)[:FINDINGS_KEPT]
     state.ladder.take(
-        Rung.DIAGNOSE, state.failures[-1], plan.verdict.reason, found=said, seconds=workflow.time() - began
+        Rung.DIAGNOSE,
+        state.failures[-1],
+        plan.verdict.reason,
+        path=plan.step.path if plan.step else "",
+        found=said,
+        seconds=workflow.time() - began,
     )
     timeline.leave(began, Stage.DIAGNOSE, said)
     timeline.note(Stage.DIAGNOSE, said)

@@ -53,7 +53,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     elif awaited.either:
         await _goes_on(incident, began, f"{listed(silent)} answers again" if awaited.came_back else THERE_ARE_OTHERS)
     elif new := updates():
-        incident.state.begin_again()
+        incident.begin_again()
         await _goes_on(incident, began, f"{listed(new)} is to run")
     else:
         incident.abandoned_by = "nobody answered in time"
@@ -93,7 +93,7 @@ async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
         accepted = state.accept(plan.restore, plan.doubt, who)
         timeline.leave(workflow.time(), Stage.ACCEPTED, accepted)
         timeline.note(Stage.ACCEPTED, accepted)
-    state.begin_again()
+    incident.begin_again()
     incident.resumed = True
     timeline.enter(Stage.REATTEMPT)
     await incident.tell_job()

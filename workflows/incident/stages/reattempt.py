@@ -36,7 +36,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     if plan.step is not None:
         taken_back = plan.change is not None and plan.change.suspect
         rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
-        state.ladder.take(rung, state.failures[-1], plan.verdict.reason)
+        state.ladder.take(rung, state.failures[-1], plan.verdict.reason, path=plan.step.path)
     tried_at = workflow.time()
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())

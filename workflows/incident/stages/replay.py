@@ -45,7 +45,12 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
         finding = as_replayed(found)
         state.ladder.tested += [MachineFinding(machine=name, finding=finding) for name in found.suspects]
     state.ladder.take(
-        Rung.REPLAY, state.failures[-1], plan.verdict.reason, found=found.text, seconds=workflow.time() - began
+        Rung.REPLAY,
+        state.failures[-1],
+        plan.verdict.reason,
+        path=plan.step.path if plan.step else "",
+        found=found.text,
+        seconds=workflow.time() - began,
     )
     timeline.leave(began, Stage.REPLAY, found.text)
     timeline.note(Stage.REPLAY, found.text)

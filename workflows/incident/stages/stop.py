@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
 async def stop(incident: Incident) -> Evidence:
     """Stop the generation; returns what the machines know. The failure at hand is one more."""
     evidence = await _stop(incident)
+    incident.judge_progress()
     incident.state.failed(_failure(incident, evidence, first=not incident.state.failures))
     return evidence
 

@@ -120,7 +120,8 @@ OTHER = failure(step=90, machine="m7")
         (one(R, failure(step=3)), True),
         (one(R, OTHER), False),
         (one(R, failure(Symptom.STALL)), False),
-        (one(R, time_ns=NOW_NS - 2 * HOUR_NS), False),
+        (one(R, time_ns=NOW_NS - 23 * HOUR_NS), True),
+        (one(R, time_ns=NOW_NS - 25 * HOUR_NS), False),
         (one(R, failure(step=-1, machine="")), False),
     ],
 )
@@ -144,15 +145,49 @@ def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> 
         climbed_to.append(begun.rung)
         remembered.append(one(begun.rung, nan))
     assert climbed_to == [D, R, B, P]
-    named = failure(Symptom.NOT_FINITE, step=9500, machine="m4", time_ns=NOW_NS)
-    assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).rung is D
+    named = failure(Symptom.NOT_FINITE, step=9500, machine="m4", time_ns=NOW_NS + 9500)
+    alone = POLICY.model_copy(update={"ladder_repeats": 0})
+    assert next_rung(facts(named, remembered=tuple(remembered)), alone).rung is D
+    assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).last, (
+        "too many in a day to be of many machines"
+    )
 
 
 def test_a_job_remembers_what_can_still_count() -> None:
-    old, new = one(R, time_ns=NOW_NS - 2 * HOUR_NS), one(R)
+    old, new = one(R, time_ns=NOW_NS - 25 * HOUR_NS), one(R)
     assert kept([old, new], [one(D)], POLICY, most=10) == [new, one(D)]
     assert kept([new] * 9, [one(D)], POLICY, most=3) == [new, new, one(D)]
     assert kept([old], [], POLICY, most=3) == [old]
+    unsolved = old.model_copy(update={"generation": 4})
+    assert kept([unsolved, old], [one(D)], POLICY, most=10, unsolved={4}) == [unsolved, one(D)]
+    of_machine = one(R, path="explained")
+    assert kept([of_machine], [of_machine, one(D)], POLICY, most=10) == [one(D)], "it says nothing of other failures"
+
+
+@pytest.mark.parametrize(
+    ("before", "rung"),
+    [
+        (one(R, OTHER, generation=7), D),
+        (one(R, OTHER, generation=7, time_ns=NOW_NS - 99 * HOUR_NS), D),
+        (one(R, OTHER, generation=6), R),
+        (one(R, OTHER, generation=7, symptom=Symptom.STALL), R),
+        (one(R, OTHER, generation=7, path="explained"), R),
+    ],
+)
+def test_what_did_not_solve_the_last_failure_counts_wherever_that_was(before: Tried, rung: Rung) -> None:
+    assert next_rung(facts(remembered=(before,), unsolved=frozenset({7})), POLICY).rung is rung
+
+
+def test_code_that_ran_well_is_left_alone_as_long_as_nothing_says_that_it_fails_at_one_step() -> None:
+    looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
+    known: dict[str, Any] = {"unsolved": frozenset({5, 6}), "ran_well": "it ran well for days"}
+    step = next_rung(facts(remembered=looked, **known), POLICY)
+    assert (step.rung, step.skipped) == (P, ("rollback: it ran well for days",))
+    here = (*looked, one(R, generation=6))
+    assert next_rung(facts(remembered=here, **known), POLICY).rung is B
+    at_once = (*looked, one(R, generation=0))
+    assert next_rung(facts(tried=at_once, **known), POLICY).rung is B, "it did not come to a step"
+    assert next_rung(facts(failure(step=-1), remembered=looked, **known), POLICY).rung is B, "nobody knows where"
 
 
 # Laws, over everything that can be known.

@@ -1,9 +1,12 @@
 """Reattempt or park."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.recover.rules import RestartFacts, backoff_s, judge, still_counting
+from everstep.decisions.recover.rules import RestartFacts, backoff_s, judge
+from everstep.decisions.recover.solved import still_counting
 from everstep.model.incident import Evidence, Failure, RankExit, StateCopy, Symptom, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -13,8 +16,8 @@ POLICY = RecoveryPolicy()
 HOUR = int(POLICY.steady_s * 1e9)
 
 
-def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0, shown: int = -1) -> Failure:
-    return Failure(generation=1, step=step, symptom=Symptom.CRASH, cause=cause, time_ns=time_ns, shown=shown)
+def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0, shown: int = -1, **more: Any) -> Failure:
+    return Failure(generation=1, step=step, symptom=Symptom.CRASH, cause=cause, time_ns=time_ns, shown=shown, **more)
 
 
 def facts(**fields: object) -> RestartFacts:
@@ -126,14 +129,42 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
     assert in_a_row < POLICY.max_failures_without_progress
 
 
-def test_steady_progress_or_time_forgives() -> None:
+def test_only_steady_progress_solves_a_failure_both_in_steps_and_in_time() -> None:
     old = [failure(20, time_ns=1)]
 
-    assert still_counting(old, failure(119, time_ns=2), POLICY) == old
-    assert still_counting(old, failure(120, time_ns=2), POLICY) == []
-    assert still_counting(old, failure(21, time_ns=HOUR + 2), POLICY) == []
+    assert still_counting(old, failure(119, time_ns=HOUR + 2), POLICY) == old
+    assert still_counting(old, failure(120, time_ns=2), POLICY) == old
+    assert still_counting(old, failure(21, time_ns=9 * HOUR), POLICY) == old
+    assert still_counting(old, failure(120, time_ns=HOUR + 2), POLICY) == []
     assert still_counting([failure(-1, time_ns=1)], failure(-1, time_ns=HOUR + 2), POLICY) == []
-    assert still_counting([failure(-1, shown=3)], failure(-1, shown=100), POLICY) == [], "it counts its steps by itself"
+    own = [failure(-1, shown=3, time_ns=1)]
+    assert still_counting(own, failure(-1, shown=99, time_ns=HOUR + 2), POLICY) == own, "it counts its steps by itself"
+    assert still_counting(own, failure(-1, shown=100, time_ns=HOUR + 2), POLICY) == []
+
+
+def test_its_time_begins_when_the_job_steps_again() -> None:
+    old = [failure(20, time_ns=1, over_ns=HOUR)]
+
+    assert still_counting(old, failure(200, time_ns=2 * HOUR - 1), POLICY) == old
+    assert still_counting(old, failure(200, time_ns=2 * HOUR), POLICY) == []
+
+
+def test_failures_of_machines_are_forgotten_sooner_and_do_not_interrupt() -> None:
+    unclear = failure(20, time_ns=1)
+    gone = failure(100, "machine lost", time_ns=HOUR // 2, explained=True)
+
+    assert still_counting([unclear, gone], failure(110, time_ns=HOUR - 1), POLICY) == [unclear, gone]
+    assert still_counting([unclear, gone], failure(200, time_ns=HOUR - 1), POLICY) == [unclear]
+    assert still_counting([unclear, gone], failure(121, time_ns=HOUR + 2), POLICY) == [gone]
+    assert still_counting([gone, unclear], failure(119, time_ns=HOUR + 2), POLICY) == [unclear]
+
+
+def test_an_incident_of_an_earlier_release_goes_by_steps_or_time() -> None:
+    old = [failure(20, time_ns=1)]
+
+    for soon in (failure(120, time_ns=2), failure(21, time_ns=HOUR + 2)):
+        assert still_counting(old, soon, POLICY, either=True) == []
+    assert still_counting(old, failure(119, time_ns=2), POLICY, either=True) == old
 
 
 def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_between() -> None:
@@ -146,9 +177,10 @@ def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_be
     assert kept == [bad]
     assert judge(facts(failure=again, history=(bad, *kept)), POLICY).action == "park"
     other = failure(5000, "SIGKILL", time_ns=9 * HOUR)
-    assert still_counting([bad, between], other, POLICY) == [], "another cause"
-    beyond = failure(5400, time_ns=HOUR)
-    assert still_counting([bad, beyond], again, POLICY) == [], "the job had got over it"
+    assert still_counting([bad, between], other, POLICY) == [bad], "the job did not get past it"
+    beyond = failure(5400, time_ns=HOUR + 2)
+    assert still_counting([bad], beyond, POLICY) == [], "the job had got over it"
+    assert still_counting([beyond], again, POLICY) == [beyond], "and did not come there any more"
 
 
 def test_a_script_without_steps_of_ours_has_places_too() -> None:

@@ -70,7 +70,7 @@ class Books(RuleBasedStateMachine):
         failure = Failure(
             generation=self.generation, step=self.step, symptom=symptom, cause="KeyError", time_ns=self.later()
         )
-        self.book.came_to(self.step, self.now, POLICY)
+        self.book.came_to(failure, POLICY)
         self.book.count_failure()
         pending = self.book.pending()
         change = next_version(self.book, failure, POLICY, explained=False, by_operator=by_operator)

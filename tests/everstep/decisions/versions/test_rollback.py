@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.versions.rollback import Blame, blame, is_young, older_state, rollback, target_of
+from everstep.decisions.versions.book import VersionBook
+from everstep.decisions.versions.next import next_version
+from everstep.decisions.versions.rollback import Blame, blame, is_young, made_by, older_state, rollback, target_of
 from everstep.model.classification import Classification
 from everstep.model.incident import Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -145,6 +147,33 @@ def test_what_was_saved_after_a_version_was_taken_back_is_gone_on_from() -> None
     assert older_state([old, suspect], 1, 75) == 25
     again = version(3, begin=280, end=300, status=VersionStatus.SUSPECT)
     assert older_state([old, suspect, again], 1, 300) == 280
+
+
+CHANGED = "1 file changed: train.py +1 -1\n\n--- train.py\n+++ train.py\n-lr = 1\n+lr = 2"
+
+
+def test_who_made_a_suspect_and_what_it_changed_is_told() -> None:
+    origin = Origin(commit="1f3870be274f6c49", author="Bob <bob@example.org>", subject="Faster")
+    suspect = version(2, begin=100, changed=CHANGED, runs=CodeVersion(script="train.py", origin=origin))
+    made = "asked for by ada, commit 1f3870be2 of Bob <bob@example.org> ('Faster'), 1 file changed: train.py +1 -1"
+    assert made_by(suspect) == made
+    book = VersionBook.of([OLD, suspect], 2)
+    change = next_version(book, failure(), POLICY, explained=False, by_operator=False)
+    assert change is not None
+    assert (
+        change.why
+        == f"back to v1: v2, {made}: it failed after 5 steps: KeyError"
+        == f"back to v1: v2, {change.suspect}"
+    )
+
+
+def test_so_it_is_where_an_operator_takes_it_back() -> None:
+    book = VersionBook.of([OLD, NEW.model_copy(update={"changed": CHANGED})], 2)
+    book.wait_for_restart(1, BEGAN, UpdateRequest(operator="eve", reason="a worse loss", version=1, rollback=True))
+    change = next_version(book, failure(Symptom.UPDATE), POLICY, explained=False, by_operator=False)
+    assert change is not None and change.suspect == "taken back by eve: a worse loss"
+    assert change.why.startswith("back to v1 by eve: a worse loss (v2, asked for by ada, commit 1f3870be of Ada")
+    assert change.why.endswith("1 file changed: train.py +1 -1)")
 
 
 numbers = st.integers(1, 6)
