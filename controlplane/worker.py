@@ -49,7 +49,7 @@ from agent.client import AgentPool
 from controlplane.notices_file import notice_settings
 from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
-from everstep import environment
+from everstep import __version__, environment
 from everstep.errors import ClusterError
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
@@ -58,6 +58,9 @@ log = structlog.get_logger("worker")
 
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
+BUILD = f"everstep-{__version__}"
+"""What Temporal calls a worker's code. By default the SDK reads every module that is loaded, and makes a name of that:
+an eighth of a worker's start."""
 COLLECT_AFTER = (20_000, 20, 50)
 """Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
 long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
@@ -151,6 +154,7 @@ def build(
             ReadyActivities(agents, versions).ready,
         ],
         workflow_runner=runner,
+        build_id=BUILD,
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

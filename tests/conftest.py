@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -20,6 +21,9 @@ from controlplane.local.temporal_server import DYNAMIC_CONFIG
 from everstep import environment, private
 from tests import templates
 from workflows import attributes
+
+OWN_CLUSTERS = ("test_command.py", "test_deployed.py", "test_requests.py", "test_soak.py")
+"""Files in tests/drills that start clusters of their own, or none."""
 
 # How long an example takes says more about what else runs on the computer than about the code.
 settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +41,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Nothing of it is left."""
     if not hasattr(config, "workerinput"):
         templates.withdraw()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Files stay together, and so do the drills that share a cluster: each process that runs some starts another."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return together(super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def together(file: str) -> str:
+    """What a test file is run together with, in one process."""
+    folder, _, name = file.rpartition("/")
+    return folder if folder == "tests/drills" and name not in OWN_CLUSTERS else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

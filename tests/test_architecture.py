@@ -11,6 +11,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,19 @@ def sources(layer: str) -> list[Path]:
     return sorted(path for path in (ROOT / layer).rglob("*.py") if path.parent != ROOT / "agent" / "v1")
 
 
+@cache
+def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """What a file imports, also inside functions; each file is read once for all rules."""
+    tree = ast.parse(path.read_text(), str(path))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of each module that a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    """Line and full name of each module that a file imports."""
+    for node in import_nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             yield node.lineno, node.module or ""
 
@@ -80,10 +88,10 @@ def modules() -> dict[str, Path]:
 def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
     """The shipped modules that a file imports: ``from a.b import c`` is one of ``a.b.c`` where that is a module."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in import_nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inner & known.keys() or {node.module or ""}
     return found & known.keys()

@@ -11,11 +11,25 @@ from agent.diagnoser.host.bitwise import UNSTEADY
 from agent.diagnoser.reference.settings import ReferenceLimits
 from everstep import environment
 from everstep.decisions.diagnose.judge import judge
+from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.health import Health
 from tests.agent.diagnoser.forked import Run, forked_tests
 
 QUICK = {"seconds": 0, "dim": 16, "layers": 2, "sequence": 8, "batch": 2}
 MOE = {"moe": True, "tp": 1, "ep": 2, "experts": 2}
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Tests of machines of which those compute wrongly whose name says so."""
+    folder = tmp_path_factory.mktemp("forked")
+    flips: list[dict[str, object]] = [{"machine": f"wrong m{bad}"} for bad in range(4)]
+    flips.append({"machine": "now and then", "probability": 0.5})
+    plan = folder / "faults.json"
+    plan.write_text(json.dumps([{"id": str(n), "fault": "bitflip", **one} for n, one in enumerate(flips)]))
+    with pytest.MonkeyPatch.context() as patched, forked_tests(folder) as run:
+        patched.setenv(environment.FAULTS, str(plan))
+        yield run
 
 
 @pytest.mark.parametrize(
@@ -37,31 +51,27 @@ def test_other_structures_are_other_kinds(forked: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Tests of machines that compute wrongly: of the cluster ``c1`` the machine ``c1-m1``, and so on."""
-    folder = tmp_path_factory.mktemp("harmed")
-    flips: list[dict[str, object]] = [{"machine": f"c{bad}-m{bad}"} for bad in range(4)]
-    flips.append({"machine": "now and then", "probability": 0.5})
-    plan = folder / "faults.json"
-    plan.write_text(json.dumps([{"id": str(n), "fault": "bitflip", **one} for n, one in enumerate(flips)]))
-    with pytest.MonkeyPatch.context() as patched, forked_tests(folder) as run:
-        patched.setenv(environment.FAULTS, str(plan))
-        yield run
+def sound(forked: Run) -> list[DiagnosticResult]:
+    """What four machines find that compute as they should."""
+    return [forked("bitwise", machine=f"m{index}", **QUICK | {"pp": 1}) for index in range(4)]
 
 
 @pytest.mark.parametrize("bad", range(4))
-def test_a_machine_that_computes_one_wrong_bit_is_named_whichever_of_four_it_is(harmed: Run, bad: int) -> None:
-    names = [f"c{bad}-m{index}" for index in range(4)]
-    found = judge({name: [harmed("bitwise", machine=name, **QUICK | {"pp": 1})] for name in names})
+def test_a_machine_that_computes_one_wrong_bit_is_named_whichever_of_four_it_is(
+    forked: Run, sound: list[DiagnosticResult], bad: int
+) -> None:
+    results = [*sound]
+    results[bad] = forked("bitwise", machine=f"wrong m{bad}", **QUICK | {"pp": 1})
+    found = judge({f"m{index}": [result] for index, result in enumerate(results)})
 
-    assert found.faulty == [f"c{bad}-m{bad}"]
+    assert found.faulty == [f"m{bad}"]
     [text] = [one.findings[0].text for one in found.machines if one.findings]
     assert text.startswith("other bits than 3 of 4 machines of its kind: rank 0 gradients")
     assert [one.verdict for one in found.machines].count(Health.HEALTHY) == 3
 
 
-def test_a_wrong_bit_that_comes_and_goes_is_found_by_the_machine_itself(harmed: Run) -> None:
-    found = harmed("bitwise", machine="now and then", **QUICK | {"seconds": 3, "pp": 1})
+def test_a_wrong_bit_that_comes_and_goes_is_found_by_the_machine_itself(forked: Run) -> None:
+    found = forked("bitwise", machine="now and then", **QUICK | {"seconds": 3, "pp": 1})
 
     assert [one.reason for one in found.findings] == [UNSTEADY.code]
     assert found.findings[0].sure
