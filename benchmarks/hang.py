@@ -1,6 +1,6 @@
 """From a hang to a job that steps again, with the default settings: noticed, traced, evicted, restarted; by drill.
 
-8 ranks on 4 machines (tp 2, pp 2, dp 2), one standby, a model so small that its steps of 0.1 s are rest for the most
+8 ranks on 4 machines (tp 2, pp 2, dp 2), two standbys, a model so small that its steps of 0.1 s are rest for the most
 part, where nothing else runs; how long they took is told. Each fault is injected several times, at steps of a seed's
 choice; what counts is the time until all ranks have completed a step without the machine at fault. Elsewhere a hang is
 found by a time-out of 10 to 60 minutes.
@@ -62,7 +62,7 @@ async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], l
     results: dict[str, list[DrillResult]] = {fault: [] for fault in AIMS}
     failures: list[str] = []
     chosen, world = random.Random(seed), SIZES["machines"] * SIZES["ranks_per_machine"]
-    async with DrillCluster(machines=SIZES["machines"], standbys=1, workers=2) as cluster:
+    async with DrillCluster(machines=SIZES["machines"], standbys=SIZES["pp"], workers=2) as cluster:
         references = References()
         for run in range(runs):
             for fault in AIMS:
