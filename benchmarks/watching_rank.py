@@ -109,6 +109,7 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
     """Steps with everstep, and beside each one without."""
     import everstep
 
+    assert threads, "torch's server runs"
     run = everstep.join()
     clock, bare = Clock(), Clock()
     own: list[float] = []
