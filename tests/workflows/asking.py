@@ -10,8 +10,10 @@ from typing import Any
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-ASK_S = 0.1
+ASK_S = 0.05
 """Between two looks at a workflow."""
+MOVING = 20
+"""After so many looks in turn that found a longer history each, it is asked although it goes on."""
 LATE = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
 """On a busy computer no worker replayed the history in time: it is asked again."""
 
@@ -21,16 +23,22 @@ async def asked(
 ) -> Any:
     """Ask a workflow until it answers as wanted; the test's time-out bounds it.
 
-    Each answer replays the history from the start, so it is asked again only once the server has more of it.
+    Each answer replays the history from the start, so it is asked again only once the server has more of it and two
+    looks in turn find the same.
     """
-    before = None
+    before = asked_at = None
+    moved = 0
     while True:
         there = await handle.describe()
         now = (there.run_id, there.history_length)
-        with contextlib.suppress(Late):
-            if now != before and ok(answer := await _once(handle, query, kind)):
-                return answer
-            before = now
+        moved = moved + 1 if now != before else 0
+        before = now
+        if now != asked_at and moved in {0, MOVING}:
+            moved = 0
+            with contextlib.suppress(Late):
+                if ok(answer := await _once(handle, query, kind)):
+                    return answer
+                asked_at = now
         await asyncio.sleep(ASK_S)
 
 
