@@ -28,6 +28,7 @@ def tests_of(state: RecoveryState) -> Choice:
 
 def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
     """What is done next about the failure at hand; ``replay``: it may be to replay the job."""
+    state.clear_code()
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
     versions = list(book.versions.values())
     running = book.versions.get(book.running)

@@ -138,10 +138,15 @@ class RecoveryState:
         if not self.failures and failure.symptom is not Symptom.UPDATE:
             self.history = still_counting(self.history, failure, policy, either=not self.judges_progress)
         self.failures.append(failure)
-        # What an earlier release remembers names no generation.
-        self.ladder.acquit(failure, self.book, self.unsolved if self.judges_progress else {-1})
         if blame(failure, explained=self.is_explained) is not Blame.OTHER:
             self.book.count_failure()
+
+    def clear_code(self) -> None:
+        """Code that was taken back in vain is suspect no longer. Not for a failure of which a machine is to blame: what
+        the others raise once a machine is gone may look like anything, until that is known."""
+        if not self.is_explained:
+            # What an earlier release remembers names no generation.
+            self.ladder.acquit(self.failures[-1], self.book, self.unsolved if self.judges_progress else {-1})
 
     def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
         """Some machines left the job, and others are in their places.

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from everstep.decisions.recover.climbed import Climbed
 from everstep.decisions.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.recover.rules import NOT_OVERRULED, PARK_WHEN, Action
 from everstep.decisions.recover.state import RecoveryState
+from everstep.decisions.versions.book import VersionBook
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import (
@@ -26,6 +28,7 @@ from everstep.model.job import JobSpec
 from everstep.model.ladder import Rung, RungMode
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.version import JobVersion, VersionStatus
 
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
 ON_DISK = CheckpointPolicy(disk=True, disk_path="/disk", disk_every_steps=5)
@@ -289,3 +292,27 @@ def test_what_passed_is_told_with_the_next_restart() -> None:
     known.joined.add("m7")
     again = plan_restart(evidence(), known, ladder=True)
     assert again.verdict.reason == "SIGKILL: what was at fault has left the job"
+
+
+ERROR = Failure(generation=2, step=21, symptom=Symptom.USER_ERROR, cause="RuntimeError", time_ns=100)
+"""Of a version that was taken back; and what ranks raise whose peer is gone, until that is known."""
+
+
+@pytest.mark.parametrize(
+    ("known", "seen", "cleared"),
+    [
+        pytest.param({}, {}, True, id="the same again"),
+        pytest.param({}, {"unreachable": ["m1"]}, False, id="a machine is silent"),
+        pytest.param({"joined": {"m2"}}, {}, False, id="a machine left"),
+        pytest.param({"explained": True}, {}, False, id="an inspection explains it"),
+    ],
+)
+def test_code_is_cleared_by_a_failure_that_code_can_cause_and_no_machine(
+    known: dict[str, Any], seen: dict[str, Any], cleared: bool
+) -> None:
+    left = JobVersion(number=2, status=VersionStatus.SUSPECT, ended="rolled back to v1: it failed")
+    book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), left], 1)
+    tried = Climbed()
+    tried.take(Rung.ROLLBACK, ERROR, "why")
+    plan_restart(evidence(**seen), state(failures=[ERROR], book=book, ladder=tried, **known), ladder=True)
+    assert book.versions[2].status is (VersionStatus.REPLACED if cleared else VersionStatus.SUSPECT)
