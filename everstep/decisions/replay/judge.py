@@ -213,7 +213,10 @@ def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
         return ""
     hung = [name for name in ends if RunEnd.HUNG in ends[name]]
     late = [name for name in ends if RunEnd.NOT_STARTED in ends[name] and name not in hung]
-    unable = {run.group: run.why or str(run.end) for run in runs if run.group not in {*hung, *late}}
+    unable: dict[str, str] = {}
+    for run in runs:
+        if run.group not in {*hung, *late}:
+            unable.setdefault(run.group, run.why or str(run.end))
     parts = [
         f"{listed(hung, NAMED)} did not do the steps in time: a larger replay_s may let them" if hung else "",
         f"{listed(late, NAMED)} did not start in time: a larger confirm_timeout_s may let them" if late else "",

@@ -35,6 +35,18 @@ def drawn(plan: ReplayPlan, repeat: int, chance: random.Random, answers: int) ->
     return runs
 
 
+def test_of_runs_that_could_not_be_carried_out_the_first_reason_is_told_before_and_after() -> None:
+    plan = plan_replay(2, 2)
+    names = [group.name for group in plan.groups]
+    ends = [(1, RunEnd.UNABLE), (1, RunEnd.NOT_STARTED), (2, RunEnd.UNABLE), (2, RunEnd.UNABLE)]
+    every = [
+        GroupRun(group=name, machines=[], end=end, repeat=repeat, why=f"{end} in run {repeat}")
+        for name, (repeat, end) in zip(names * 2, ends, strict=True)
+    ]
+    assert concluded(plan, fold(every)) == concluded(plan, every)
+    assert "unable in run 1" in concluded(plan, every).text
+
+
 def concluded(plan: ReplayPlan, runs: list[GroupRun]) -> Replayed:
     return conclude(plan, [f"m{x}" for x in range(plan.machines)], runs, shows=0.1)
 
