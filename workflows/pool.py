@@ -43,8 +43,9 @@ LOOK_LIMIT = timedelta(minutes=2)
 """A look that takes longer is given up: the next one may do better (ours)."""
 SOON = timedelta(seconds=1)
 """Before the next look where something waits for it (ours)."""
-WHILE_SHORT = timedelta(seconds=3)
-"""Between two looks while a job waits for machines that may come soon (ours)."""
+OFTEN = timedelta(seconds=3)
+"""Between two looks while a job waits for machines that may come soon, or a machine may have ranks of the job that it
+left (ours)."""
 PROVISION_LIMIT = timedelta(minutes=1)
 """A cluster that was asked for machines has answered within this time (ours): the machines may come later."""
 READY_LIMIT = timedelta(minutes=10)
@@ -139,7 +140,9 @@ class StandbyPoolWorkflow:
                 continue
 
     def _pause(self) -> timedelta:
-        return WHILE_SHORT if provision.is_awaited(self.state, now_ns=workflow.time_ns()) else LOOK_AGAIN
+        now_ns = workflow.time_ns()
+        often = provision.is_awaited(self.state, now_ns=now_ns) or look.is_to_be_cleaned(self.state, now_ns=now_ns)
+        return OFTEN if often else LOOK_AGAIN
 
     def _is_due(self) -> bool:
         is_long = workflow.info().is_continue_as_new_suggested()

@@ -1,11 +1,17 @@
 """How workflows run: in the SDK's sandbox, and never ahead of their histories.
 
-A query that no workflow task carries ("direct") is answered from the history as it stands when a worker takes it. Where
-a worker died, that history may end with a workflow task that nobody completed: a timer fired, a child ended. The SDK
-(1.35) lets the workflow take that in, answers, and keeps the run in its cache. When the task itself comes next, with an
-update or a signal beside those events, the cached run takes only what is new: its commands are recorded in an order in
-which no replay gives them, and the workflow is lost ("TMPRL1100 Nondeterminism error"). So after a direct query a run
-that may be ahead of its history is dropped from the cache: its next task replays it from the start, as any other.
+A query that no workflow task carries ("direct") is answered from the history as it stands when a worker takes it. That
+history may end with a workflow task that nobody completed: the worker that had it died, or an update or a signal came
+at the same moment, and its task is under way. The SDK (1.35) lets the workflow take that in, answers, and keeps the run
+in its cache. When the task itself comes next, the cached run takes only what is new to it: its commands are recorded in
+an order in which no replay gives them, an update is refused as one that no worker knows, and the workflow is lost
+("TMPRL1100 Nondeterminism error"). So after a direct query a run that may be ahead of its history is dropped from the
+cache: its next task replays it from the start, as any other.
+
+Which run may be ahead? With the activations before the query it took in the history as far as ``history_length``, to
+the begin of a task. If that task was not a replay, it is completed, or came with the query: it cannot be told. What
+came without an activation is no more than the task's end and the events of its commands, which are counted, or a
+further task, in which nothing happened yet.
 """
 
 from __future__ import annotations
@@ -20,31 +26,60 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 DIRECT = "legacy_query"
 """Id of the queries that no workflow task carries (the SDK's)."""
+ONE_EVENT = {
+    "schedule_activity",
+    "start_timer",
+    "start_child_workflow_execution",
+    "signal_external_workflow_execution",
+    "upsert_workflow_search_attributes",
+    "modify_workflow_properties",
+}
+"""Commands that become one event each, and always."""
 
 
 Activate = Callable[[WorkflowActivation], WorkflowActivationCompletion]
 
 
-def dropping(activate: Activate, drop: Callable[[str], None]) -> Activate:
-    """What lets a run go on; a direct query drops a run whose newest events were new to the SDK too.
+def events_of(completion: WorkflowActivationCompletion) -> int | None:
+    """How many events the commands of a task become; None: it cannot be told."""
+    count = 0
+    for command in completion.successful.commands:
+        kind = command.WhichOneof("variant")
+        if kind in ONE_EVENT:
+            count += 1
+        elif kind == "update_response":  # accepted, or completed; one that is refused leaves no trace
+            count += not command.update_response.HasField("rejected")
+        else:
+            return None
+    return count
 
-    It cannot be told whether they came with a task, which is completed, or with a query. So in doubt a run that is
-    asked is replayed once more after each task.
+
+def dropping(activate: Activate, drop: Callable[[str], None]) -> Activate:
+    """What lets a run go on, and drops it where it is ahead of its history after a direct query, or may be.
 
     Args:
         activate: Lets it go on.
         drop: Takes the run's id; it is dropped once the query is answered.
     """
-    new_events = False
+    was_replay = True
+    taken = 0
+    commands: int | None = 0
 
     def activated(activation: WorkflowActivation) -> WorkflowActivationCompletion:
-        nonlocal new_events
+        nonlocal was_replay, taken, commands
         queries = [job.query_workflow.query_id for job in activation.jobs if job.HasField("query_workflow")]
-        if not queries:
-            new_events = not activation.is_replaying
-        elif new_events and DIRECT in queries:
-            drop(activation.run_id)
-        return activate(activation)
+        if queries:
+            more = activation.history_length - taken
+            as_completed = was_replay if more == 0 else commands is not None and more == 1 + commands
+            if DIRECT in queries and not as_completed:
+                drop(activation.run_id)
+            return activate(activation)
+        completion = activate(activation)
+        before = commands if activation.history_length == taken else 0
+        now = events_of(completion)
+        was_replay, taken = activation.is_replaying, activation.history_length
+        commands = None if before is None or now is None else before + now
+        return completion
 
     return activated
 

@@ -18,6 +18,9 @@ PASSES = 3
 """In so many looks in a row (ours)."""
 
 
+CLEANED_S = 120.0
+"""A machine that left its job with ranks that nobody could end may answer again soon: it is looked at often for so long
+(ours)."""
 UNKNOWN_LOOKS = 3
 """After so many looks machines are given to jobs although a running job never said where it runs (ours)."""
 
@@ -31,6 +34,11 @@ def request_of(state: PoolState) -> LookRequest:
         clean=[ToClean(machine=one.machine, job=one.job, run=one.run) for one in rest if one.uncleaned],
         leased=sorted({one.job for one in state.machines.values() if one.place is PoolPlace.ACTIVE or one.uncleaned}),
     )
+
+
+def is_to_be_cleaned(state: PoolState, *, now_ns: int) -> bool:
+    """Whether a machine that may still have ranks of the job that it left a moment ago may answer soon."""
+    return any(one.uncleaned and now_ns - one.since_ns < CLEANED_S * 1e9 for one in state.machines.values())
 
 
 def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quarantine_s: float = QUARANTINE_S) -> None:

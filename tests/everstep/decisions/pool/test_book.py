@@ -101,6 +101,18 @@ def test_an_evicted_machine_is_replaced_by_a_standby_of_another_domain() -> None
     assert state.machines["m1"].uncleaned
 
 
+def test_a_machine_that_left_with_ranks_is_looked_at_often_for_a_while() -> None:
+    """It may answer again soon."""
+    state = pool(5, 2)
+    book.lease(state, want("gpt", 0, 1), now_ns=2)
+    assert not look.is_to_be_cleaned(state, now_ns=2)
+    book.replace(state, evict("m1", keep=(0,)), now_ns=3)
+    late = int(look.CLEANED_S * S) + 3
+    assert [look.is_to_be_cleaned(state, now_ns=at) for at in (3, late - 1, late)] == [True, True, False]
+    look.take(state, Looked(cleaned=["m1"]), began_ns=4, now_ns=5)
+    assert not look.is_to_be_cleaned(state, now_ns=5)
+
+
 def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_them() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
