@@ -35,6 +35,12 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 """What a disk says that takes nothing more."""
 BESIDE = "beside another copy of it, pid"
 """In the line that begins a generation: what must never be."""
+REACH_STORE_S = 20.0
+"""A rank that does not reach its rendezvous store for so long ends (ours). torch waits for 5 to 30 minutes, and all other
+ranks with it."""
+REACH_AGAIN_S = 0.5
+NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+"""What the kernel says where a network does not work."""
 LONGEST_SOCKET = 107
 """Bytes of the name of a socket, by the kernel."""
 _OWN = {"TORCH_CUDA_SANITIZER"}
@@ -89,6 +95,7 @@ def run_rank(
         _answer_agent()
         _watch_optimizer(rank, report)
         fit_path(request["script"])
+        reach_store(os.environ)
         report.mark("script_entered")
         become_main(request["script"], request["args"], code)
         status = 0
@@ -127,6 +134,32 @@ def _other_copy(lock: Path) -> str:
 def generation_marker(rank: int, generation: int) -> str:
     """The line in a rank's stderr that begins a generation, up to its variable part."""
     return f"--- everstep: rank {rank}, generation {generation},"
+
+
+def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None:
+    """Connect to the rendezvous store once, before the script does: it listens before any rank is forked.
+
+    Raises:
+        ConnectionError: no packet gets through to its machine, or back. What else may be wrong torch finds out.
+    """
+    address = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
+    if env.get("WORLD_SIZE", "1") == "1" or not all(address):
+        return
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            socket.create_connection((address[0].strip("[]"), int(address[1])), deadline - time.monotonic()).close()
+            return
+        except TimeoutError:
+            why = os.strerror(errno.ETIMEDOUT)
+        except OSError as error:
+            if error.errno not in NO_WAY:
+                return
+            why = os.strerror(error.errno)
+        if time.monotonic() + REACH_AGAIN_S >= deadline:
+            where = ":".join(address)
+            raise ConnectionError(f"the TCPStore at {where}, where all ranks meet, is not reached: {why}") from None
+        time.sleep(REACH_AGAIN_S)
 
 
 def become_main(script: str, args: list[str], code: types.CodeType | None = None) -> None:

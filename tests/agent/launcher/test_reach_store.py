@@ -1,0 +1,56 @@
+"""A rank looks whether it reaches the rendezvous store before its script waits for it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.launcher.rank_process import reach_store
+from everstep.decisions.classify.all import LOG_RULES
+
+LIMIT_S = 0.6
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Of a store."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as found:
+        yield found
+
+
+def environment(listener: socket.socket, world_size: int = 2) -> dict[str, str]:
+    host, port = listener.getsockname()
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+
+
+def test_a_store_that_answers_is_reached(listener: socket.socket) -> None:
+    reach_store(environment(listener), LIMIT_S)
+
+
+def test_a_store_to_which_nothing_gets_through_ends_the_rank(listener: socket.socket) -> None:
+    """Once nobody takes connections the kernel answers no further ones, as where packets are lost."""
+    waiting = [socket.socket() for _ in range(4)]
+    for one in waiting:
+        one.setblocking(False)
+        one.connect_ex(listener.getsockname())
+    with pytest.raises(ConnectionError, match=r"TCPStore at 127\.0\.0\.1:\d+, .* Connection timed out") as raised:
+        reach_store(environment(listener), LIMIT_S)
+    for one in waiting:
+        one.close()
+    line = f"ConnectionError: {raised.value}"
+    assert next(rule for rule in LOG_RULES if rule.is_in(line)).name == "peer-unreachable"
+
+
+def test_a_store_that_is_gone_is_left_to_torch() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        env = environment(gone)
+    reach_store(env, LIMIT_S)
+
+
+def test_a_rank_alone_needs_no_store(listener: socket.socket) -> None:
+    with listener:
+        env = environment(listener, world_size=1)
+    reach_store(env | {"MASTER_ADDR": "192.0.2.1"}, LIMIT_S)
+    reach_store({}, LIMIT_S)
