@@ -36,8 +36,8 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 BESIDE = "beside another copy of it, pid"
 """In the line that begins a generation: what must never be."""
 REACH_STORE_S = 20.0
-"""A rank that does not reach its rendezvous store for so long ends (ours). torch waits for 5 to 30 minutes, and all other
-ranks with it."""
+"""A rank that does not reach its rendezvous store for so long ends (ours). torch waits for 5 to 30 minutes, and all
+other ranks with it."""
 REACH_AGAIN_S = 0.5
 NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 """What the kernel says where a network does not work."""

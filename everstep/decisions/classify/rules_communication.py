@@ -170,7 +170,7 @@ COMMUNICATION_RULES = (
             "vs -1. connect: Invalid argument",
             "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
             "DistNetworkError: The client socket has failed to connect: No route to host",
-            "ConnectionError: the TCPStore at 10.99.0.2:4711, where all ranks meet, is not reached: Connection timed out",
+            "ConnectionError: the TCPStore at m0:4711, where all ranks meet, is not reached: Connection timed out",
         ),
         ("OSError: No route to host: nfs-3",),
         role=Role.LOSS,
