@@ -88,6 +88,18 @@ def test_the_one_of_which_nothing_is_known_is_named_where_all_waiting_ends_there
     assert "get their stacks" in verdict.reason
 
 
+def test_who_could_not_be_looked_at_is_not_named_beside_one_who_is_seen_to_hold_the_others_up() -> None:
+    """The agent of rank 0 did not answer in time; rank 5 is why all wait."""
+    inside = RankEvidence(SYNC, record=record({"0": 7}, ("0", 7)))
+    ranks = {rank: inside for rank in range(1, 8)} | {5: RankEvidence(STUCK, record=record({"0": 6}))}
+    evidence = HangEvidence(ranks, {"0": tuple(range(8))}, moved=frozenset(), stands_still=True)
+
+    verdict = judge_hang(evidence, Topology.of(8, 1))
+
+    assert (verdict.conclusion, verdict.ranks, verdict.unknown) == (HangConclusion.NAMES, (5,), (0,))
+    assert "rank 0 too, of which nothing is known" in verdict.evidence[0]
+
+
 def test_no_evidence_names_nobody() -> None:
     for evidence in (HangEvidence({}), HangEvidence({3: RankEvidence()})):
         verdict = judge_hang(evidence, EIGHT)
