@@ -53,7 +53,7 @@ class RankLook:
         """What each process had used up."""
         for reply in self.replies.values():
             for one in reply.processes:
-                yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes, one.switches)
+                yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes, one.switches, one.state)
 
     def stopped(self) -> list[int]:
         """Ranks whose process is stopped."""

@@ -26,8 +26,9 @@ from everstep.evidence.nccl_ras import parse_ras, ras_evidence
 from everstep.evidence.py_spy import ProcessDump, StackReader, role_of_process
 
 PROCESSES = "processes.json"
-STOPPED = ("T", "t")
-"""States of a process that is stopped, as ``/proc/PID/stat`` has them."""
+STOPPED = ("T",)
+"""States of a process that is stopped, as ``/proc/PID/stat`` has them. One in state t is not: a debugger holds it, on
+purpose."""
 _RANK = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 _SNAPSHOT = re.compile(r"snapshot[-_. ]?(\d+)")

@@ -61,6 +61,8 @@ def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
 def _conclude(case: HangCase) -> HangVerdict:
     if not case.known:
         return unknown("nothing is known of any rank")
+    if sum(known.is_stopped for known in case.evidence.ranks.values()) == case.topology.world_size:
+        return unknown("all ranks are stopped (state T): so somebody pauses a job on purpose")
     if came_on := _came_on(case):
         some = len(came_on) > 1
         return HangVerdict(

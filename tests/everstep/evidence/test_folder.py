@@ -52,13 +52,14 @@ def test_processes_say_whose_a_process_is(tmp_path: Path) -> None:
         {"pid": 20391, "rank": 3},
         {"pid": 20392, "rank": 4, "role": "trainer", "state": "T (stopped)"},
         {"pid": 20393, "rank": 5},
+        {"pid": 20394, "rank": 6, "state": "t (tracing stop)"},
     ]
     (tmp_path / "processes.json").write_text(json.dumps(processes))
 
     evidence = read_folder(tmp_path)
 
-    assert sorted(evidence.ranks) == [3, 4, 5]
-    assert [evidence.of(rank).is_stopped for rank in (3, 4, 5)] == [False, True, False]
+    assert sorted(evidence.ranks) == [3, 4, 5, 6]
+    assert [evidence.of(rank).is_stopped for rank in (3, 4, 5, 6)] == [False, True, False, False]
     assert not evidence.of(5).is_known
 
 
