@@ -51,9 +51,10 @@ def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
     evidence = case.evidence
     if evidence.moved is not None or evidence.stands_still or verdict.conclusion is HangConclusion.UNKNOWN:
         return verdict
-    has_stacks = any(known.trainer for known in evidence.ranks.values())
-    if verdict.evicts and has_stacks and verdict.method is not HangMethod.STATE:
-        why = f"one look at stacks does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
+    at_any_time = bool(evidence.ras_ranks) or any(known.trainer for known in evidence.ranks.values())
+    if verdict.evicts and at_any_time and verdict.method is not HangMethod.STATE:
+        what = "stacks" if not evidence.ras_ranks else "what ranks do"
+        why = f"one look at {what} does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
         return unknown(why, verdict.evidence)
     return replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
 
