@@ -27,6 +27,7 @@ SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base
 """Operations to which all ranks give tensors of one size."""
 ORDER = 64
 """Newest collectives of which it is kept in which order a rank entered them (ours)."""
+_NO_RECORD: tuple[type[Exception], ...] = (*UNREADABLE, pickle.UnpicklingError)
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -74,7 +75,7 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
             found = json.loads(data)
         if not isinstance(found.get("entries", []), list) or not {"entries", "pg_status", "pg_config"} & found.keys():
             raise ValueError("it has no entries")
-    except (*UNREADABLE, pickle.UnpicklingError) as error:
+    except _NO_RECORD as error:
         raise EvidenceError(f"{name} is no flight record of torch's ({error}): dump that rank again") from error
     return dict(found)
 

@@ -99,8 +99,8 @@ class FolderReader:
                 is_stopped=rank in self._stopped,
                 is_unresponsive=of_ras.is_unresponsive,
             )
-        of_ras = len(self._ras) if self._ras.keys() - self._records.keys() else 0
-        return HangEvidence(ranks, self._groups, self._labels, ras_ranks=of_ras)
+        ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
+        return HangEvidence(ranks, self._groups, self._labels, ras_ranks=ras_ranks)
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):

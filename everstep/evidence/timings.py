@@ -169,7 +169,9 @@ class TimingTable:
 
     def _numbers(self) -> dict[str, int]:
         """How many there are of what is numbered from 0, by the largest number."""
-        found = {one: self._largest(one) + 1 for one in ("rank", "dp", "stage", "tp") if one in self.columns}
+        found: dict[str, int] = {
+            one: self._largest(one) + 1 for one in ("rank", "dp", "stage", "tp") if one in self.columns
+        }
         if prod(count for one, count in found.items() if one != "rank") > MOST_RANKS:
             raise EvidenceError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
         return found
