@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from activities.heartbeat import Say
 from activities.turns import gathered
@@ -53,7 +53,7 @@ class RankLook:
         """What each process had used up."""
         for reply in self.replies.values():
             for one in reply.processes:
-                yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes, one.switches)
+                yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes, one.switches, one.state)
 
     def stopped(self) -> list[int]:
         """Ranks whose process is stopped."""
@@ -131,7 +131,7 @@ def judge_looks(
         readers.append(reader)
     evidence = evidence_of(readers)
     if stands_still:
-        evidence = HangEvidence(evidence.ranks, evidence.groups, evidence.labels, evidence.moved, stands_still=True)
+        evidence = replace(evidence, stands_still=True)
     names = [machine.name for machine in machines]
     verdict = judge_hang(evidence, spec.topology(), limits, names)
     work = work_of(looks[0].used(), looks[-1].used(), looks[-1].at_s - looks[0].at_s)

@@ -125,6 +125,11 @@ def hang(  # noqa: PLR0917 - options of a command
     topology = _topology(max(known) + 1, machines, ranks_per_machine, tp, pp, mesh, group)
     if max(known) >= topology.world_size:
         raise EvidenceError(f"{folder} has a dump of rank {max(known)}, and the sizes make {topology.world_size} ranks")
+    if evidence.ras_ranks not in {0, topology.world_size}:
+        raise EvidenceError(
+            f"{folder}: NCCL's RAS knows {evidence.ras_ranks} ranks, and the sizes make {topology.world_size}: which "
+            "of them it numbers cannot be told; use flight records"
+        )
     limits = HangLimits(methods=(HangMethod.STACKS,)) if stacks_only else HangLimits()
     names = [one.strip() for one in hosts.split(",")] if hosts else []
     verdict = judge_hang(evidence, topology, limits, names)
@@ -170,9 +175,9 @@ def timings(  # noqa: PLR0917 - options of a command
     if unit not in UNITS:
         raise ConfigError(f"--unit is {unit}; it must be one of {', '.join(UNITS)}")
     table = read_timings(file, unit)
-    own = table.topology()
     given = any(one is not None for one in (machines, ranks_per_machine, tp, pp, mesh, group))
-    topology = _topology(own.world_size, machines, ranks_per_machine, tp, pp, mesh, group) if given else own
+    sizes = (machines, ranks_per_machine, tp, pp, mesh, group)
+    topology = _topology(table.ranks, *sizes) if given else table.topology()
     verdict = judge_slow(list(table.times(topology)), topology)
     names = [one.strip() for one in hosts.split(",")] if hosts else []
     print(as_object(verdict, topology, names) if as_json else text_of(verdict, topology, names))

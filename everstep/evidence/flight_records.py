@@ -19,6 +19,7 @@ from typing import Any
 
 from everstep.decisions.hang.evidence import WORLD, CommunicationRecord, PendingOperation
 from everstep.errors import EvidenceError
+from everstep.evidence.unreadable import UNREADABLE
 
 PICKLE = b"\x80"
 """First byte of a pickle."""
@@ -26,6 +27,7 @@ SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base
 """Operations to which all ranks give tensors of one size."""
 ORDER = 64
 """Newest collectives of which it is kept in which order a rank entered them (ours)."""
+_NO_RECORD: tuple[type[Exception], ...] = (*UNREADABLE, pickle.UnpicklingError)
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -73,7 +75,7 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
             found = json.loads(data)
         if not isinstance(found.get("entries", []), list) or not {"entries", "pg_status", "pg_config"} & found.keys():
             raise ValueError("it has no entries")
-    except (ValueError, AttributeError, EOFError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except _NO_RECORD as error:
         raise EvidenceError(f"{name} is no flight record of torch's ({error}): dump that rank again") from error
     return dict(found)
 
@@ -84,13 +86,13 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
     Raises:
         EvidenceError: an entry lacks what it must have.
     """
-    groups = _groups(found.get("pg_config") or {})
     last: dict[str, int] = {}
     labels: dict[str, str] = {}
     pending: dict[tuple[str, bool, int | None], PendingOperation] = {}
     position = -1
     order: deque[tuple[str, int]] = deque(maxlen=ORDER)
     try:
+        groups = _groups(found.get("pg_config") or {})
         for entry in found.get("entries") or []:
             group, label = (*entry["process_group"], "")[:2]
             labels[group] = label
@@ -105,8 +107,11 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
             if not _is_done(entry) and (group, is_p2p, peer) not in pending:
                 sizes = str(entry.get("input_sizes", "")) if operation.startswith(SAME_SIZES) else ""
                 pending[group, is_p2p, peer] = PendingOperation(group, number, operation, sizes, peer, is_p2p)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EvidenceError(f"{name}: an entry of the flight record cannot be read ({error!r})") from error
+    except UNREADABLE as error:
+        raise EvidenceError(
+            f"{name}: an entry of the flight record cannot be read ({error!r}; the record says that its version is "
+            f"{found.get('version', 'not told')}): dump that rank again, or take the file away"
+        ) from error
     record = CommunicationRecord(last, tuple(pending.values()), tuple(order))
     return FlightRecord(record, groups, {one: text for one, text in labels.items() if text != "undefined"}, position)
 

@@ -24,10 +24,12 @@ from everstep.errors import ConfigError, EvidenceError
 from everstep.evidence.flight_records import PICKLE, flight_record, parse_record
 from everstep.evidence.nccl_ras import parse_ras, ras_evidence
 from everstep.evidence.py_spy import ProcessDump, StackReader, role_of_process
+from everstep.evidence.unreadable import UNREADABLE, rank_number
 
 PROCESSES = "processes.json"
-STOPPED = ("T", "t")
-"""States of a process that is stopped, as ``/proc/PID/stat`` has them."""
+STOPPED = ("T",)
+"""States of a process that is stopped, as ``/proc/PID/stat`` has them. One in state t is not: a debugger holds it, on
+purpose."""
 _RANK = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 _SNAPSHOT = re.compile(r"snapshot[-_. ]?(\d+)")
@@ -59,6 +61,7 @@ class FolderReader:
         self._trainers: dict[int, tuple[tuple[bool, int, str], ProcessDump]] = {}
         self._helpers: dict[int, list[tuple[ProcessDump, ProcessRole]]] = defaultdict(list)
         self._records: dict[int, CommunicationRecord] = {}
+        self._record_names: dict[int, str] = {}
         self._positions: dict[int, int] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
         self._labels: dict[str, str] = {}
@@ -79,7 +82,8 @@ class FolderReader:
         """Where a rank is, line by line: of another look the same unless it came on."""
         trainer = self._trainers.get(rank)
         frames = tuple(stack.frames for _, stack in trainer[1].threads) if trainer else ()
-        return frames, self._positions.get(rank)
+        launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
+        return frames, self._positions.get(rank), launched
 
     def evidence(self) -> HangEvidence:
         """What was read, of all ranks of which there was a file."""
@@ -95,7 +99,8 @@ class FolderReader:
                 is_stopped=rank in self._stopped,
                 is_unresponsive=of_ras.is_unresponsive,
             )
-        return HangEvidence(ranks, self._groups, self._labels)
+        ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
+        return HangEvidence(ranks, self._groups, self._labels, ras_ranks=ras_ranks)
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
@@ -122,6 +127,12 @@ class FolderReader:
         if rank is None:
             raise EvidenceError(_whose(name))
         one = flight_record(found, name)
+        if other := self._record_names.get(rank):
+            raise EvidenceError(
+                f"{other} and {name} are both the flight record of rank {rank}: take the one away that is not of this "
+                "hang"
+            )
+        self._record_names[rank] = name
         self._ranks.add(rank)
         self._records[rank], self._positions[rank] = one.record, one.position
         self._groups |= one.groups
@@ -214,7 +225,10 @@ def _rank_in(name: str, pattern: re.Pattern[str] = _RANK) -> int | None:
     """The rank that a file's name says, or a folder's around it."""
     for part in reversed(name.split("/")):
         if found := pattern.search(part):
-            return int(found[1])
+            try:
+                return rank_number(found[1])
+            except ValueError as error:
+                raise EvidenceError(f"{_whose(name)} ({error})") from error
     return None
 
 
@@ -226,11 +240,13 @@ def _known_processes(name: str, data: bytes) -> dict[int, KnownProcess]:
     try:
         return {
             int(one["pid"]): KnownProcess(
-                int(one["rank"]), ProcessRole(one["role"]) if one.get("role") else None, str(one.get("state", ""))
+                rank_number(one["rank"]),
+                ProcessRole(one["role"]) if one.get("role") else None,
+                str(one.get("state", "")),
             )
             for one in json.loads(data)
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         roles = ", ".join(f'"{role.value}"' for role in ProcessRole)
         raise EvidenceError(
             f'{name} must be a list of {{"pid": 123, "rank": 5, "role": ROLE, "state": "S"}}, where ROLE is one of '

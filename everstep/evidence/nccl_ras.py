@@ -11,6 +11,7 @@ from typing import Any
 
 from everstep.decisions.hang.evidence import CommunicationRecord, PendingOperation, RankEvidence
 from everstep.errors import EvidenceError
+from everstep.evidence.unreadable import UNREADABLE, rank_number
 
 Process = tuple[str, int, int]
 """Host, process and device: the same GPU of the same process is the same rank, in each communicator."""
@@ -28,7 +29,7 @@ def parse_ras(name: str, data: bytes) -> dict[str, Any]:
         found = json.loads(data)
         if not isinstance(found["communicators"], list):
             raise ValueError("it has no communicators")
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise EvidenceError(f"{name} is no report of NCCL's RAS ({error}): ask `ncclras -v -f json`") from error
     return dict(found)
 
@@ -46,7 +47,12 @@ def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[di
         comms = sorted(found["communicators"], key=lambda one: -int(one["size"]))
         if not comms:
             raise EvidenceError(f"{name} has no communicators: ask again while the job hangs")
-        ranks = {_process(one): int(one["rank"]) for one in _members(comms[0])}
+        ranks = {_process(one): rank_number(one["rank"]) for one in _members(comms[0])}
+        if len(everybody := {_process(one) for comm in comms for one in _members(comm)}) > len(ranks):
+            raise EvidenceError(
+                f"{name} has {len(everybody)} ranks and no communicator of all of them (the largest has {len(ranks)}): "
+                "which rank of the job each is cannot be told; use flight records"
+            )
         last: dict[int, dict[str, int]] = {rank: {} for rank in ranks.values()}
         pending: dict[int, list[PendingOperation]] = {rank: [] for rank in ranks.values()}
         groups, silent = {}, set()
@@ -65,7 +71,7 @@ def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[di
                 last[rank][group] = count
                 if count == ahead and (min(counts.values()) < ahead or members - counts.keys()):
                     pending[rank].append(PendingOperation(group, ahead, "collective"))
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise EvidenceError(f"{name}: a communicator cannot be read ({error!r})") from error
     evidence = {
         rank: RankEvidence(record=CommunicationRecord(last[rank], tuple(pending[rank])))

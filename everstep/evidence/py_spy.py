@@ -14,6 +14,7 @@ from typing import Any
 
 from everstep.decisions.hang.stacks import LeafKind, ProcessRole, Signature, StackFrame, joined, normalise, role_of
 from everstep.errors import EvidenceError
+from everstep.evidence.unreadable import UNREADABLE
 
 MAIN, AUTOGRAD = "MainThread", "pt_autograd_"
 _FRAME = re.compile(r"\s+(?P<function>\S.*?) \((?P<file>.+?)(?::(?P<line>\d+))?\)$")
@@ -112,7 +113,7 @@ class StackReader:
             if stack is None:
                 try:
                     stack = self._texts[text] = self._shared(_frames(json.loads(text)))
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except UNREADABLE:
                     return self._read_plain_json(name, data)
             pieces += [data[at:begin], b"%d" % len(stacks)]
             stacks.append(stack)
@@ -121,7 +122,7 @@ class StackReader:
         try:
             threads = json.loads(b"".join(pieces))
             return _processes([(one, stacks[one["frames"]]) for one in threads])
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except UNREADABLE:
             return self._read_plain_json(name, data)
 
     def _read_plain_json(self, name: str, data: bytes) -> list[ProcessDump]:
@@ -129,7 +130,7 @@ class StackReader:
         try:
             threads = json.loads(data)
             return _processes([(one, self._shared(_frames(one["frames"]))) for one in threads])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             raise EvidenceError(
                 f"{name} is not what `py-spy dump --json` prints ({error}): dump that process again"
             ) from error

@@ -11,13 +11,19 @@ import csv
 import gzip
 import importlib
 import io
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import permutations
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
 from everstep.decisions.slow.timings import PhaseTime
 from everstep.errors import ConfigError, EvidenceError
-from everstep.model.topology import Topology
+from everstep.evidence.unreadable import MOST_RANKS, UNREADABLE, rank_number
+from everstep.model.topology import SHORT_ORDER, Topology
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "step": ("step", "step_id", "iteration", "global_step"),
@@ -53,7 +59,7 @@ class TimingTable:
         if not rows:
             raise EvidenceError(f"{name} has no rows: a row for each operation of a rank in a step is needed")
         self._name, self._rows, self._seconds = name, rows, UNITS[unit]
-        named = {column.strip().lower(): column for column in rows[0]}
+        named = {column.strip().lower(): column for column in rows[0] if column}
         self.columns = {
             what: named[given] for what, names in COLUMNS.items() if (given := next(filter(named.get, names), ""))
         }
@@ -66,19 +72,41 @@ class TimingTable:
             wanted = "; ".join(f"{one}: one of {', '.join(COLUMNS[one])}" for one in missing)
             raise EvidenceError(f"{name} has the columns {', '.join(map(str, rows[0]))}; missing are {wanted}")
 
-    def topology(self) -> Topology:
-        """The topology that the rows themselves tell: each rank counts as a machine.
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that the rows tell.
 
         Raises:
             EvidenceError: a number cannot be read.
         """
-        numbers = {one: self._largest(one) + 1 for one in ("rank", "dp", "stage", "tp") if one in self.columns}
+        numbers = self._numbers()
+        return numbers.get("rank") or numbers.get("stage", 1) * numbers.get("tp", 1) * numbers.get("dp", 1)
+
+    def topology(self) -> Topology:
+        """The topology that the rows themselves tell: each rank counts as a machine.
+
+        Raises:
+            EvidenceError: a number cannot be read, or ranks and stages fit no order of axes.
+        """
+        numbers, world = self._numbers(), self.ranks
         pp, tp = numbers.get("stage", 1), numbers.get("tp", 1)
-        world = pp * tp * numbers.get("dp", 1)
-        if "rank" in numbers and ("dp" not in numbers or world != numbers["rank"]):
-            world = numbers["rank"]
-            pp, tp = (pp, tp) if world % (pp * tp) == 0 else (1, 1)
-        return Topology.of(world, 1, tp=tp, pp=pp)
+        pp, tp = (pp, tp) if world % (pp * tp) == 0 else (1, 1)
+        orders = [
+            Topology.of(world, 1, tp=tp, pp=pp, order=order) for order in (SHORT_ORDER, *permutations(SHORT_ORDER))
+        ]
+        for what in (("stage", "dp", "tp"), ("stage",)):
+            for topology in orders:
+                if all(self._misplaced(rank, place, topology, what) is None for rank, place in self._places.items()):
+                    return topology
+        return orders[0]  # the first row that does not fit is told by who reads it
+
+    def _misplaced(
+        self, rank: int, places: Mapping[str, set[int]], topology: Topology, what: Sequence[str] = ("stage",)
+    ) -> str | None:
+        """In what a rank's place in the table is not that in a topology; None: it is the same, or is not told."""
+        at = topology.coordinate(rank)
+        of = {"stage": at.pp, "dp": at.dp, "tp": at.tp}
+        return next((one for one in what if len(places[one]) == 1 and places[one] != {of[one]}), None)
 
     def times(self, topology: Topology) -> Iterator[PhaseTime]:
         """The rows.
@@ -86,50 +114,96 @@ class TimingTable:
         Raises:
             EvidenceError: a value cannot be read, or a rank is not of the topology.
         """
-        places = _places(topology) if "rank" not in self.columns else {}
+        places = _all_places(topology) if "rank" not in self.columns else {}
+        checked: set[int] = set()
         for number, row in enumerate(self._rows, start=2):
             try:
                 rank = self._rank(row, places)
                 if not 0 <= rank < topology.world_size:
                     raise ValueError(f"rank {rank} is not one of {topology.world_size}")
+                if rank not in checked:
+                    self._check_stage(rank, topology)
+                    checked.add(rank)
                 start = float(self._of(row, "start")) * self._seconds
                 if "duration" in self.columns:
                     duration = float(self._of(row, "duration")) * self._seconds
                 else:
                     duration = float(self._of(row, "end")) * self._seconds - start
-                if not 0 <= duration < float("inf"):
+                if not isfinite(start):
+                    raise ValueError(f"it began at {start}")
+                if not 0 <= duration < inf:
                     raise ValueError(f"it lasted {duration} s")
-                work = self._of(row, "work") if "work" in self.columns else None
-                yield PhaseTime(
-                    int(self._of(row, "step")),
-                    rank,
-                    str(self._of(row, "operation")),
-                    start,
-                    duration,
-                    float(work) if work not in (None, "") else None,
-                )
-            except (ValueError, TypeError, KeyError) as error:
+                told = row[self.columns["work"]] if "work" in self.columns else None
+                work = float(told) if told not in {None, ""} else None
+                if work is not None and not 0 <= work < inf:
+                    raise ValueError(f"it had {work} to do")
+                step, operation = _whole(self._of(row, "step")), str(self._of(row, "operation"))
+                yield PhaseTime(step, rank, operation, start, duration, work)
+            except UNREADABLE as error:
                 raise EvidenceError(f"{self._name}, row {number}: {error}: {dict(row)}") from error
+
+    def _check_stage(self, rank: int, topology: Topology) -> None:
+        """A rank is compared with those of its stage: so the table's stage has to be that of the topology."""
+        if rank in self._places and self._misplaced(rank, self._places[rank], topology):
+            (stage,) = self._places[rank]["stage"]
+            raise ValueError(
+                f"rank {rank} is of stage {stage}, and by the sizes ({topology.text}) of stage "
+                f"{topology.coordinate(rank).pp}: name the axes in the order in which ranks are numbered, as --mesh"
+            )
 
     def _rank(self, row: Mapping[str, Any], places: Mapping[tuple[int, int, int], int]) -> int:
         if "rank" in self.columns:
-            return int(self._of(row, "rank"))
-        at = tuple(int(self._of(row, one)) if one in self.columns else 0 for one in ("stage", "dp", "tp"))
+            return rank_number(_whole(self._of(row, "rank")))
+        at = tuple(_whole(self._of(row, one)) if one in self.columns else 0 for one in ("stage", "dp", "tp"))
         found = places.get((at[0], at[1], at[2]))
         if found is None:
             raise ValueError(f"there is no rank of stage {at[0]}, dp {at[1]}, tp {at[2]}")
         return found
 
     def _of(self, row: Mapping[str, Any], what: str) -> Any:
-        return row[self.columns[what]]
+        if None in row:
+            raise ValueError("it has more values than there are columns")
+        if (value := row[self.columns[what]]) is None:
+            raise ValueError(f"it has no {self.columns[what]}")
+        return value
+
+    def _numbers(self) -> dict[str, int]:
+        """How many there are of what is numbered from 0, by the largest number."""
+        found: dict[str, int] = {
+            one: self._largest(one) + 1 for one in ("rank", "dp", "stage", "tp") if one in self.columns
+        }
+        if prod(count for one, count in found.items() if one != "rank") > MOST_RANKS:
+            raise EvidenceError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
+        return found
+
+    @cached_property
+    def _places(self) -> Mapping[int, Mapping[str, set[int]]]:
+        """Rank → what the table says of its place, where it has both. A rank with virtual stages has several."""
+        found: dict[int, dict[str, set[int]]] = defaultdict(lambda: {"stage": set(), "dp": set(), "tp": set()})
+        others = [one for one in ("stage", "dp", "tp") if one in self.columns]
+        if "rank" in self.columns and others:
+            pairs = {tuple(self._of(row, one) for one in ("rank", *others)) for row in self._rows}
+            for rank, *values in pairs:
+                for one, value in zip(others, values, strict=True):
+                    found[_whole(rank)][one].add(_whole(value))
+        return found
 
     def _largest(self, what: str) -> int:
         try:
-            return max(int(self._of(row, what)) for row in self._rows)
-        except (ValueError, TypeError, KeyError) as error:
-            raise EvidenceError(
-                f"{self._name}: the column {self.columns[what]} has no whole numbers: {error}"
-            ) from error
+            return rank_number(max(_whole(self._of(row, what)) for row in self._rows))
+        except UNREADABLE as error:
+            raise EvidenceError(f"{self._name}: the column {self.columns[what]} cannot be read: {error}") from error
+
+
+def _whole(value: Any) -> int:
+    """A whole number; a column that lacked some was written with a point: 7.0."""
+    try:
+        return int(value)
+    except ValueError:
+        number = float(value)
+        if not number.is_integer():
+            raise
+        return int(number)
 
 
 def read_timings(path: Path, unit: str = "s") -> TimingTable:
@@ -147,7 +221,7 @@ def read_timings(path: Path, unit: str = "s") -> TimingTable:
         data = path.read_bytes()
         if data[:2] == _GZIP:
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if data[:4] == _PARQUET:
         return TimingTable(path.name, _parquet_rows(path, data), unit)
@@ -170,7 +244,7 @@ def _parquet_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def _places(topology: Topology) -> dict[tuple[int, int, int], int]:
+def _all_places(topology: Topology) -> dict[tuple[int, int, int], int]:
     """Stage, index among the data-parallel ranks, index along tp → rank; the first where there are several."""
     found: dict[tuple[int, int, int], int] = {}
     for rank in range(topology.world_size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from everstep.decisions.hang.case import HangCase
 from everstep.decisions.hang.conclusions import by_the_script, held_up, named, open_collectives_told, over_evicted
@@ -27,9 +28,33 @@ def by_waiting(case: HangCase) -> HangVerdict | str:
         return by_the_script(case, circles, f"{len(circles)} times, ranks wait for each other in a circle")
     if too_few := _too_few_wait(case, ends):
         return _of_several(case, ends) or too_few
-    if len(ends) > 1 or (not ends[0].stuck and not circles):
+    seen = [sink for sink in ends if any(_is_seen(case, rank) for rank in sink.ranks)]
+    if seen and len(seen) < len(ends) and not _too_few_wait(case, seen):
+        return _beside_unseen(case, seen, [rank for sink in ends if sink not in seen for rank in sink.ranks])
+    return _of_ends(case, ends)
+
+
+def _of_ends(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
+    """Where waiting ends, by what is there."""
+    only = ends[0]
+    if len(ends) > 1 or (not only.stuck and len(only.ranks) == 1):
         return _waited_for(case, ends)
-    return _inside_one(case, ends[0]) if ends[0].stuck else _in_a_circle(case, circles[0])
+    return _inside_one(case, only) if only.stuck else _in_a_circle(case, only)
+
+
+def _is_seen(case: HangCase, rank: int) -> bool:
+    known = case.evidence.of(rank)
+    return known.is_known or known.is_unresponsive
+
+
+def _beside_unseen(case: HangCase, ends: Sequence[Sink], unseen: Sequence[int]) -> HangVerdict | str:
+    """Judge by those of which something is known, where the others wait for them and for ranks nobody could look at:
+    that a machine did not answer in time is no sign of a fault, while there is one to be seen."""
+    found = _of_ends(case, ends)
+    if isinstance(found, str):
+        return found
+    told = f"they wait for rank {listed(sorted(unseen))} too, of which nothing is known: that is no sign of a fault"
+    return replace(found, evidence=(told, *found.evidence))
 
 
 def _is_by_frames(case: HangCase, sink: Sink) -> bool:

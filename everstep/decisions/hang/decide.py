@@ -51,9 +51,10 @@ def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
     evidence = case.evidence
     if evidence.moved is not None or evidence.stands_still or verdict.conclusion is HangConclusion.UNKNOWN:
         return verdict
-    has_stacks = any(known.trainer for known in evidence.ranks.values())
-    if verdict.evicts and has_stacks and verdict.method is not HangMethod.STATE:
-        why = f"one look at stacks does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
+    at_any_time = bool(evidence.ras_ranks) or any(known.trainer for known in evidence.ranks.values())
+    if verdict.evicts and at_any_time and verdict.method is not HangMethod.STATE:
+        what = "stacks" if not evidence.ras_ranks else "what ranks do"
+        why = f"one look at {what} does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
         return unknown(why, verdict.evidence)
     return replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
 
@@ -61,6 +62,8 @@ def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
 def _conclude(case: HangCase) -> HangVerdict:
     if not case.known:
         return unknown("nothing is known of any rank")
+    if sum(known.is_stopped for known in case.evidence.ranks.values()) == case.topology.world_size:
+        return unknown("all ranks are stopped (state T): so somebody pauses a job on purpose")
     if came_on := _came_on(case):
         some = len(came_on) > 1
         return HangVerdict(

@@ -82,6 +82,8 @@ class HangEvidence:
     """Process group → what its script calls it, e.g. ``mesh_tp``."""
     moved: frozenset[int] | None = None
     """Ranks whose stacks or records changed between two looks; None: there was one look only."""
+    ras_ranks: int = 0
+    """NCCL's RAS was asked what ranks did, and numbers so many; it may be asked at any time. 0: it was not."""
     stands_still: bool = False
     """It is known from elsewhere that the job does not step. One look at stacks does not show it."""
 

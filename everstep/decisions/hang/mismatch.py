@@ -31,8 +31,8 @@ def judge_mismatch(graph: WaitGraph, topology: Topology, names: Sequence[str]) -
         return HangVerdict(
             HangConclusion.NOT_A_MACHINE,
             HangMethod.WAIT_FOR,
-            "ranks call different collectives at the same place of a group, on machines that have nothing in common: "
-            "the script calls them in the wrong order",
+            "ranks call different collectives at the same place of a group, and it is not a few ranks of one machine "
+            "against all others of it: the script calls them in the wrong order",
             evidence=told,
         )
     (machine,) = machines

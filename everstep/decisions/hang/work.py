@@ -11,6 +11,10 @@ IO_BYTES = 64 << 10
 """One that reads or writes so much between two looks does too (ours)."""
 
 
+HELD = ("D", "t")
+"""States of a process that the kernel holds up at both looks: it waits for a disk or a mount, as in one long write or
+``fsync`` of a checkpoint, which uses up nothing; or a debugger holds it (ours)."""
+
 SWITCHES = 20.0
 """So does one whose threads wait for something, and go on, so often in a second: it sends, receives or looks around
 (ours)."""
@@ -28,6 +32,8 @@ class UsedUp(NamedTuple):
     """Read and written; -1: not known."""
     switches: int = 0
     """How often its threads waited for something and went on."""
+    state: str = ""
+    """Of its first thread, one letter; empty: not known."""
 
 
 class RankWork(NamedTuple):
@@ -38,11 +44,13 @@ class RankWork(NamedTuple):
     io_bytes: int
     switches: float = 0.0
     """A second."""
+    is_held: bool = False
+    """One of them waited in the kernel, or was held by a debugger, at both looks."""
 
     @property
     def works(self) -> bool:
         """Whether it does something."""
-        return self.share >= WORKS or self.io_bytes >= IO_BYTES or self.switches >= SWITCHES
+        return self.is_held or self.share >= WORKS or self.io_bytes >= IO_BYTES or self.switches >= SWITCHES
 
 
 def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> Mapping[int, RankWork]:
@@ -63,5 +71,6 @@ def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> 
         moved = now.io_bytes - then.io_bytes if min(now.io_bytes, then.io_bytes) >= 0 else 0
         so_far = found.get(now.rank, RankWork(0.0, 0))
         switches = so_far.switches + max(now.switches - then.switches, 0) / seconds
-        found[now.rank] = RankWork(so_far.share + max(share, 0.0), so_far.io_bytes + max(moved, 0), switches)
+        is_held = so_far.is_held or (now.state in HELD and then.state in HELD)
+        found[now.rank] = RankWork(so_far.share + max(share, 0.0), so_far.io_bytes + max(moved, 0), switches, is_held)
     return found

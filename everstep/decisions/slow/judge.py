@@ -60,6 +60,9 @@ def _degrader(case: _SlowCase, group: ParallelGroup, count: int, topology: Topol
     ranks = tuple(sorted(rank for rank, found in often.items() if found >= LEAST_FLAGGED * len(case.rounds)))
     ranks = ranks or tuple(sorted(often))
     slowdown = median(one[rank].ratio for one in case.voted for rank in ranks if rank in one)
+    slow = Counter(rank for one in case.rounds for rank in one.outliers if topology.machine(rank) not in group.machines)
+    others = sorted(rank for rank, found in slow.items() if found >= LEAST_FLAGGED * len(case.rounds))
+    beside = f"rank {listed(others)} on other machines is slow in as many rounds: look again once this is gone"
     where = str(group) if group.kind == "machine" else f"the {group}"
     return SlowVerdict(
         SlowConclusion.MACHINE,
@@ -72,7 +75,7 @@ def _degrader(case: _SlowCase, group: ParallelGroup, count: int, topology: Topol
         slowdown,
         case.rounds,
         case.stages,
-        tuple(filter(None, (_waits(ranks, case.times), _heavy(case.stages)))),
+        tuple(filter(None, (beside * bool(others), _waits(ranks, case.times), _heavy(case.stages)))),
     )
 
 

@@ -150,7 +150,7 @@ def _not_longer(times: Mapping[int, RankTimes], own: Sequence[int], peers: Seque
         return OwnPast(
             Growth.ALWAYS,
             f"its ranks compute no longer than before; before the decline too it was {1000 * before:.0f} ms a step, "
-            f"their peers' {1000 * usual:.0f} ms: their place in the job has more to do",
+            f"their peers' {1000 * usual:.0f} ms: their place in the job has more to do, or it was as slow then",
         )
     return OwnPast(Growth.NOT_LONGER, f"its ranks compute no longer than before; {steps}")
 

@@ -10,6 +10,7 @@ import pytest
 from console import main
 from tests.everstep.decisions.hang.test_recorded import unpacked
 from tests.everstep.decisions.slow.test_judge import times
+from tests.everstep.evidence.test_nccl_ras import communicator, process, report
 from tests.everstep.evidence.test_py_spy import TEXT
 
 
@@ -78,6 +79,14 @@ def test_wrong_sizes(
     (tmp_path / "rank-1.txt").write_bytes(TEXT)
     found, _, error = run(capsys, str(tmp_path), *arguments)
     assert (found, said in error) == (code, True), error
+
+
+def test_ras_that_does_not_know_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers within a smaller communicator are not those of the job."""
+    (tmp_path / "ras.json").write_bytes(report(communicator("0xa", [process(rank, rank, 9) for rank in range(4)])))
+    code, _, said = run(capsys, str(tmp_path), "--machines", "8")
+    assert code == 1
+    assert "knows 4 ranks, and the sizes make 8" in said
 
 
 def written(path: Path, factors: dict[int, float]) -> str:

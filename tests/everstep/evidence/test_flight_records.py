@@ -88,6 +88,14 @@ def test_what_is_no_record_is_told(data: bytes) -> None:
         parse_record("rank-1", data, pickles=True)
 
 
-def test_an_entry_that_lacks_something_is_told() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"entries": [{"process_group": ["0", ""]}]}',
+        '{"entries": [{"process_group": ["0", ""], "profiling_name": "nccl:send", "collective_seq_id": 1e999}]}',
+        '{"entries": [], "pg_config": [1, 2]}',
+    ],
+)
+def test_an_entry_that_lacks_something_is_told(text: str) -> None:
     with pytest.raises(EvidenceError, match="an entry of the flight record cannot be read"):
-        flight_record(json.loads('{"entries": [{"process_group": ["0", ""]}]}'))
+        flight_record(json.loads(text))

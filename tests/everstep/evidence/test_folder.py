@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from everstep.decisions.hang.decide import judge_hang
 from everstep.decisions.hang.stacks import ProcessRole
+from everstep.decisions.hang.verdict import HangConclusion
 from everstep.errors import ConfigError, EvidenceError
 from everstep.evidence.folder import read_folder
+from everstep.model.topology import Topology
+from tests.everstep.evidence.test_nccl_ras import communicator, process, report
 from tests.everstep.evidence.test_py_spy import DUMP, TEXT, compact, frame, thread
 
 LOADER = compact(
@@ -25,6 +30,12 @@ LOADER = compact(
     ]
 )
 RECORD = json.dumps({"entries": [], "pg_config": {}}).encode()
+
+
+def ras(launched: int, late: int) -> bytes:
+    """Of a job of eight, in which one is one collective behind the others at that moment."""
+    ranks = [process(rank, rank, launched - (rank == late)) for rank in range(8)]
+    return report(communicator("0xa", ranks))
 
 
 def test_names_say_whose_a_file_is(tmp_path: Path) -> None:
@@ -52,13 +63,14 @@ def test_processes_say_whose_a_process_is(tmp_path: Path) -> None:
         {"pid": 20391, "rank": 3},
         {"pid": 20392, "rank": 4, "role": "trainer", "state": "T (stopped)"},
         {"pid": 20393, "rank": 5},
+        {"pid": 20394, "rank": 6, "state": "t (tracing stop)"},
     ]
     (tmp_path / "processes.json").write_text(json.dumps(processes))
 
     evidence = read_folder(tmp_path)
 
-    assert sorted(evidence.ranks) == [3, 4, 5]
-    assert [evidence.of(rank).is_stopped for rank in (3, 4, 5)] == [False, True, False]
+    assert sorted(evidence.ranks) == [3, 4, 5, 6]
+    assert [evidence.of(rank).is_stopped for rank in (3, 4, 5, 6)] == [False, True, False, False]
     assert not evidence.of(5).is_known
 
 
@@ -79,7 +91,13 @@ def test_two_looks_say_who_moved(tmp_path: Path) -> None:
         ("record.json", RECORD, "does not say whose it is"),
         ("rank-0.txt", b"\n", "is empty"),
         ("rank-0.gz", b"\x1f\x8bnothing", "cannot be read"),
+        ("nccl_trace_20251126", RECORD, "rank 20251126 is none"),
+        ("rank-0.json", b"[" * 100_000, "is not what"),
+        ("rank-0.json", b'{"entries":' + b"[" * 100_000, "is no flight record"),
+        ("rank-0.json", compact(DUMP).replace(b'"line":26', b'"line":1e999'), "is not what"),
         ("processes.json", b'[{"pid": 1}]', "must be a list of"),
+        ("processes.json", b'[{"pid": 1, "rank": -3}]', "rank -3 is none"),
+        ("processes.json", b'[{"pid": 1e999, "rank": 3}]', "must be a list of"),
         ("processes.json", b'[{"pid": 1, "rank": 2, "role": "cook"}]', '"data loader"'),
     ],
 )
@@ -94,3 +112,29 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
         read_folder(tmp_path)
     with pytest.raises(ConfigError, match="there is no folder"):
         read_folder(tmp_path / "nowhere")
+
+
+def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
+    """One of them is of another run: by it a healthy rank would be behind the others."""
+    (tmp_path / "old").mkdir()
+    for name in ("rank-2.json", "old/nccl_trace_rank_2"):
+        (tmp_path / name).write_bytes(RECORD)
+    with pytest.raises(EvidenceError, match=r"old/nccl_trace_rank_2 and rank-2\.json are both"):
+        read_folder(tmp_path)
+
+
+def test_a_running_job_that_ras_looked_at_is_not_hung(tmp_path: Path) -> None:
+    """Someone is always the last to launch a collective."""
+    for look, launched, late in (("snapshot-1", 9, 5), ("snapshot-2", 1009, 3)):
+        (tmp_path / look).mkdir()
+        (tmp_path / look / "ras.json").write_bytes(ras(launched, late))
+    topology = Topology.of(8, 1)
+
+    both = judge_hang(read_folder(tmp_path), topology)
+    one = judge_hang(read_folder(tmp_path / "snapshot-1"), topology)
+    hangs = judge_hang(replace(read_folder(tmp_path / "snapshot-1"), stands_still=True), topology)
+
+    assert both.conclusion is HangConclusion.NOT_HUNG
+    assert (one.conclusion, one.machines) == (HangConclusion.UNKNOWN, ())
+    assert "one look" in one.reason
+    assert hangs.ranks == (5,)

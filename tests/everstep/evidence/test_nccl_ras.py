@@ -76,3 +76,17 @@ def test_what_is_no_report_is_told(data: bytes) -> None:
 def test_a_report_that_lacks_something_is_told(communicators: list[Any]) -> None:
     with pytest.raises(EvidenceError, match=r"^ras\.json"):
         ras_evidence({"communicators": communicators}, "ras.json")
+
+
+def test_without_a_communicator_of_all_ranks_nobody_can_be_named() -> None:
+    """Rank 1 of the first pair is rank 5 of the job, which no communicator says."""
+    pairs = [communicator(f"0x{of}", [process(0, of, 31), process(1, of + 1, 31 - (of == 4))]) for of in (4, 0, 2)]
+    with pytest.raises(EvidenceError, match="6 ranks and no communicator of all of them"):
+        ras_evidence(parse_ras("ras.json", report(*pairs)))
+
+
+def test_numbers_that_are_none_of_a_rank_are_told() -> None:
+    for wrong in ("-1", "1e999"):
+        data = report(communicator("0xa", [process(0, 0, 9)])).replace(b'"rank": 0', f'"rank": {wrong}'.encode())
+        with pytest.raises(EvidenceError, match="cannot be read"):
+            ras_evidence(parse_ras("ras.json", data))

@@ -48,7 +48,15 @@ def test_packed(tmp_path: Path) -> None:
         ("", "has no rows"),
         ("step,rank,op\n1,0,f\n", "missing are start: one of start, start_time"),
         ("step,op,start,duration\n1,f,0,1\n", "missing are rank"),
-        ("step,rank,op,start,duration\n1,x,f,0,1\n", "has no whole numbers"),
+        ("step,rank,op,start,duration\n1,x,f,0,1\n", "the column rank cannot be read"),
+        ("step,rank,op,start,duration\n1,-1,f,0,1\n", "rank -1 is none"),
+        ("step,rank,op,start,duration\n1,70000000000,f,0,1\n", "rank 70000000000 is none"),
+        ("step,dp,stage,op,start,duration\n1,99999,99999,f,0,1\n", "make more than"),
+        ("step,rank,op,start,duration\n1,0,f,0,1,9\n", "more values than there are columns"),
+        ("step,rank,op,start,duration\n1,0,f,0\n", "row 2: it has no duration"),
+        ("step,rank,op,start,duration\n1,0,f,nan,1\n", "row 2: it began at nan"),
+        ("step,rank,op,start,duration\n1,0,f,inf,1\n", "row 2: it began at inf"),
+        ("step,rank,op,start,duration,tokens\n1,0,f,0,1,nan\n", "row 2: it had nan to do"),
         ("step,rank,op,start,duration\n1,0,f,0,-1\n", "row 2: it lasted -1"),
         ("step,rank,op,start,duration\n1,0,f,0,nan\n", "row 2: it lasted nan"),
         ("step,rank,op,start,duration\n1,0,f,soon,1\n", "row 2: could not convert"),
@@ -78,3 +86,47 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch: py
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and so on")
     with pytest.raises(ConfigError, match="pip install pyarrow"):
         read_timings(tmp_path / "t.parquet")
+
+
+def staged(stages: list[int]) -> str:
+    """A row for each rank, with its stage."""
+    rows = (f"1,{rank},{stage},f,0,1\n" for rank, stage in enumerate(stages))
+    return "step,rank,stage,op,start,duration\n" + "".join(rows)
+
+
+@pytest.mark.parametrize("stages", [[0, 0, 1, 1], [0, 1, 0, 1]])
+def test_the_stages_of_a_table_tell_in_which_order_ranks_are_numbered(stages: list[int], tmp_path: Path) -> None:
+    """Else ranks of a heavy stage are compared with those of a light one, and look slow."""
+    found = read_timings(table(tmp_path, staged(stages)))
+    topology = found.topology()
+    assert [topology.coordinate(rank).pp for rank in range(4)] == stages
+    assert len(list(found.times(topology))) == 4
+
+
+@pytest.mark.parametrize(
+    ("stages", "sizes"),
+    [([0, 1, 1, 0], None), ([0, 1, 0, 1], Topology.of(4, 1, pp=2)), ([0, 0, 1, 1], Topology.of(4, 1))],
+)
+def test_stages_that_are_not_those_of_the_sizes_are_told(
+    stages: list[int], sizes: Topology | None, tmp_path: Path
+) -> None:
+    found = read_timings(table(tmp_path, staged(stages)))
+    with pytest.raises(EvidenceError, match=r"is of stage 1, and by the sizes \(.*\) of stage 0: name the axes"):
+        list(found.times(sizes or found.topology()))
+
+
+def test_virtual_stages_say_nothing_of_the_order(tmp_path: Path) -> None:
+    """A rank has several of them."""
+    text = staged([0, 1]) + "1,0,2,f,1,1\n1,1,3,f,1,1\n"
+    assert len(list(read_timings(table(tmp_path, text)).times(Topology.of(2, 1, pp=2)))) == 4
+
+
+def test_whole_numbers_with_a_point(tmp_path: Path) -> None:
+    found = read_timings(table(tmp_path, "step,rank,op,start,duration\n1.0,3.0,f,0,1\n"))
+    assert [(one.step, one.rank) for one in found.times(found.topology())] == [(1, 3)]
+
+
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\x1f\x8b\x08\x00garbage" * 10)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_timings(tmp_path / "t.csv")

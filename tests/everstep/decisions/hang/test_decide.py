@@ -88,6 +88,18 @@ def test_the_one_of_which_nothing_is_known_is_named_where_all_waiting_ends_there
     assert "get their stacks" in verdict.reason
 
 
+def test_who_could_not_be_looked_at_is_not_named_beside_one_who_is_seen_to_hold_the_others_up() -> None:
+    """The agent of rank 0 did not answer in time; rank 5 is why all wait."""
+    inside = RankEvidence(SYNC, record=record({"0": 7}, ("0", 7)))
+    ranks = dict.fromkeys(range(1, 8), inside) | {5: RankEvidence(STUCK, record=record({"0": 6}))}
+    evidence = HangEvidence(ranks, {"0": tuple(range(8))}, moved=frozenset(), stands_still=True)
+
+    verdict = judge_hang(evidence, Topology.of(8, 1))
+
+    assert (verdict.conclusion, verdict.ranks, verdict.unknown) == (HangConclusion.NAMES, (5,), (0,))
+    assert "rank 0 too, of which nothing is known" in verdict.evidence[0]
+
+
 def test_no_evidence_names_nobody() -> None:
     for evidence in (HangEvidence({}), HangEvidence({3: RankEvidence()})):
         verdict = judge_hang(evidence, EIGHT)
@@ -199,6 +211,16 @@ def test_a_stopped_process_is_named_whatever_its_stack_says() -> None:
     ranks = {rank: RankEvidence(SYNC, is_stopped=rank == 2) for rank in range(8)}
     verdict = judge_hang(HangEvidence(ranks), EIGHT)
     assert (verdict.method, verdict.ranks) == (HangMethod.STATE, (2,))
+
+
+@pytest.mark.parametrize("topology", [Topology.of(1, 4), Topology.of(1, 1)], ids=str)
+def test_who_stops_all_ranks_pauses_the_job(topology: Topology) -> None:
+    """Wherever each of them was then."""
+    doing = {rank: SYNC if rank else COMPUTES for rank in range(topology.world_size)}
+    ranks = {rank: RankEvidence(one, is_stopped=True) for rank, one in doing.items()}
+    verdict = judge_hang(HangEvidence(ranks, moved=frozenset(), stands_still=True), topology)
+    assert (verdict.conclusion, verdict.machines) == (HangConclusion.UNKNOWN, ())
+    assert "on purpose" in verdict.reason
 
 
 def test_two_at_once_are_both_named_and_many_are_not() -> None:

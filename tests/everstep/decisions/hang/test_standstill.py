@@ -56,3 +56,13 @@ def test_work_is_of_all_processes_of_a_rank_between_two_looks() -> None:
     assert found[0].switches == 25.0
     assert (found[1].share, found[1].works) == (0.0, True)
     assert work_of(first, last, 0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "works"),
+    [("D", "D", True), ("t", "t", True), ("S", "D", False), ("D", "S", False), ("T", "T", False)],
+)
+def test_whoever_the_kernel_or_a_debugger_holds_up_is_not_taken_for_idle(before: str, after: str, works: bool) -> None:
+    """One ``fsync`` of a checkpoint takes seconds, in which a process has no CPU, reads and writes nothing."""
+    first, last = UsedUp(0, 10, 5.0, 0.0, 100, 7, before), UsedUp(0, 10, 5.0, 0.0, 100, 7, after)
+    assert work_of([first], [last], 2.0)[0].works is works

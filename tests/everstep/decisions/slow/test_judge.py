@@ -57,6 +57,12 @@ def test_a_slow_machine_is_found_by_vote() -> None:
     assert "who wait for it" in verdict.evidence[0]
 
 
+def test_another_machine_that_is_as_slow_is_told() -> None:
+    verdict = judge_slow(times({2: 1.5, 3: 1.5, 6: 1.5, 7: 1.5}, topology=Topology.of(8, 2)), Topology.of(8, 2))
+    assert (verdict.machines, verdict.flags) == ((1,), 5)
+    assert "rank 6, 7 on other machines is slow in as many rounds" in verdict.evidence[0]
+
+
 def test_one_slow_rank_takes_its_machine_only() -> None:
     verdict = judge_slow(times({9: 1.3}), TOPOLOGY)
     assert (verdict.machines, verdict.ranks) == ((4,), (9,))
