@@ -15,6 +15,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -44,6 +45,10 @@ SETTLE_S = 0.5
 """Once a rank has failed, the others of its group have so long to say that they did too (ours)."""
 DYING_S = 60.0
 """Ranks of a replay that were killed have so long to be gone (ours)."""
+PATIENCE = 3.0
+"""A group still steps where the last one came within so many times the longest of those before it (ours)."""
+LEAST_STEPS = 3
+"""Seen of a group, so that there are two that can be told apart from its start (ours)."""
 NAMED = 4
 """Ranks that a text names."""
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
@@ -89,7 +94,7 @@ class ReplayActivities:
         if silent:
             return _unable(given, f"{listed(silent, NAMED)} does not answer")
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
-        if forgotten and (end in {RunEnd.HUNG, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
+        if forgotten and (end in {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
             return _unable(given, f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
         kind = await self._kind(given)
         if end is RunEnd.CRASHED:
@@ -111,7 +116,7 @@ class ReplayActivities:
             states=state_digests({rank.rank: rank.log_tail for rank in ranks}),
             kind=kind,
         )
-        return bounded(found)
+        return bounded(found.model_copy(update={"shape": shape_of(found, len(reports))}))
 
     async def _stop(self, given: ReplayGroupInput) -> tuple[dict[str, pb.StopReply], list[str]]:
         request = pb.StopRequest(
@@ -165,6 +170,7 @@ class Followed:
         self._agents, self._given = agents, given
         self._ranks: dict[int, pb.RankProgress] = {}
         self._changed = asyncio.Event()
+        self._pace = Pace()
 
     async def until_over(self, say: Say) -> tuple[RunEnd, str]:
         """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why.
@@ -180,8 +186,11 @@ class Followed:
                     f"{self._late(self._started)} did not come to a first step within {start_s:g} s",
                 )
             if not await self._within(given.limit_s, self._finished, say, f"have done {given.steps} steps"):
-                late = self._late(self._finished)
-                return RunEnd.HUNG, f"{late} did not do {given.steps} steps within {given.limit_s:g} s of the first"
+                within = f"within {given.limit_s:g} s of the first"
+                why = f"{self._late(self._finished)} did not do {given.steps} steps {within}"
+                if self._pace.goes_on(time.monotonic()):
+                    return RunEnd.SLOW, f"{why}, and still stepped"
+                return RunEnd.HUNG, why
             if not self._failed:
                 return RunEnd.RAN, ""
             await asyncio.sleep(SETTLE_S)
@@ -225,8 +234,32 @@ class Followed:
                     for rank in reply.ranks:
                         if rank.generation == self._given.repeat:
                             self._ranks[rank.rank] = rank
+                    if len(self._ranks) == self._given.spec.topology().world_size:
+                        slowest = min(one.completed_steps for one in self._ranks.values())
+                        self._pace.see(slowest, time.monotonic())
                     self._changed.set()
             await asyncio.sleep(backoff.next_s())
+
+
+class Pace:
+    """How steadily the slowest rank of a group does its steps."""
+
+    def __init__(self) -> None:
+        self._seen: list[float] = []
+        self._steps = 0
+
+    def see(self, steps: int, now: float) -> None:
+        """It has completed so many by now."""
+        if steps > self._steps:
+            self._steps = steps
+            self._seen.append(now)
+
+    def goes_on(self, now: float) -> bool:
+        """Whether a step came lately, by what the longest of those before it took; of fewer than two nobody can say."""
+        if len(self._seen) < LEAST_STEPS:
+            return False
+        longest = max(later - earlier for earlier, later in pairwise(self._seen))
+        return now - self._seen[-1] <= PATIENCE * longest
 
 
 def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
@@ -235,6 +268,12 @@ def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
     for rank, record in records:
         of_step[record.step].append((rank, struct.pack("<ddI", record.loss, record.grad_norm, record.given)))
     return [digest(f"{rank}:{bits.hex()}" for rank, bits in sorted(found)) for _, found in sorted(of_step.items())]
+
+
+def shape_of(run: GroupRun, reports: int) -> str:
+    """How much a run says: a machine whose disk does not answer has kept less of it, and has computed nothing wrong."""
+    of_ranks = f"states of {len(run.states)} ranks" if run.states else "no states"
+    return f"{reports} reports of {len(run.losses)} steps, {of_ranks}"
 
 
 def state_digests(logs: Mapping[int, str]) -> list[str]:
