@@ -36,6 +36,7 @@ from everstep.decisions.replay.fold import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
 from everstep.model.incident import RankExit
 from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.text import listed
 
@@ -102,7 +103,7 @@ class ReplayActivities:
             why = _crash(exits) or why
         steps = await gathered(self._steps(given, machine) for machine in machines)
         reports = [record for of_machine in steps for record in of_machine]
-        if bad := _not_finite(reports):
+        if bad := not_finite(reports, spec.policy):
             end, why = RunEnd.NOT_FINITE, bad
         ranks = sorted((rank for reply in stopped.values() for rank in reply.ranks), key=lambda rank: rank.rank)
         found = GroupRun(
@@ -284,14 +285,25 @@ def state_digests(logs: Mapping[int, str]) -> list[str]:
     return [digests[-1][:LETTERS] for digests in found]
 
 
-def _not_finite(records: Iterable[tuple[int, pb.StepRecord]]) -> str:
-    """The first report of a number that is not finite, in words; empty: there is none."""
-    bad = [
-        (record.step, rank, name)
-        for rank, record in records
-        for name, value, bit in (("loss", record.loss, 1), ("gradient norm", record.grad_norm, 2))
-        if record.given & bit and not math.isfinite(value)
-    ]
+def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPolicy) -> str:
+    """The first number that was not finite for as many reports in a row as is a fault of the job; empty: there is none.
+
+    A GradScaler begins with steps whose gradient norm is infinite, and skips them, in every group.
+    """
+    limits = {"loss": policy.nan_loss_steps, "gradient norm": policy.nan_grad_norm_steps}
+    streaks: dict[tuple[int, str], list[int]] = defaultdict(list)
+    bad = []
+    for rank, record in sorted(records, key=lambda one: (one[0], one[1].step)):
+        for name, value, bit in (("loss", record.loss, 1), ("gradient norm", record.grad_norm, 2)):
+            streak = streaks[rank, name]
+            if not record.given & bit:
+                continue
+            if math.isfinite(value):
+                streak.clear()
+                continue
+            streak.append(record.step)
+            if len(streak) == limits[name]:
+                bad.append((streak[0], rank, name))
     if not bad:
         return ""
     step, rank, name = min(bad)

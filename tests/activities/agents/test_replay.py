@@ -15,7 +15,7 @@ from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
 from activities.agents.ranks import RankActivities
-from activities.agents.replay import Pace, ReplayActivities, loss_digests, shape_of, state_digests
+from activities.agents.replay import Pace, ReplayActivities, loss_digests, not_finite, shape_of, state_digests
 from activities.messages import ReleaseInput, ReplayGroupInput
 from agent.client import AgentPool
 from agent.fake import FakeAgent
@@ -256,6 +256,19 @@ async def test_digests_are_of_all_bits() -> None:
     assert usual == loss_digests([(0, record(1, 3.0)), (1, record(0, 2.0)), (0, record(0, 1.0))])
     assert usual[0] != loss_digests([(0, record(0, 1.0)), (1, record(0, 2.0 + 4e-16)), (0, record(1, 3.0))])[0]
     assert usual[0] != loss_digests([(0, record(0, 1.0)), (1, record(0, 2.0, 0))])[0]
+
+
+async def test_a_gradient_norm_that_a_scaler_skips_is_no_fault() -> None:
+    def norms(*values: float) -> list[tuple[int, pb.StepRecord]]:
+        of_rank = [(rank, step, value) for rank in (0, 1) for step, value in enumerate(values)]
+        return [(rank, pb.StepRecord(step=step, loss=1.0, grad_norm=norm, given=3)) for rank, step, norm in of_rank]
+
+    bad, policy = float("inf"), RecoveryPolicy()
+    assert not_finite(norms(bad, bad, 1.0, bad, bad, 1.0), policy) == ""
+    assert not_finite(norms(1.0, bad, bad, bad), policy) == "the gradient norm of rank 0 in step 1"
+    assert not_finite(norms(bad, bad, bad), RecoveryPolicy(nan_grad_norm_steps=0)) == ""
+    loss = [(1, pb.StepRecord(step=4, loss=float("nan"), given=1))]
+    assert not_finite(loss, policy) == "the loss of rank 1 in step 4"
 
 
 async def test_states_are_known_of_all_ranks_or_of_none() -> None:
