@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.replay.judge import conclude, is_settled
     from everstep.decisions.replay.plan import ReplayGroup, ReplayPhase
     from everstep.decisions.replay.spec import plan_of, repeats_of, spec_of_group
-    from everstep.model.replay import GroupRun, Replayed, RunEnd
+    from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
     from workflows import activity_calls, replay_page
     from workflows.messages import ReplayCarried, ReplayInput
     from workflows.options import TASK_TIMEOUT
@@ -39,6 +39,7 @@ class ReplayWorkflow:
         self._names = [machine.name for machine in input.machines]
         self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
         self._runs = list(self._carried.runs)
+        self._seen = bool(self._runs) and self._concluded().found is ReplayFound.INCONSISTENT
         self._now = ""
         self._given_up = False
 
@@ -55,7 +56,9 @@ class ReplayWorkflow:
             repeat += 1
             for phase in self._plan.phases:
                 await self._phase(phase, repeat)
-            if is_settled(self._concluded()) or self._given_up or repeat >= self._repeats:
+            found = self._concluded()
+            self._seen = found.found is ReplayFound.INCONSISTENT
+            if is_settled(found) or self._given_up or repeat >= self._repeats:
                 break
             self._renew(repeat)
         showing.cancel()
@@ -75,7 +78,7 @@ class ReplayWorkflow:
 
     @property
     def _repeats(self) -> int:
-        return repeats_of(self._input.spec.policy, self._runs)
+        return repeats_of(self._input.spec.policy, self._runs, seen=self._seen)
 
     async def _phase(self, phase: ReplayPhase, repeat: int) -> None:
         """All groups of a phase at once, but for those that share a machine."""

@@ -15,6 +15,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -35,6 +36,7 @@ from everstep.decisions.replay.fold import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
 from everstep.model.incident import RankExit
 from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.text import listed
 
@@ -44,6 +46,10 @@ SETTLE_S = 0.5
 """Once a rank has failed, the others of its group have so long to say that they did too (ours)."""
 DYING_S = 60.0
 """Ranks of a replay that were killed have so long to be gone (ours)."""
+PATIENCE = 3.0
+"""A group still steps where the last one came within so many times the longest of those before it (ours)."""
+LEAST_STEPS = 3
+"""Seen of a group, so that there are two that can be told apart from its start (ours)."""
 NAMED = 4
 """Ranks that a text names."""
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
@@ -89,7 +95,7 @@ class ReplayActivities:
         if silent:
             return _unable(given, f"{listed(silent, NAMED)} does not answer")
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
-        if forgotten and (end in {RunEnd.HUNG, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
+        if forgotten and (end in {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
             return _unable(given, f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
         kind = await self._kind(given)
         if end is RunEnd.CRASHED:
@@ -97,7 +103,7 @@ class ReplayActivities:
             why = _crash(exits) or why
         steps = await gathered(self._steps(given, machine) for machine in machines)
         reports = [record for of_machine in steps for record in of_machine]
-        if bad := _not_finite(reports):
+        if bad := not_finite(reports, spec.policy):
             end, why = RunEnd.NOT_FINITE, bad
         ranks = sorted((rank for reply in stopped.values() for rank in reply.ranks), key=lambda rank: rank.rank)
         found = GroupRun(
@@ -111,7 +117,7 @@ class ReplayActivities:
             states=state_digests({rank.rank: rank.log_tail for rank in ranks}),
             kind=kind,
         )
-        return bounded(found)
+        return bounded(found.model_copy(update={"shape": shape_of(found, len(reports))}))
 
     async def _stop(self, given: ReplayGroupInput) -> tuple[dict[str, pb.StopReply], list[str]]:
         request = pb.StopRequest(
@@ -165,6 +171,7 @@ class Followed:
         self._agents, self._given = agents, given
         self._ranks: dict[int, pb.RankProgress] = {}
         self._changed = asyncio.Event()
+        self._pace = Pace()
 
     async def until_over(self, say: Say) -> tuple[RunEnd, str]:
         """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why.
@@ -180,8 +187,11 @@ class Followed:
                     f"{self._late(self._started)} did not come to a first step within {start_s:g} s",
                 )
             if not await self._within(given.limit_s, self._finished, say, f"have done {given.steps} steps"):
-                late = self._late(self._finished)
-                return RunEnd.HUNG, f"{late} did not do {given.steps} steps within {given.limit_s:g} s of the first"
+                within = f"within {given.limit_s:g} s of the first"
+                why = f"{self._late(self._finished)} did not do {given.steps} steps {within}"
+                if self._pace.goes_on(time.monotonic()):
+                    return RunEnd.SLOW, f"{why}, and still stepped"
+                return RunEnd.HUNG, why
             if not self._failed:
                 return RunEnd.RAN, ""
             await asyncio.sleep(SETTLE_S)
@@ -225,8 +235,32 @@ class Followed:
                     for rank in reply.ranks:
                         if rank.generation == self._given.repeat:
                             self._ranks[rank.rank] = rank
+                    if len(self._ranks) == self._given.spec.topology().world_size:
+                        slowest = min(one.completed_steps for one in self._ranks.values())
+                        self._pace.see(slowest, time.monotonic())
                     self._changed.set()
             await asyncio.sleep(backoff.next_s())
+
+
+class Pace:
+    """How steadily the slowest rank of a group does its steps."""
+
+    def __init__(self) -> None:
+        self._seen: list[float] = []
+        self._steps = 0
+
+    def see(self, steps: int, now: float) -> None:
+        """It has completed so many by now."""
+        if steps > self._steps:
+            self._steps = steps
+            self._seen.append(now)
+
+    def goes_on(self, now: float) -> bool:
+        """Whether a step came lately, by what the longest of those before it took; of fewer than two nobody can say."""
+        if len(self._seen) < LEAST_STEPS:
+            return False
+        longest = max(later - earlier for earlier, later in pairwise(self._seen))
+        return now - self._seen[-1] <= PATIENCE * longest
 
 
 def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
@@ -237,6 +271,12 @@ def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
     return [digest(f"{rank}:{bits.hex()}" for rank, bits in sorted(found)) for _, found in sorted(of_step.items())]
 
 
+def shape_of(run: GroupRun, reports: int) -> str:
+    """How much a run says: a machine whose disk does not answer has kept less of it, and has computed nothing wrong."""
+    of_ranks = f"states of {len(run.states)} ranks" if run.states else "no states"
+    return f"{reports} reports of {len(run.losses)} steps, {of_ranks}"
+
+
 def state_digests(logs: Mapping[int, str]) -> list[str]:
     """Of each rank the digest of its state that it wrote to its log; none where one of them wrote none."""
     found = [_STATE.findall(log) for _, log in sorted(logs.items())]
@@ -245,14 +285,25 @@ def state_digests(logs: Mapping[int, str]) -> list[str]:
     return [digests[-1][:LETTERS] for digests in found]
 
 
-def _not_finite(records: Iterable[tuple[int, pb.StepRecord]]) -> str:
-    """The first report of a number that is not finite, in words; empty: there is none."""
-    bad = [
-        (record.step, rank, name)
-        for rank, record in records
-        for name, value, bit in (("loss", record.loss, 1), ("gradient norm", record.grad_norm, 2))
-        if record.given & bit and not math.isfinite(value)
-    ]
+def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPolicy) -> str:
+    """The first number that was not finite for as many reports in a row as is a fault of the job; empty: there is none.
+
+    A GradScaler begins with steps whose gradient norm is infinite, and skips them, in every group.
+    """
+    limits = {"loss": policy.nan_loss_steps, "gradient norm": policy.nan_grad_norm_steps}
+    streaks: dict[tuple[int, str], list[int]] = defaultdict(list)
+    bad = []
+    for rank, record in sorted(records, key=lambda one: (one[0], one[1].step)):
+        for name, value, bit in (("loss", record.loss, 1), ("gradient norm", record.grad_norm, 2)):
+            streak = streaks[rank, name]
+            if not record.given & bit:
+                continue
+            if math.isfinite(value):
+                streak.clear()
+                continue
+            streak.append(record.step)
+            if len(streak) == limits[name]:
+                bad.append((streak[0], rank, name))
     if not bad:
         return ""
     step, rank, name = min(bad)

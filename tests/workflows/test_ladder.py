@@ -162,6 +162,19 @@ async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:
     assert "not so the next time" in report.tried[0].found
 
 
+async def test_a_machine_that_is_surely_at_fault_leaves_where_the_others_cannot_be_tested_once_more(jobs: Jobs) -> None:
+    def once(given: DiagnoseInput) -> Diagnosis:
+        if len(jobs.cluster.diagnoses) > 1:
+            raise ApplicationError("the tests took too long", non_retryable=True)
+        first, second = (other_bits(name, sure=sure)(given) for name, sure in (("m0", False), ("m1", True)))
+        return second.model_copy(update={"machines": [first.machines[0], second.machines[0]]})
+
+    jobs.cluster.evidence, jobs.cluster.diagnosis, jobs.cluster.standbys = stood, once, list(STANDBYS)
+    handle = await struck(jobs, Symptom.NOT_FINITE)
+    report = await recovered(jobs, handle, 2)
+    assert report.evicted == ["m1"] and "could not be tested once more" in report.tried[0].found
+
+
 async def test_the_next_incident_of_the_same_fault_begins_higher(jobs: Jobs) -> None:
     handle = await struck(jobs)
     await recovered(jobs, handle, 2)

@@ -193,6 +193,18 @@ def test_a_fault_that_nothing_solves_is_parked_with_what_was_tried_and_begins_af
     assert len(job.state.failures) == 2, "the one that an operator had it go on after, and this one"
 
 
+def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() -> None:
+    """All rungs were tried for crashes that nothing explains, and restarts are used up: that is another fault."""
+    job = JobInTime()
+    job.strike(*[Strike(2 * HOUR, "m1") for _ in range(7)])
+    assert job.plans[-1].step and job.plans[-1].step.restarts == POLICY.ladder_restarts - 1
+    job.strike(Strike(2 * HOUR, "m2", explained=True))
+    assert job.last == [R] and not job.parked
+    assert job.plans[-1].step and not job.plans[-1].step.last
+    job.strike(Strike(HOUR, "m1"))
+    assert "came again after 5 restarts that followed the last rung of the ladder" in job.parked, "it is remembered"
+
+
 def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
     job = JobInTime()
     job.strike(*[Strike(9 * HOUR, symptom=Symptom.NOT_FINITE) for _ in range(50)])

@@ -33,6 +33,7 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
             "resume_step": state.resume_step,
             "lineage": extended(state.lineage, []),
             "history": state.history[-FAILURES_KEPT:],
+            "tried": state.ladder.remembered,  # none once an operator resumed
             "showing": state.showing,
             "hold": state.hold,
             "emptied": sorted(state.emptied),

@@ -81,20 +81,25 @@ def judge(
     )
 
 
-def confirmed(first: Diagnosis, second: Diagnosis) -> Diagnosis:
+def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
     """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
 
     A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
-    is a test that breaks, and what lies between two machines.
+    is a test that breaks, and what lies between two machines. Where there is no second one, since it could not be
+    carried out, none of these counts, and what was sure does.
     """
+    not_again = "not so the next time" if second else "it could not be tested once more"
+    second = second or Diagnosis()
     links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
-    again = {(one.machine, finding.reason) for one in second.machines for finding in one.findings}
+    again = {(one.machine, finding.inspection, finding.reason) for one in second.machines for finding in one.findings}
     machines = []
     for one in first.machines:
         findings = worst_first(
             finding
-            if finding.sure or finding.verdict is not Health.FAULTY or (one.machine, finding.reason) in again
-            else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; not so the next time"})
+            if finding.sure
+            or finding.verdict is not Health.FAULTY
+            or (one.machine, finding.inspection, finding.reason) in again
+            else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; {not_again}"})
             for finding in one.findings
         )
         verdict = _verdict(findings, tested=one.verdict is not Health.UNKNOWN or bool(findings))

@@ -88,8 +88,17 @@ def _failure_of(tried: Tried) -> tuple[int, int]:
     return tried.generation, 0 if tried.generation >= 0 else tried.time_ns
 
 
-def counted(facts: LadderFacts, policy: RecoveryPolicy) -> Counter[Rung]:
-    """How often each rung was tried: in this incident, and for the same fault before it."""
+def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
+    """How often each rung was tried: in this incident, and for the same fault before it.
+
+    Args:
+        facts: Of the stopped job.
+        policy: The window.
+        path: Of the failure. Where its cause is known, only what was tried on that path in this incident counts: faults
+            that nobody explained say nothing of a machine that is gone.
+    """
+    if path in EXPLAINS:
+        return Counter(one.rung for one in facts.tried if one.path in {path, ""})  # of an earlier release: not known
     return Counter(one.rung for one in (*counting(facts, policy), *facts.tried))
 
 

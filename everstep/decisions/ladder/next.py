@@ -53,7 +53,8 @@ def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> LadderStep:
 
     Where none is left the job is reattempted; how often, the rules say that park it.
     """
-    path, tried = path_of(facts), counted(facts, policy)
+    path = path_of(facts)
+    tried = counted(facts, policy, path.name)
     passed: Counter[Rung] = Counter()
     skipped: list[str] = []
     for place, rung in enumerate(path.rungs):

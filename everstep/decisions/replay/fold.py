@@ -67,7 +67,7 @@ def fold(runs: Iterable[GroupRun]) -> list[GroupRun]:
     for run in runs:
         ran = run.end is RunEnd.RAN
         answer = answer_of(run) if ran else ""
-        key = (run.group, str(run.end), run.kind if ran else "", answer)
+        key = (run.group, str(run.end), run.kind if ran else "", run.shape if ran else "", answer)
         if (known := folded.get(key)) is not None:
             more = {
                 "count": known.count + run.count,

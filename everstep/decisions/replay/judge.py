@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from everstep.decisions.replay.fold import answer_of
@@ -20,10 +20,15 @@ from everstep.text import listed
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a run that are a fault whatever others computed."""
-STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.NOT_FINITE})
+BREAKS = frozenset({RunEnd.CRASHED, RunEnd.HUNG})
+"""Of them those that a script may bring about by itself, now and then, in any group."""
+STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_FINITE})
 """Ends of a run in which all ranks did a first step."""
 TRIES = 2
 """A group is at fault for not coming to a first step if it did not so often, and never did (ours)."""
+SHOWN = 4
+"""Runs that broke with one machine, before it is named for that: a row and a column that broke by chance have a machine
+in common as well, whichever they are (ours)."""
 NAMED = 4
 """Groups and machines that a text names (ours)."""
 EVIDENCE = 6
@@ -37,19 +42,31 @@ class GroupVerdict:
     faulty: bool | None
     """None: not known."""
     why: str = ""
+    shown: int = 0
+    """In so many of its runs."""
+    only_broke: bool = False
+    """It crashed, or hung, and computed nothing wrong."""
 
 
-def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupRun]:
-    """Of each kind of hardware a run that is right: what two groups without a common machine both computed.
+Kind = tuple[str, str]
+"""Of hardware, and of what a run says: of as many steps and ranks as another one."""
+
+
+def _kind(run: GroupRun) -> Kind:
+    return run.kind, run.shape
+
+
+def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[Kind, GroupRun]:
+    """Of each kind a run that is right: what two groups without a common machine both computed.
 
     Groups that agree and share a machine may have the same error from it. They count where no others do, and where one
     machine is in all groups that computed something else. Where two answers count, nobody knows which is right.
     """
     members = {group.name: frozenset(group.machines) for group in plan.groups}
-    kinds: dict[str, dict[str, list[GroupRun]]] = defaultdict(lambda: defaultdict(list))
+    kinds: dict[Kind, dict[str, list[GroupRun]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         if run.end is RunEnd.RAN and (answer := answer_of(run)):
-            kinds[run.kind][answer].append(run)
+            kinds[_kind(run)][answer].append(run)
     usual = {}
     for kind, found in kinds.items():
         answers = [(alike[0], [members[name] for name in {run.group for run in alike}]) for alike in found.values()]
@@ -90,17 +107,23 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
     usual, stuck = usual_of(plan, runs), _never_started(plan, runs)
     broke = bool(stuck) or any(run.end in FAULTS for run in runs)
     of_group: dict[str, list[GroupVerdict]] = defaultdict(list)
+    shown, only_broke = Counter[str](), dict[str, bool]()
     for run in runs:
         if run.end is RunEnd.NOT_STARTED and run.group in stuck:
             why = f"{run.end}, in {TRIES} runs or more, and all other groups did: {run.why}"
             of_group[run.group].append(GroupVerdict(True, why))
         else:
-            of_group[run.group].append(_judged(run, usual.get(run.kind), broke=broke))
+            of_group[run.group].append(_judged(run, usual, broke=broke))
+        if of_group[run.group][-1].faulty:
+            shown[run.group] += run.count
+            only_broke[run.group] = only_broke.get(run.group, True) and run.end in BREAKS
     found = {}
     for group in plan.groups:
         seen = of_group.get(group.name, [])
         bad = next((one for one in seen if one.faulty), None)
         good = next((one for one in seen if one.faulty is False), None)
+        if bad:
+            bad = replace(bad, shown=shown[group.name], only_broke=only_broke[group.name])
         found[group.name] = bad or good or (seen[0] if seen else GroupVerdict(None, "it was not run"))
     return found
 
@@ -120,7 +143,7 @@ def _never_started(plan: ReplayPlan, runs: Sequence[GroupRun]) -> frozenset[str]
     return late if late in plan.of_machines.values() else frozenset()
 
 
-def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> GroupVerdict:
+def _judged(run: GroupRun, known: Mapping[Kind, GroupRun], *, broke: bool) -> GroupVerdict:
     if run.end in FAULTS:
         return GroupVerdict(True, f"{run.end}: {run.why}" if run.why else str(run.end))
     if run.end is not RunEnd.RAN:
@@ -129,8 +152,12 @@ def _judged(run: GroupRun, usual: GroupRun | None, *, broke: bool) -> GroupVerdi
     uncompared = False if broke else None
     if not answer_of(run):
         return GroupVerdict(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
+    usual = known.get(_kind(run))
     if usual is None:
-        return GroupVerdict(uncompared, "no two groups of other machines agree: nobody knows which is right")
+        why = "no two groups of other machines agree: nobody knows which is right"
+        for one in (one for one in known.values() if one.kind == run.kind):
+            why = f"it says {run.shape}, {one.group} says {one.shape}: what is missing is not compared"
+        return GroupVerdict(uncompared, why)
     if answer_of(run) == answer_of(usual):
         return GroupVerdict(False)
     difference = _difference(run, usual)
@@ -183,6 +210,13 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
             repeats=repeats,
         )
     accused = [names[x] for x in verdict.machines]
+    if accused and (chance := _chance(verdict.found, list(judged.values()))):
+        return Replayed(
+            found=ReplayFound.INCONSISTENT,
+            text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {chance}",
+            evidence=evidence,
+            repeats=repeats,
+        )
     ran = Counter[str]()
     for run in runs:
         ran[run.group] += run.count if run.end is RunEnd.RAN else 0
@@ -197,6 +231,22 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
     )
 
 
+def _chance(found: Found, judged: Sequence[GroupVerdict]) -> str:
+    """Why groups that broke name nobody yet; empty: they do.
+
+    A script that crashes now and then breaks groups at random, and whatever row and column that are, they have a
+    machine in common. So they have to break again: one machine's groups so often in all, those of several each.
+    """
+    bad = [one for one in judged if one.faulty]
+    if not any(one.only_broke for one in bad):
+        return ""
+    if found is Found.ONE:
+        enough = sum(one.shown for one in bad) >= SHOWN
+    else:
+        enough = all(one.shown > 1 for one in bad if one.only_broke)
+    return "" if enough else "any row and any column have a machine in common, and they did not break again"
+
+
 def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
     """What is said where no group came to an end, for want of time at least in part; empty: that is not so.
 
@@ -206,12 +256,16 @@ def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
     for run in runs:
         ends[run.group].add(run.end)
     seen = {end for group in plan.groups for end in ends[group.name]}
-    if not seen & {RunEnd.HUNG, RunEnd.NOT_STARTED} or seen & {RunEnd.RAN, RunEnd.CRASHED, RunEnd.NOT_FINITE}:
+    if not seen & {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or seen & {
+        RunEnd.RAN,
+        RunEnd.CRASHED,
+        RunEnd.NOT_FINITE,
+    }:
         return ""
     names = {group.name for group in plan.groups}
     if any(not ends[name] for name in names):
         return ""
-    hung = [name for name in ends if RunEnd.HUNG in ends[name]]
+    hung = [name for name in ends if ends[name] & {RunEnd.HUNG, RunEnd.SLOW}]
     late = [name for name in ends if RunEnd.NOT_STARTED in ends[name] and name not in hung]
     unable: dict[str, str] = {}
     for run in runs:

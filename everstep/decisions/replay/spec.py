@@ -71,15 +71,19 @@ def plan_of(spec: JobSpec) -> ReplayPlan:
     return plan_replay(topology.machines, size)
 
 
-def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = ()) -> int:
-    """How often both phases are run where they show nothing: each machine takes part once in each phase.
+def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: bool = False) -> int:
+    """How often both phases are run where they name nobody: each machine takes part once in each phase.
 
     Args:
         policy: How sure one has to be.
         runs: So far: a group that did not start is tried again, so there is a second repeat.
+        seen: Some groups showed a fault, and nobody is named. It has to show in a row and in a column for that, each of
+            which is missed with half the probability.
     """
     repeats = -(-runs_needed(policy.replay_shows, policy.replay_miss) // 2)
-    return max(repeats, TRIES if any(run.end is RunEnd.NOT_STARTED for run in runs) else 1)
+    again = seen or any(run.end is RunEnd.NOT_STARTED for run in runs)
+    named = runs_needed(policy.replay_shows, policy.replay_miss / 2) if seen else 1
+    return max(repeats, named, TRIES if again else 1)
 
 
 def spec_of_group(spec: JobSpec, group: ReplayGroup) -> JobSpec:

@@ -15,7 +15,7 @@ from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
 from activities.agents.ranks import RankActivities
-from activities.agents.replay import ReplayActivities, loss_digests, state_digests
+from activities.agents.replay import Pace, ReplayActivities, loss_digests, not_finite, shape_of, state_digests
 from activities.messages import ReleaseInput, ReplayGroupInput
 from agent.client import AgentPool
 from agent.fake import FakeAgent
@@ -49,6 +49,8 @@ for step in run.steps(1000, run.checkpoint(counter=counter), start=100 if how ==
         time.sleep(1000)
     counter.count += 1 + (struck == "silent" and step == 3)
     loss = 1 / counter.count
+    if struck == "plods":
+        time.sleep(0.9)
     if step == 2:
         if struck == "raise":
             raise ValueError("a bad day")
@@ -131,10 +133,11 @@ async def test_a_group_runs_its_steps_and_leaves_nothing(two: list[RunningAgent]
         ("raise", RunEnd.CRASHED, "rank 1 on m1 raised ValueError: a bad day"),
         ("nan", RunEnd.NOT_FINITE, "the loss of rank 1 in step 2"),
         ("hang", RunEnd.HUNG, "rank 1 did not do 5 steps within 3 s of the first"),
+        ("plods", RunEnd.SLOW, "rank 1 did not do 5 steps within 3 s of the first, and still stepped"),
     ],
 )
 async def test_how_a_group_broke_is_told(two: list[RunningAgent], how: str, end: RunEnd, why: str) -> None:
-    limits = {"limit_s": 3.0} if how == "hang" else {}
+    limits = {"limit_s": 3.0} if how in {"hang", "plods"} else {}
     found = await replayed(given(two, how, **limits))
     assert (found.end, found.why) == (end, why)
     assert await jobs_of(two) == []
@@ -255,7 +258,46 @@ async def test_digests_are_of_all_bits() -> None:
     assert usual[0] != loss_digests([(0, record(0, 1.0)), (1, record(0, 2.0, 0))])[0]
 
 
+async def test_a_gradient_norm_that_a_scaler_skips_is_no_fault() -> None:
+    def norms(*values: float) -> list[tuple[int, pb.StepRecord]]:
+        of_rank = [(rank, step, value) for rank in (0, 1) for step, value in enumerate(values)]
+        return [(rank, pb.StepRecord(step=step, loss=1.0, grad_norm=norm, given=3)) for rank, step, norm in of_rank]
+
+    bad, policy = float("inf"), RecoveryPolicy()
+    assert not_finite(norms(bad, bad, 1.0, bad, bad, 1.0), policy) == ""
+    assert not_finite(norms(1.0, bad, bad, bad), policy) == "the gradient norm of rank 0 in step 1"
+    assert not_finite(norms(bad, bad, bad), RecoveryPolicy(nan_grad_norm_steps=0)) == ""
+    loss = [(1, pb.StepRecord(step=4, loss=float("nan"), given=1))]
+    assert not_finite(loss, policy) == "the loss of rank 1 in step 4"
+
+
 async def test_states_are_known_of_all_ranks_or_of_none() -> None:
     told = {rank: f"noise\n--- everstep: state after step 5: {rank}abc\nmore" for rank in (0, 1)}
     assert state_digests(told) == ["0abc", "1abc"]
     assert state_digests(told | {2: "nothing"}) == state_digests({}) == []
+
+
+async def test_what_a_machine_did_not_keep_makes_another_shape_and_no_difference() -> None:
+    whole = GroupRun(group="row 0", machines=["m0"], end=RunEnd.RAN, losses=["a"] * 5, states=["s"] * 2)
+    assert shape_of(whole, 10) == "10 reports of 5 steps, states of 2 ranks"
+    assert shape_of(whole.model_copy(update={"states": []}), 10) == "10 reports of 5 steps, no states"
+    assert len({shape_of(whole, count) for count in (7, 10)}) == 2, "the last reports of a rank are missing"
+
+
+@pytest.mark.parametrize(
+    ("seen", "now", "goes_on"),
+    [
+        ([0, 40, 80, 120, 160, 200, 240, 280], 300, True),
+        ([0, 100, 200], 300, True),
+        ([0, 1, 2, 3, 4], 300, False),
+        ([0, 1, 2, 3, 4], 6, True),
+        ([0, 10], 15, False),
+        ([], 300, False),
+    ],
+)
+async def test_a_group_goes_on_where_a_step_came_lately(seen: list[float], now: float, goes_on: bool) -> None:
+    pace = Pace()
+    for number, at in enumerate(seen, 1):
+        pace.see(number, at)
+        pace.see(number, at + 0.1)
+    assert pace.goes_on(now) is goes_on

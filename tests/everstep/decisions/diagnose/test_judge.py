@@ -98,6 +98,22 @@ def test_what_breaks_twice_where_most_of_its_kind_pass_is_at_fault(reason: str) 
     assert confirmed(found, judge(broken("", "", ""))).faulty == []
 
 
+def test_what_is_sure_stays_where_the_tests_cannot_be_run_again_and_nothing_else_does() -> None:
+    damaged = Finding(inspection="memory", reason="memory-damaged", verdict=Health.FAULTY, text="bad", sure=True)
+    results = broken("", "test-crashed", "", "")
+    results["m2"] = [*results["m2"], DiagnosticResult(test="memory", findings=[damaged])]
+    found = judge(results)
+    assert found.faulty == ["m1", "m2"]
+    only = confirmed(found, None)
+    assert only.faulty == ["m2"]
+    assert "it could not be tested once more" in only.machines[1].findings[0].text
+
+
+def test_another_test_that_breaks_the_next_time_confirms_nothing() -> None:
+    first, second = judge(broken("", "test-crashed", "")), judge(broken("", "test-crashed", "", test="memory"))
+    assert first.faulty == second.faulty == ["m1"] and confirmed(first, second).faulty == []
+
+
 @pytest.mark.parametrize(
     "results",
     [

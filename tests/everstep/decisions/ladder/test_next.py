@@ -178,6 +178,19 @@ def test_what_did_not_solve_the_last_failure_counts_wherever_that_was(before: Tr
     assert next_rung(facts(remembered=(before,), unsolved=frozenset({7})), POLICY).rung is rung
 
 
+@pytest.mark.parametrize("known", [{"explained": True}, {"of": failure(owner=Owner.STORAGE)}])
+def test_what_was_tried_for_faults_of_unknown_cause_says_nothing_of_one_whose_cause_is_known(
+    known: dict[str, Any],
+) -> None:
+    before = tuple(one(R, machine=f"m{index}", generation=index, path="unclear") for index in range(9))
+    step = next_rung(facts(remembered=before, **known), POLICY)
+    assert (step.rung, step.last, step.restarts, step.tried) == (R, False, 0, False)
+    here = next_rung(facts(tried=before, **known), POLICY)
+    assert not here.last, "nor in the same incident"
+    again = next_rung(facts(tried=(one(R, path=step.path),), **known), POLICY)
+    assert again.last and again.restarts == 0
+
+
 def test_code_that_ran_well_is_left_alone_as_long_as_nothing_says_that_it_fails_at_one_step() -> None:
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
     known: dict[str, Any] = {"unsolved": frozenset({5, 6}), "ran_well": "it ran well for days"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.decisions.replay.fold import fold
 from everstep.decisions.replay.judge import conclude, is_settled, judge_runs
 from everstep.decisions.replay.plan import ReplayPlan, plan_replay
 from everstep.decisions.replay.spec import repeats_of
@@ -81,11 +83,86 @@ def test_a_group_that_breaks_is_faulty_whether_or_not_bits_can_be_compared(end: 
     runs = [
         run.model_copy(update={"end": end, "why": "rank 1 on m3"})
         if "m3" in run.machines
-        else run.model_copy(update={"losses": [run.group]})
-        for run in runs_of(plan)
+        else run.model_copy(update={"losses": [f"{run.group} {repeat}"]})
+        for repeat in (1, 2)
+        for run in runs_of(plan, repeat=repeat)
     ]
     found, suspects, text = concluded(plan, runs)
     assert (found, suspects) == (ReplayFound.ONE, ["m3"]) and f"({end}: rank 1 on m3)" in text
+    assert concluded(plan, runs[:6])[0] is (ReplayFound.ONE if end is RunEnd.NOT_FINITE else ReplayFound.INCONSISTENT)
+
+
+def crashed(plan: ReplayPlan, groups: Iterable[str], *, repeat: int) -> list[GroupRun]:
+    struck, broken = set(groups), {"end": RunEnd.CRASHED, "why": "SIGSEGV", "losses": [], "states": []}
+    return [run.model_copy(update=broken) if run.group in struck else run for run in runs_of(plan, repeat=repeat)]
+
+
+def test_a_row_and_a_column_that_broke_once_name_nobody_for_any_two_have_a_machine_in_common() -> None:
+    plan = plan_replay(16, 4)
+    once = crashed(plan, ["row 1", "column 2"], repeat=1)
+    found, suspects, text = concluded(plan, once)
+    assert (found, suspects) == (ReplayFound.INCONSISTENT, [])
+    assert "m6 would explain it, and so would chance" in text
+    policy = RecoveryPolicy(replay_shows=1.0)
+    assert (repeats_of(policy), repeats_of(policy, once, seen=True)) == (1, 2), "it is run again"
+    again = crashed(plan, ["row 1"], repeat=2)
+    assert concluded(plan, [*once, *again])[0] is ReplayFound.INCONSISTENT
+    both = crashed(plan, ["row 1", "column 2"], repeat=2)
+    assert concluded(plan, [*once, *both])[:2] == (ReplayFound.ONE, ["m6"])
+    elsewhere = crashed(plan, ["row 3", "column 0"], repeat=2)
+    assert concluded(plan, [*once, *elsewhere])[:2] == (ReplayFound.INCONSISTENT, [])
+    assert concluded(plan, fold([*once, *elsewhere]))[:2] == (ReplayFound.INCONSISTENT, [])
+    two = [run for repeat in (1, 2) for run in crashed(plan, ["row 1", "column 2", "row 3", "column 0"], repeat=repeat)]
+    assert concluded(plan, two)[0] is ReplayFound.SEVERAL
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_a_script_that_crashes_now_and_then_has_hardly_any_machine_named(share: float) -> None:
+    chance, plan, policy = Random(7), plan_replay(64, 8), RecoveryPolicy()
+    named = 0
+    for _ in range(30):
+        runs: list[GroupRun] = []
+        for repeat in range(1, 99):
+            runs += crashed(plan, [one.name for one in plan.groups if chance.random() < share], repeat=repeat)
+            found = conclude(plan, [f"m{x}" for x in range(64)], runs, shows=0.5)
+            seen = found.found is ReplayFound.INCONSISTENT
+            if is_settled(found) or repeat >= repeats_of(policy, runs, seen=seen):
+                break
+        named += bool(found.suspects)
+    assert named <= 2
+
+
+def test_a_fault_that_shows_in_half_of_the_runs_is_looked_for_until_it_shows_in_both_phases() -> None:
+    """It shows in a row and in a column with the probability that is asked for."""
+    for shows, miss in ((0.5, 0.1), (0.2, 0.05), (0.9, 0.5)):
+        policy = RecoveryPolicy(replay_shows=shows, replay_miss=miss)
+        repeats = repeats_of(policy, seen=True)
+        assert (1.0 - (1.0 - shows) ** repeats) ** 2 >= 1.0 - miss and repeats >= repeats_of(policy)
+
+
+def test_what_is_missing_is_no_difference() -> None:
+    """The log of a machine cannot be read, so nobody knows the state of its ranks: that says nothing of what it
+    computed."""
+    plan = plan_replay(16, 4)
+    whole, without = {"shape": "2 steps, states of 4 ranks"}, {"shape": "2 steps, no states", "states": []}
+    runs = [run.model_copy(update=without if "m5" in run.machines else whole) for run in runs_of(plan)]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.INCOMPLETE, [])
+    assert "it says 2 steps, no states, row 0 says 2 steps, states of 4 ranks: what is missing is not compared" in text
+    assert concluded(plan, fold(runs)) == (found, suspects, text)
+    wrong = [run.model_copy(update=whole) for run in runs_of(plan, [5])]
+    assert concluded(plan, wrong)[:2] == (ReplayFound.ONE, ["m5"])
+
+
+def test_a_group_that_still_stepped_when_its_time_was_up_is_slow_and_not_at_fault() -> None:
+    plan = plan_replay(16, 4)
+    slow = {"end": RunEnd.SLOW, "why": "9 of 10 steps", "losses": [], "states": []}
+    runs = [run.model_copy(update=slow) if "m5" in run.machines else run for run in runs_of(plan)]
+    found, suspects, text = concluded(plan, runs)
+    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "9 of 10 steps" in text
+    every = [run.model_copy(update=slow) for run in runs]
+    found, suspects, text = concluded(plan, every)
+    assert (found, suspects) == (ReplayFound.UNABLE, []) and "a larger replay_s may let them" in text
 
 
 def test_what_every_group_shows_is_not_of_a_machine() -> None:
