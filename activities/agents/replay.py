@@ -171,7 +171,7 @@ class Followed:
         self._agents, self._given = agents, given
         self._ranks: dict[int, pb.RankProgress] = {}
         self._changed = asyncio.Event()
-        self._pace = Pace()
+        self._pace = GroupPace()
 
     async def until_over(self, say: Say) -> tuple[RunEnd, str]:
         """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why.
@@ -242,7 +242,7 @@ class Followed:
             await asyncio.sleep(backoff.next_s())
 
 
-class Pace:
+class GroupPace:
     """How steadily the slowest rank of a group does its steps."""
 
     def __init__(self) -> None:

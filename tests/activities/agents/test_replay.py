@@ -15,7 +15,7 @@ from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
 from activities.agents.ranks import RankActivities
-from activities.agents.replay import Pace, ReplayActivities, loss_digests, not_finite, shape_of, state_digests
+from activities.agents.replay import GroupPace, ReplayActivities, loss_digests, not_finite, shape_of, state_digests
 from activities.messages import ReleaseInput, ReplayGroupInput
 from agent.client import AgentPool
 from agent.fake import FakeAgent
@@ -296,7 +296,7 @@ async def test_what_a_machine_did_not_keep_makes_another_shape_and_no_difference
     ],
 )
 async def test_a_group_goes_on_where_a_step_came_lately(seen: list[float], now: float, goes_on: bool) -> None:
-    pace = Pace()
+    pace = GroupPace()
     for number, at in enumerate(seen, 1):
         pace.see(number, at)
         pace.see(number, at + 0.1)
