@@ -26,6 +26,8 @@ with workflow.unsafe.imports_passed_through():
 
 CONTINUE = "continue replay as new"
 """Patch: each repeat of both phases has a history of its own."""
+AGAIN = "what broke breaks again"
+"""Patch: groups that broke name a machine once they broke again."""
 
 
 @workflow.defn(name="Replay")
@@ -39,7 +41,10 @@ class ReplayWorkflow:
         self._names = [machine.name for machine in input.machines]
         self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
         self._runs = list(self._carried.runs)
-        self._seen = bool(self._runs) and self._concluded().found is ReplayFound.INCONSISTENT
+        self._again = False
+        """What broke has to break again; replays of an earlier release do not ask for it."""
+        self._seen = False
+        """Some groups showed a fault, and nobody is named."""
         self._now = ""
         self._given_up = False
 
@@ -51,13 +56,15 @@ class ReplayWorkflow:
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
         """Run both phases, again where they show nothing, and say who is at fault."""
+        self._again = workflow.patched(AGAIN)
+        self._seen = self._names_nobody(self._concluded()) if self._runs else False
         repeat, showing = self._carried.repeat, asyncio.create_task(self._keep_shown())
         while True:
             repeat += 1
             for phase in self._plan.phases:
                 await self._phase(phase, repeat)
             found = self._concluded()
-            self._seen = found.found is ReplayFound.INCONSISTENT
+            self._seen = self._names_nobody(found)
             if is_settled(found) or self._given_up or repeat >= self._repeats:
                 break
             self._renew(repeat)
@@ -74,7 +81,11 @@ class ReplayWorkflow:
             workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
 
     def _concluded(self) -> Replayed:
-        return conclude(self._plan, self._names, self._runs, shows=self._input.spec.policy.replay_shows)
+        shows = self._input.spec.policy.replay_shows
+        return conclude(self._plan, self._names, self._runs, shows=shows, chance=self._again)
+
+    def _names_nobody(self, found: Replayed) -> bool:
+        return self._again and found.found is ReplayFound.INCONSISTENT
 
     @property
     def _repeats(self) -> int:

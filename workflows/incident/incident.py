@@ -36,6 +36,7 @@ with workflow.unsafe.imports_passed_through():
 
 T = TypeVar("T")
 PROGRESS = "solved is steady progress"
+APART = "known causes are counted apart"
 """Incidents of before this release take a failure for solved after enough steps, or enough time."""
 LEDGER_S = 5.0
 """Time for entries to reach the ledger before an incident continues as new (ours)."""
@@ -138,6 +139,7 @@ class Incident:
         state = self.state
         earlier = bool(state.history or state.ladder.remembered or state.ladder.tried)
         state.judges_progress = not earlier or workflow.patched(PROGRESS)
+        state.counts_apart = not earlier or workflow.patched(APART)
 
     @property
     def looks_again(self) -> bool:

@@ -81,24 +81,32 @@ def judge(
     )
 
 
-def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
+def confirmed(first: Diagnosis, second: Diagnosis | None, *, by_test: bool = True) -> Diagnosis:
     """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
 
     A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
     is a test that breaks, and what lies between two machines. Where there is no second one, since it could not be
     carried out, none of these counts, and what was sure does.
+
+    Args:
+        first: Of all tests.
+        second: Of those whose faults are not sure; None: it could not be carried out.
+        by_test: One test confirms itself only; False: in incidents of an earlier release any test did, with the same
+            reason.
     """
+
+    def key(machine: str, finding: Finding) -> tuple[str, str, str]:
+        return machine, finding.inspection if by_test else "", finding.reason
+
     not_again = "not so the next time" if second else "it could not be tested once more"
     second = second or Diagnosis()
     links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
-    again = {(one.machine, finding.inspection, finding.reason) for one in second.machines for finding in one.findings}
+    again = {key(one.machine, finding) for one in second.machines for finding in one.findings}
     machines = []
     for one in first.machines:
         findings = worst_first(
             finding
-            if finding.sure
-            or finding.verdict is not Health.FAULTY
-            or (one.machine, finding.inspection, finding.reason) in again
+            if finding.sure or finding.verdict is not Health.FAULTY or key(one.machine, finding) in again
             else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; {not_again}"})
             for finding in one.findings
         )

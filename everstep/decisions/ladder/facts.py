@@ -45,6 +45,9 @@ class LadderFacts:
     diagnose_at_once: bool = False
     approved: frozenset[Rung] = field(default=frozenset())
     """Rungs that an operator let go on."""
+    apart: bool = True
+    """What was tried for faults of unknown cause says nothing of those whose cause is known; False: in incidents of an
+    earlier release it did."""
 
     @property
     def owner(self) -> str:
@@ -97,7 +100,7 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
         path: Of the failure. Where its cause is known, only what was tried on that path in this incident counts: faults
             that nobody explained say nothing of a machine that is gone.
     """
-    if path in EXPLAINS:
+    if facts.apart and path in EXPLAINS:
         return Counter(one.rung for one in facts.tried if one.path in {path, ""})  # of an earlier release: not known
     return Counter(one.rung for one in (*counting(facts, policy), *facts.tried))
 

@@ -51,6 +51,7 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
         no_replay=why_not(state.spec, state.showing) if replay else NO_REPLAY,
         diagnose_at_once=policy.diagnose_at_once,
         approved=frozenset(state.ladder.approved),
+        apart=state.counts_apart,
     )
     return next_rung(facts, policy)
 

@@ -112,6 +112,8 @@ class RecoveryState:
     """What was tried so far."""
     judges_progress: bool = True
     """What is solved is judged by steady progress; incidents that began on an earlier release do not."""
+    counts_apart: bool = True
+    """What was tried for faults of unknown cause says nothing of those whose cause is known; as above."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None

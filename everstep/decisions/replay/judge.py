@@ -185,7 +185,9 @@ def _counted(place: int, each: int, *, first: int) -> str:
     return str(begin) if each == 1 else f"{begin} to {begin + each - 1}"
 
 
-def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *, shows: float) -> Replayed:
+def conclude(
+    plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *, shows: float, chance: bool = True
+) -> Replayed:
     """What all runs say together.
 
     Args:
@@ -193,6 +195,7 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
         names: Of the machines, in the job's order.
         runs: Of all groups so far.
         shows: Probability that a fault shows in one run, for what is said where none did.
+        chance: Groups that broke may have done so by chance; False: replays of an earlier release did not ask.
     """
     judged = judge_runs(plan, runs)
     verdict = suspects(plan, {name: one.faulty for name, one in judged.items()})
@@ -210,10 +213,10 @@ def conclude(plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *
             repeats=repeats,
         )
     accused = [names[x] for x in verdict.machines]
-    if accused and (chance := _chance(verdict.found, list(judged.values()))):
+    if accused and chance and (by_chance := _chance(verdict.found, list(judged.values()))):
         return Replayed(
             found=ReplayFound.INCONSISTENT,
-            text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {chance}",
+            text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {by_chance}",
             evidence=evidence,
             repeats=repeats,
         )
