@@ -139,11 +139,13 @@ def generation_marker(rank: int, generation: int) -> str:
 def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None:
     """Connect to the rendezvous store once, before the script does: it listens before any rank is forked.
 
+    The first rank of each machine does so for all of them: thousands of connections more are no help to a store.
+
     Raises:
         ConnectionError: no packet gets through to its machine, or back. What else may be wrong torch finds out.
     """
     address = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
-    if env.get("WORLD_SIZE", "1") == "1" or not all(address):
+    if env.get("WORLD_SIZE", "1") == "1" or env.get("LOCAL_RANK", "0") != "0" or not all(address):
         return
     deadline = time.monotonic() + within_s
     while True:

@@ -54,3 +54,13 @@ def test_a_rank_alone_needs_no_store(listener: socket.socket) -> None:
         env = environment(listener, world_size=1)
     reach_store(env | {"MASTER_ADDR": "192.0.2.1"}, LIMIT_S)
     reach_store({}, LIMIT_S)
+
+
+def test_the_first_rank_of_a_machine_looks_for_all(listener: socket.socket) -> None:
+    """A store has enough to do."""
+    listener.settimeout(LIMIT_S)
+    reach_store(environment(listener) | {"LOCAL_RANK": "1"}, LIMIT_S)
+    with pytest.raises(TimeoutError):
+        listener.accept()
+    reach_store(environment(listener) | {"LOCAL_RANK": "0"}, LIMIT_S)
+    listener.accept()[0].close()
