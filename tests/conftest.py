@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from workflows import attributes
 
 OWN_CLUSTERS = ("test_command.py", "test_deployed.py", "test_requests.py", "test_soak.py")
 """Files in tests/drills that start clusters of their own, or none."""
+TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR"
 
 # How long an example takes says more about what else runs on the computer than about the code.
 settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -83,6 +84,16 @@ def pytest_collection_finish() -> None:
     """Never look there again: a walk over all of torch stops a workflow task, or a loop, for long."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_torchs_is_left() -> Iterator[None]:
+    """One of torch's optimizers sets a variable in the process in which it steps. From another environment than its own
+    no template forks: later tests would start fork servers themselves, which others have to collect."""
+    before = os.environ.get(TORCHS_OWN)
+    yield
+    if before is None:
+        os.environ.pop(TORCHS_OWN, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

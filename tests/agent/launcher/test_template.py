@@ -23,10 +23,6 @@ from tests.strangers import python_as_nobody
 from tests.templates import Template
 
 SLEEP = "import time; time.sleep(600)\n"
-TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR"
-"""A variable that torch sets in the process in which one of its optimizers steps."""
-BEFORE = os.environ.get(TORCHS_OWN)
-"""As it was before any test ran, and the template has it."""
 
 
 class Served(NamedTuple):
@@ -34,15 +30,6 @@ class Served(NamedTuple):
 
     socket: Path
     pid: int
-
-
-@pytest.fixture(autouse=True)
-def _untouched_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever tests ran before in this process: with another environment nothing is forked from the template."""
-    if BEFORE is None:
-        monkeypatch.delenv(TORCHS_OWN, raising=False)
-    else:
-        monkeypatch.setenv(TORCHS_OWN, BEFORE)
 
 
 @pytest.fixture
