@@ -89,8 +89,10 @@ def test_a_slow_link_costs_no_machine() -> None:
     assert (found["incidents"], found["steps_lost"], found["generations"]) == (found["incidents"][:1], 0, 1)
 
 
-def test_between_two_machines_no_packet_passes() -> None:
-    """Looks at the ranks name nobody, a restart does not help, and a test between machines finds the link."""
-    found = drill("cut-link", "--between", "m1", "m2", sizes=FOUR, standbys=1, evicted=["m2"])
+@pytest.mark.parametrize(("one", "other"), [("m1", "m2"), ("m0", "m3")])
+def test_between_two_machines_no_packet_passes(one: str, other: str) -> None:
+    """Looks at the ranks name nobody, a restart does not help, and a test between machines finds the link; so too where
+    one of them has the rendezvous store (m0)."""
+    found = drill("cut-link", "--between", one, other, sizes=FOUR, standbys=1, evicted=[other])
     assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
     assert found["steps_lost"] <= 1
