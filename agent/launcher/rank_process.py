@@ -39,8 +39,8 @@ REACH_STORE_S = 20.0
 """A rank that does not reach its rendezvous store for so long ends (ours). torch waits for 5 to 30 minutes, and all
 other ranks with it."""
 REACH_AGAIN_S = 0.5
-NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-"""What the kernel says where a network does not work."""
+NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EINVAL}
+"""What the kernel says where a network does not work; the last one of a route that is a black hole."""
 LONGEST_SOCKET = 107
 """Bytes of the name of a socket, by the kernel."""
 _OWN = {"TORCH_CUDA_SANITIZER"}

@@ -160,17 +160,18 @@ COMMUNICATION_RULES = (
         "peer-unreachable",
         FaultClass.CONNECTION_LOST,
         Owner.NETWORK,
-        ("connection timed out", "no route to host", "network is unreachable", "connect: "),
+        ("connection timed out", "no route to host", "network is unreachable", "connect: ", "is not reached: "),
         r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket(?:Start|Poll)Connect).*"
         r"(?:Connection timed out|No route to host|Network is unreachable)"
-        r"|gloo/transport/tcp/.*\bconnect: (?!Connection refused)",
+        r"|gloo/transport/tcp/.*\bconnect: (?!Connection refused)"
+        r"|the TCPStore at \S+, where all ranks meet, is not reached",
         "Linux: ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, in a line of those who talk to peers; gloo, that cannot connect",
         (
             "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 "
             "vs -1. connect: Invalid argument",
             "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
             "DistNetworkError: The client socket has failed to connect: No route to host",
-            "ConnectionError: the TCPStore at m0:4711, where all ranks meet, is not reached: Connection timed out",
+            "ConnectionError: the TCPStore at m0:4711, where all ranks meet, is not reached: Invalid argument",
         ),
         ("OSError: No route to host: nfs-3",),
         role=Role.LOSS,

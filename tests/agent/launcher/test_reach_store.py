@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -64,3 +67,19 @@ def test_the_first_rank_of_a_machine_looks_for_all(listener: socket.socket) -> N
         listener.accept()
     reach_store(environment(listener) | {"LOCAL_RANK": "0"}, LIMIT_S)
     listener.accept()[0].close()
+
+
+@pytest.mark.parametrize(
+    ("number", "ends"), [(errno.EHOSTUNREACH, True), (errno.EINVAL, True), (errno.ECONNREFUSED, False)]
+)
+def test_a_rank_ends_for_a_network_that_does_not_work_and_for_nothing_else(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, number: int, ends: bool
+) -> None:
+    """A route that is a black hole is an invalid argument to the kernel."""
+
+    def fails(*_: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "create_connection", fails)
+    with pytest.raises(ConnectionError, match=os.strerror(number)) if ends else nullcontext():
+        reach_store(environment(listener), LIMIT_S)
