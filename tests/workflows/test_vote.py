@@ -92,7 +92,7 @@ async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(job
 
 async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 3")
-    handle = await slow(jobs, flagged("no CPU"))
+    handle = await slow(jobs, flagged("no CPU"), slow_round_s=60.0)  # a round may take as long as the page is read
     state = await jobs.until(handle, lambda _: "round 3" in jobs.cluster.calls)
     incident = jobs.client.get_workflow_handle(state.incidents[0].id)
 
