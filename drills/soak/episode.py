@@ -93,7 +93,7 @@ class Episodes:
         scenes = [self._scene(index, position) for position in range(len(episode.faults))]
         hold = await self._arm(index, scenes)
         watch = self._watch()
-        striking = asyncio.create_task(self._strike(scenes, hold))
+        striking = asyncio.create_task(self._strike(index, scenes, hold))
         try:
             self.job.gate(index).open()
             await self._reach(index + 1)
@@ -200,15 +200,28 @@ class Episodes:
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
         return hold
 
-    async def _strike(self, scenes: list[DrillContext], hold: Fault | None) -> list[str]:
+    async def _strike(self, index: int, scenes: list[DrillContext], hold: Fault | None) -> list[str]:
         """Strike, and wait until what strikes from outside is done; returns what went wrong."""
+        first = scenes[:1] if self._at_hand.how == "within" else scenes
+        letting_on = asyncio.create_task(self._let_on(index, first))
         injected = [
             self._inject(context, hold if position else None)
             for position, context in enumerate(scenes)
             if context.planned.outside
         ]
-        trouble = await asyncio.gather(*injected, self.both.strike_other(scenes[0], self._at_hand.other))
+        try:
+            trouble = await asyncio.gather(*injected, self.both.strike_other(scenes[0], self._at_hand.other))
+        finally:
+            letting_on.cancel()
+            self.job.strikes(index).open()
         return [text for text in trouble if text]
+
+    async def _let_on(self, index: int, scenes: list[DrillContext]) -> None:
+        """Let the job come to the next gate once what strikes from outside has struck."""
+        outside = [(context, fault["id"]) for context in scenes for fault in context.planned.outside]
+        while not all(context.fired(name) for context, name in outside):  # noqa: ASYNC110 - files say so
+            await asyncio.sleep(LOOK_S)
+        self.job.strikes(index).open()
 
     def _stage_hold(self, index: int) -> Fault:
         episode, folder = self._episode(index), self.job.place(index)

@@ -42,6 +42,10 @@ ANSWER_S = 15.0
 """A worker that was killed answers again within this long (ours)."""
 GATE_S = 600.0
 """Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute (ours)."""
+STRIKE_S = 20.0
+"""Ranks wait for what strikes from outside for this long at most, before that is a stall (ours)."""
+BEFORE_GATE = 2
+"""So many steps before the next gate they wait for it (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +55,38 @@ class SoakGate:
     folder: Path
     step: int
     ranks: int
+    name: str = "gate"
+    longest_s: float = GATE_S
 
     @property
     def marks(self) -> Path:
         """Where ranks note that they have come."""
-        return self.folder / "gate.json"
+        return self.folder / f"{self.name}.json"
 
     @property
     def reached(self) -> bool:
         """Whether all ranks have come."""
-        return all(faults.fired(self.marks, {"id": f"gate-{rank}"}) for rank in range(self.ranks))
+        return all(faults.fired(self.marks, {"id": f"{self.name}-{rank}"}) for rank in range(self.ranks))
 
     def open(self) -> None:
         """Let the job go on."""
-        (self.folder / "go").touch()
+        self._opened.touch()
+
+    @property
+    def _opened(self) -> Path:
+        return self.folder / f"{self.name}.open"
 
     def holds(self) -> list[Fault]:
         """The entries of the ranks' plan."""
         return [
             {
-                "id": f"gate-{rank}",
+                "id": f"{self.name}-{rank}",
                 "fault": "hold",
                 "rank": rank,
                 "at_step": self.step,
                 "point": "begin",
-                "until": str(self.folder / "go"),
-                "hold_s": GATE_S,
+                "until": str(self._opened),
+                "hold_s": self.longest_s,
                 "marks": str(self.marks),
             }
             for rank in range(self.ranks)
@@ -136,6 +146,12 @@ class SoakJob:
         """The gate before an episode."""
         return SoakGate(self.place(index), self.plan.gate(index), self.spec.topology().world_size)
 
+    def strikes(self, index: int) -> SoakGate:
+        """Where ranks wait, shortly before the next gate, until what strikes an episode from outside has struck: on a
+        busy computer it may come late, and what strikes a job at a gate lets it run past it."""
+        step = self.plan.gate(index + 1) - BEFORE_GATE
+        return SoakGate(self.place(index), step, self.spec.topology().world_size, "strikes", STRIKE_S)
+
     def planned(self, index: int, position: int) -> Planned:
         """What an injector needs for one fault, as the cluster is now."""
         request = self.plan.request(index, position)
@@ -162,7 +178,7 @@ class SoakJob:
         """Write what ranks meet, of all episodes at once: they read it when they are started."""
         entries: list[Fault] = []
         for index, episode in enumerate(self.plan.episodes):
-            entries += self.gate(index).holds()
+            entries += self.gate(index).holds() + self.strikes(index).holds()
             for position, fault in enumerate(episode.faults):
                 if fault.fault not in CONTROL_FAULTS:
                     made = self.planned(index, position)
