@@ -235,5 +235,6 @@ def _pair_result(
         passed=None if unable else fine,
         text=text[:500],
         measures=measures,
+        kind=" and ".join(sorted({answer.kind for answer in answers.values()})),
         seconds=seconds,
     )

@@ -85,6 +85,8 @@ class PairResult(Model):
     """Where it did not pass: how."""
     measures: dict[str, float] = Field(default_factory=dict)
     """The lower one of both machines."""
+    kind: str = ""
+    """What both are, e.g. a new machine and an old one: bandwidths of pairs of one kind can be compared."""
     seconds: float = 0.0
 
 

@@ -176,12 +176,12 @@ def _compare_bandwidths(
 
 
 def _slow_pairs(pairs: Sequence[PairResult], share: float) -> dict[Pair, float]:
-    """Pairs that passed, and are far slower than most of those that did."""
-    figures: dict[str, dict[Pair, float]] = defaultdict(dict)
+    """Pairs that passed, and are far slower than most of their kind that did."""
+    figures: dict[tuple[str, str], dict[Pair, float]] = defaultdict(dict)
     for pair in pairs:
         if pair.passed:
             for name, value in pair.measures.items():
-                figures[name][pair_of(*pair.machines)] = value
+                figures[pair.kind, name][pair_of(*pair.machines)] = value
     return {pair: part for values in figures.values() for pair, part in below(values, share).items()}
 
 

@@ -211,6 +211,13 @@ def test_most_are_never_below(figures: dict[str, float], share: float) -> None:
         assert found == {}
 
 
+def test_a_pair_of_another_kind_is_not_slow() -> None:
+    pairs = ring(5, slow=(1, 2))
+    old = [one.model_copy(update={"kind": "old" if one.machines == ("m1", "m2") else "new"}) for one in pairs]
+    assert passed(old, "nic")["m1", "m2"] is True
+    assert judge({}, old).links == []
+
+
 def test_a_slow_pair_did_not_pass() -> None:
     assert passed(ring(5, slow=(1, 2)), "nic")["m1", "m2"] is False
     assert passed(ring(5), "another test") == {}
