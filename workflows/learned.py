@@ -10,12 +10,12 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import extended
     from everstep.decisions.evict.incident_facts import EVICTED_KEPT
+    from everstep.decisions.evict.rules import OF_LOOKING
     from everstep.decisions.ladder.facts import kept
     from everstep.decisions.recover.solved import still_counting
     from everstep.decisions.versions.book import VersionBook
     from everstep.model.incident import IncidentReport, Symptom
     from everstep.model.job_state import JobState
-    from everstep.model.ladder import Rung
     from everstep.model.machine import Machine
     from everstep.model.version import JobVersion
 
@@ -67,8 +67,12 @@ def learn_failures(state: JobState, report: IncidentReport) -> None:
 
 
 def found_by_looking(report: IncidentReport) -> bool:
-    """Whether a test, or a replay, found a machine that left: what was tried for it says nothing of a later fault."""
-    return bool(report.evicted) and any(one.rung in {Rung.DIAGNOSE, Rung.REPLAY} for one in report.tried)
+    """Whether a test, or a replay, found a machine that left: what was tried for it says nothing of a later fault.
+
+    One that left for another reason, e.g. what an inspection said after the tests had passed, solves nothing of that.
+    """
+    by_looking = {answer.machine for answer in report.asked if answer.yes and answer.rule in OF_LOOKING}
+    return not by_looking.isdisjoint(report.evicted)
 
 
 def learn_versions(state: JobState, versions: list[JobVersion], running: int) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from everstep.decisions.evict.rules import FAILED_REPLAY, FAILED_TEST
 from everstep.decisions.recover.climbed import Climbed
 from everstep.decisions.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.recover.rules import Action
 from everstep.decisions.recover.state import RecoveryState
 from everstep.decisions.versions.book import VersionBook
+from everstep.model.eviction import EvictAnswer
 from everstep.model.incident import (
     Anomaly,
     Confirmation,
@@ -52,6 +54,8 @@ class Strike:
     """So many restarts come to no step."""
     finds: Rung | None = None
     """Which rung finds a machine, which leaves."""
+    leaves_by: str = ""
+    """Rule by which it does; empty: the one of that rung."""
     step: int = -1
     """Where it fails; -1: as far as it comes in that time."""
 
@@ -132,6 +136,7 @@ class JobInTime:
             ladder=Climbed(remembered=list(job.tried)),
         )
         self._evicted: list[str] = []
+        self._asked: list[EvictAnswer] = []
         again = strike.again
         self._take(strike)
         while True:
@@ -145,6 +150,8 @@ class JobInTime:
                 state.ladder.take(plan.step.rung, state.failures[-1], "", path=path, found="all pass")
                 if plan.step.rung is strike.finds:
                     state.joined, self._evicted = {"m9"}, ["m1"]
+                    rule = strike.leaves_by or (FAILED_TEST if strike.finds is Rung.DIAGNOSE else FAILED_REPLAY)
+                    self._asked = [EvictAnswer(rule=rule, machine="m1", yes=True, why="so it says")]
                 continue
             if plan.action is Action.PARK:
                 self.parked = plan.verdict.reason
@@ -206,6 +213,7 @@ class JobInTime:
                 **report,
                 lost_steps=0,
                 evicted=self._evicted,
+                asked=self._asked,
                 stages=[],
                 generation=state.generation,
                 resume_step=state.resume_step,

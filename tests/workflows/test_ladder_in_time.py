@@ -136,6 +136,16 @@ def test_a_fault_whose_machine_was_found_is_over_and_the_next_one_begins_below(r
     assert job.last == [D, R]
 
 
+def test_what_was_tried_counts_on_where_the_machine_left_for_another_reason() -> None:
+    """The tests passed, and then an inspection found a GPU that is gone: it is not what the tests had looked for."""
+    job = JobInTime()
+    nan = Strike(MINUTES, symptom=Symptom.NOT_FINITE)
+    job.strike(nan, replace(nan, finds=P, leaves_by="gpu-lost"))
+    assert [one.rung for one in job.state.tried] != []
+    job.strike(nan)
+    assert job.last != [D, R]
+
+
 def test_a_machine_that_inspections_name_does_not_make_another_fault_forgotten() -> None:
     job = JobInTime()
     job.strike(Strike(DAY, "m1"), Strike(MINUTES, "m2", explained=True), Strike(MINUTES, "m3"))

@@ -48,6 +48,8 @@ FAILED_REPLAY = "failed-replay"
 """Name of the rule that goes by a replay of the job."""
 BAD_LINK = "bad-link"
 """Name of the rule that goes by a test between two machines."""
+OF_LOOKING = frozenset({FAILED_TEST, FAILED_REPLAY, BAD_LINK})
+"""Rules that go by what an incident looked for: tests of the stopped machines, and replays of the job."""
 CULPRIT, GROUP = "hang-culprit", "hang-group"
 """Names of the rules about a hang."""
 OF_A_HANG = frozenset({CULPRIT, GROUP})
