@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from drills.inject.context import LOOK_S, DrillContext
 from drills.spec.catalogue import CARDS
 from drills.spec.findings import expected_of
+from drills.spec.request import DrillRequest
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.machine import Machine
 
@@ -91,14 +92,18 @@ async def _generation(context: DrillContext) -> int:
 
 async def await_healed(context: DrillContext) -> None:
     """Wait until the machines' inspections find it no more: it would be told to the next job on this cluster."""
-    expected = expected_of(context.request)
-    if expected is None:
-        return
-    # Two outages of a link within five minutes are an alert too many, and they are of two drills here.
-    reasons = OUTAGES if context.request.base in CARDS else (expected.reason,)
-    for machine in _struck(context):
+    reasons = _left_by(context.request)
+    for machine in _struck(context) if reasons else ():
         if not await _healed(context, machine, reasons):
             context.cluster.say(f"{', '.join(reasons)} are still found on {machine.name}")
+
+
+def _left_by(request: DrillRequest) -> Sequence[str]:
+    """Reason codes of what inspections still find for a while after a drill."""
+    if request.base in (*CARDS, "link-down"):
+        return OUTAGES  # two of them within five minutes are an alert too many, and they are of two drills here
+    expected = expected_of(request)
+    return (expected.reason,) if expected else ()
 
 
 async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str]) -> bool:
