@@ -12,7 +12,8 @@ next forward waits for their copy. They are few and small (buffers), a second
 copy would take memory of the device, which is what is short, and for many of
 them it would not be faster than the bus.
 
-Not run on a GPU yet: ``cuda.py`` has the calls, and what stands for them where there is none.
+Run on one H200; not on several GPUs of one machine. ``cuda.py`` has the calls, and what stands for them where there is
+no GPU.
 """
 
 from __future__ import annotations

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.decisions.hang.decide import judge_hang
-from everstep.decisions.hang.evidence import HangEvidence
+from everstep.decisions.hang.evidence import CommunicationRecord, HangEvidence, RankEvidence
 from everstep.decisions.hang.verdict import HangConclusion
 from everstep.errors import EvidenceError
 from everstep.evidence.nccl_ras import parse_ras, ras_evidence
 from everstep.model.topology import Topology
+
+RECORDED = Path(__file__).parent / "recorded"
 
 
 def process(rank: int, of: int, count: int | None = None) -> dict[str, Any]:
@@ -59,6 +62,15 @@ def test_a_silent_process_is_named() -> None:
     verdict = judge(report(communicator("0xa", world, [process(2, 2)])))
     assert verdict.ranks == (2,)
     assert "does not answer NCCL's RAS" in verdict.reason
+
+
+def test_what_nccl_wrote_on_a_gpu_is_read() -> None:
+    """NCCL 2.28.9 on an H200, one rank after five all-reduces: alone in its communicator it counts none."""
+    ranks, groups = ras_evidence(parse_ras("ras.json", (RECORDED / "nccl-ras-2.28.9.json").read_bytes()))
+
+    group = "0x30a6db1285ad92f8 0xd0a24eabdfa7be8c:0x6498e6e5608549b7"
+    assert groups == {group: (0,)}
+    assert ranks == {0: RankEvidence(record=CommunicationRecord({group: 0}, ()))}
 
 
 def test_equal_counts_name_nobody() -> None:

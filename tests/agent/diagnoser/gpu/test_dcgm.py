@@ -46,6 +46,16 @@ def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
     )
 
 
+@pytest.fixture(autouse=True)
+def no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs of the machine that runs these tests are not seen, and not set: nvidia-smi fails, as without a driver."""
+    monkeypatch.setattr(dcgm, "gpus", lambda: 0)
+    folder = tmp_path / "no-driver"
+    folder.mkdir()
+    installed(folder, "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 def said_by(command: str) -> DiagnosticResult:
     return DcgmTest(Bench("m0", folder=Path(command).parent), DcgmTestLimits(command=command)).run()
 
