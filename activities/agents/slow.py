@@ -40,6 +40,8 @@ PACE_S = 2.0
 SLEEPS = "S"
 """State of a process that waits for something."""
 SILENT_KEPT = 8
+LOGGED = 16
+"""Ranks of which the log says in how many looks they did something of their own (ours)."""
 
 
 class SlowActivities:
@@ -70,12 +72,20 @@ class SlowActivities:
                 await asyncio.sleep(max(now + given.round_s / LOOKS - time.monotonic(), 0.0))
             times = await self._times(spec, machines, given.generation)
             names = [machine.name for machine in machines]
+            counts = counted(seen)
             found = await asyncio.to_thread(
-                slow_round, counted(seen), times, topology, names=names, number=given.number, looks=len(seen)
+                slow_round, counts, times, topology, names=names, number=given.number, looks=len(seen)
             )
+        computes = {rank: f"{counts[rank].computes} of {counts[rank].looks}" for rank in sorted(counts)[:LOGGED]}
         activity.logger.info(
             "a round of looks at a slow job",
-            extra={"incident": given.incident, "round": given.number, "flag": found.flagged, "longer": found.longer},
+            extra={
+                "incident": given.incident,
+                "round": given.number,
+                "flag": found.flagged,
+                "longer": found.longer,
+                "computes": computes,
+            },
         )
         return found.model_copy(update={"silent": sorted(silent)[:SILENT_KEPT]})
 
@@ -101,7 +111,8 @@ def times_of(metrics: pb.Metrics) -> RankTimes:
     tokens = metrics.tokens_per_s * metrics.step_s
     before = metrics.typical_tokens_per_s * metrics.typical_step_s
     return RankTimes(
-        step_s=metrics.step_s,
+        # Of the steps in which it took this CPU time: a look at it may lie 31 steps back.
+        step_s=metrics.cpu.step_s or metrics.step_s,
         typical_step_s=metrics.typical_step_s,
         cpu=_cpu(metrics.cpu) if metrics.HasField("cpu") else None,
         typical_cpu=_cpu(metrics.typical_cpu) if metrics.HasField("typical_cpu") else None,
@@ -110,7 +121,7 @@ def times_of(metrics: pb.Metrics) -> RankTimes:
 
 
 def _cpu(value: pb.CpuPerStep) -> CpuPerStep:
-    return CpuPerStep(value.had_s, value.waited_s)
+    return CpuPerStep(value.had_s, value.waited_s, value.step_s)
 
 
 def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:

@@ -83,11 +83,11 @@ def _look_at_cpu(read: _Read, report: ReportFile) -> None:
         return
     read.looks = pace.looks
     if (used := main_thread_s(report.snapshot().pid)) is not None:
-        read.cpu.observe(read.watch.step, *used, slower=pace.slow_looks > 0)
+        read.cpu.observe(read.watch.step, *used, step_s=pace.step_s, slower=pace.slow_looks > 0)
 
 
 def _cpu(value: CpuPerStep) -> pb.CpuPerStep:
-    return pb.CpuPerStep(had_s=value.had_s, waited_s=value.waited_s)
+    return pb.CpuPerStep(had_s=value.had_s, waited_s=value.waited_s, step_s=value.step_s)
 
 
 def _take_up(read: _Read, report: ReportFile) -> None:

@@ -2555,19 +2555,23 @@ class CpuPerStep(_message.Message):
 
     HAD_S_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
     had_s: _builtins.float
     """that it had a CPU"""
     waited_s: _builtins.float
     """that it could have run and had none"""
+    step_s: _builtins.float
+    """how long the same steps took; 0: not known, an agent of an earlier release"""
     def __init__(
         self,
         *,
         had_s: _builtins.float = ...,
         waited_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["had_s", b"had_s", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["had_s", b"had_s", "step_s", b"step_s", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,8 @@ class CpuPerStep(NamedTuple):
     """That it had a CPU."""
     waited_s: float
     """That it could have run and had none: others had it, or it had used up its share."""
+    step_s: float = 0.0
+    """How long the same steps took; 0: not known."""
 
     @property
     def busy_s(self) -> float:
@@ -53,19 +55,20 @@ class CpuWatch:
         """Another generation, and another process."""
         self.newest = self._last = None
 
-    def observe(self, steps: int, had_s: float, waited_s: float, *, slower: bool) -> None:
+    def observe(self, steps: int, had_s: float, waited_s: float, *, step_s: float, slower: bool) -> None:
         """Look at it, once for each look at its pace.
 
         Args:
             steps: That it has completed.
             had_s: How long it had a CPU since it began.
             waited_s: How long it could have run and had none.
+            step_s: How long its steps took since the last look.
             slower: It steps more slowly than it did.
         """
         last, self._last = self._last, (steps, had_s, waited_s)
         if last is None or steps <= last[0]:
             return
         count = steps - last[0]
-        self.newest = CpuPerStep(max(had_s - last[1], 0.0) / count, max(waited_s - last[2], 0.0) / count)
+        self.newest = CpuPerStep(max(had_s - last[1], 0.0) / count, max(waited_s - last[2], 0.0) / count, step_s)
         if not slower:
             self._past.append(self.newest)

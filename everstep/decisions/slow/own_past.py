@@ -22,8 +22,8 @@ HALF = 0.5
 """What explains half of a decline explains it; and what grew half as much as something else, or less, did not grow with
 it (ours)."""
 UNEVEN = 1.1
-"""Who computed so much longer than its peers before the decline has more to do in every step; and who has so many more
-tokens than before has more to do now (ours)."""
+"""Who computed so much longer than its peers before the decline, by a tenth of a step at least, has more to do in each;
+and who has so many more tokens than before has more to do now (ours)."""
 FEWEST_PEERS = 2
 """With fewer known ranks in the same stage on other machines there is nobody to compare with (ours)."""
 
@@ -146,7 +146,8 @@ def _longer(times: Mapping[int, RankTimes], own: Sequence[int], grown: float, sa
 
 def _not_longer(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int], steps: str) -> OwnPast:
     before, usual = _typical_s(times, own), _typical_s(times, peers)
-    if before >= UNEVEN * usual:
+    step_s = median(times[rank].typical_step_s for rank in own)
+    if before >= UNEVEN * usual and before - usual >= (UNEVEN - 1) * step_s:
         return OwnPast(
             Growth.ALWAYS,
             f"its ranks compute no longer than before; before the decline too it was {1000 * before:.0f} ms a step, "

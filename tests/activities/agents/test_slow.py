@@ -22,23 +22,31 @@ ROUND_S = 0.6
 INCIDENT = "incident/gpt/0001"
 
 
-def paced(rank: int, *, generation: int = 3, waited_s: float = 0.0) -> pb.RankProgress:
-    """Steps take twice as long as before; ``waited_s``: that this rank waits longer for a CPU."""
+def paced(
+    rank: int, *, generation: int = 3, waited_s: float = 0.0, step_s: float = 0.4, at_look_s: float = 0.0
+) -> pb.RankProgress:
+    """Steps take twice as long as before; ``waited_s``: that this rank waits longer for a CPU; ``at_look_s``: how long
+    steps took when that was looked at."""
     metrics = pb.Metrics(
-        step_s=0.4,
+        step_s=step_s,
         typical_step_s=0.2,
-        cpu=pb.CpuPerStep(had_s=0.05, waited_s=waited_s),
+        cpu=pb.CpuPerStep(had_s=0.05, waited_s=waited_s, step_s=at_look_s),
         typical_cpu=pb.CpuPerStep(had_s=0.05),
     )
     return pb.RankProgress(rank=rank, generation=generation, alive=True, metrics=metrics)
 
 
-async def voted(tmp_path: Path, name: str, *, slow: int = -1, away: int = -1) -> tuple[SlowRound, int, list[int]]:
+async def voted(
+    tmp_path: Path, name: str, *, slow: int = -1, away: int = -1, step_s: float = 0.4, at_look_s: float = 0.0
+) -> tuple[SlowRound, int, list[int]]:
     """A round at a recorded job: what it says, the machine of whom the others wait for, and what the ledger has."""
     topology, culprit, told = looks(name)
     agents = []
     for machine in range(topology.machines):
-        ranks = [paced(rank, waited_s=0.2 * (machine == slow)) for rank in topology.ranks(machine)]
+        ranks = [
+            paced(rank, waited_s=0.2 * (machine == slow), step_s=step_s, at_look_s=at_look_s)
+            for rank in topology.ranks(machine)
+        ]
         progress = pb.ProgressReply(generation=3, ranks=ranks)
         agents.append(FakeAgent(stacks=told[0][machine], progress=[progress, NEVER]))
     if away >= 0:
@@ -65,6 +73,13 @@ async def test_the_machine_for_which_the_others_wait_has_the_flag_and_its_own_pa
     assert (found.flagged, found.machines, found.ranks) == (f"m{machine}", [f"m{machine}"], [culprit])
     assert found.longer == {f"m{machine}": "no CPU"}
     assert set(kept) == {2} and len(kept) == looks("deadlock")[0].machines, "its first look, of all machines"
+
+
+async def test_what_a_rank_computes_is_held_against_the_steps_in_which_it_was_looked_at(tmp_path: Path) -> None:
+    """Since then they have become longer: the next look comes when it has made 32."""
+    _, culprit, _ = looks("deadlock")
+    found, machine, _ = await voted(tmp_path, "deadlock", slow=culprit // 2, step_s=0.9, at_look_s=0.4)
+    assert found.longer == {f"m{machine}": "no CPU"}
 
 
 async def test_a_machine_that_does_not_answer_is_left_out_and_nothing_is_concluded_of_it(tmp_path: Path) -> None:

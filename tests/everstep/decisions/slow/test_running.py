@@ -74,6 +74,11 @@ def test_the_machine_that_the_vote_and_its_own_past_name_is_the_one() -> None:
             SlowConclusion.UNEVEN_WORK,
             "their place in the job has more to do",
         ),
+        (
+            dict.fromkeys((4, 5), replace(USUAL, cpu=CpuPerStep(0.06, 0.01), typical_cpu=CpuPerStep(0.06, 0.01))),
+            SlowConclusion.SUSPECT,
+            "no longer than before",
+        ),
         (dict.fromkeys(range(8), STARVED), SlowConclusion.SUSPECT, "its peers compute longer too"),
         (
             dict.fromkeys(range(8), replace(USUAL, cpu=CpuPerStep(0.12, 0.0)))
@@ -83,7 +88,7 @@ def test_the_machine_that_the_vote_and_its_own_past_name_is_the_one() -> None:
         ),
         (dict.fromkeys(range(8), replace(USUAL, cpu=None)), SlowConclusion.SUSPECT, "is not known"),
     ],
-    ids=["same", "untold", "more-work", "slower", "always", "all", "in-proportion", "unknown"],
+    ids=["same", "untold", "more-work", "slower", "always", "hardly-more", "all", "in-proportion", "unknown"],
 )
 def test_nobody_leaves_for_the_vote_alone(
     evidence: Mapping[int, RankTimes], conclusion: SlowConclusion, word: str
