@@ -45,13 +45,19 @@ def flight_record(path: Path, limit_s: float) -> bytes:
     Raises:
         CannotLook: it does not answer, or has no record.
     """
-    found: dict[str, Any] = {}
     for handler in HANDLERS:
-        with suppress(ValueError):
+        found: Any = None
+        with suppress(ValueError, RecursionError):
             found = json.loads(_ask(path, handler, limit_s))
-        if found.get("entries"):
+        if _has_entries(found):
             return json.dumps(cut(found), separators=(",", ":")).encode()
     raise CannotLook("it has no record of collectives")
+
+
+def _has_entries(found: Any) -> bool:
+    """Whether an answer is a record with entries."""
+    entries = found.get("entries") if isinstance(found, dict) else None
+    return isinstance(entries, list) and bool(entries) and all(isinstance(one, dict) for one in entries)
 
 
 def cut(found: Mapping[str, Any]) -> dict[str, Any]:
