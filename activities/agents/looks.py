@@ -62,7 +62,13 @@ class RankLook:
 
 
 async def look(
-    agents: AgentPool, job: str, machines: Sequence[Machine], *, generation: int = 0, limit_s: float = LOOK_S
+    agents: AgentPool,
+    job: str,
+    machines: Sequence[Machine],
+    *,
+    generation: int = 0,
+    limit_s: float = LOOK_S,
+    ranks_only: bool = False,
 ) -> RankLook:
     """Look at all ranks of a job once; nobody is asked twice.
 
@@ -72,9 +78,10 @@ async def look(
         machines: Where it runs.
         generation: What runs of another one is as if it were silent; 0: any.
         limit_s: Of the look, on each machine.
+        ranks_only: Neither helpers nor flight records.
     """
     found = RankLook(time.monotonic())
-    request = pb.StacksRequest(job=job, limit_s=limit_s)
+    request = pb.StacksRequest(job=job, limit_s=limit_s, ranks_only=ranks_only)
 
     async def ask(machine: Machine) -> None:
         try:

@@ -62,8 +62,14 @@ class SlowActivities:
         async with heartbeating() as say:
             while (now := time.monotonic()) - began < given.round_s or not seen:
                 say(f"look {len(seen) + 1} at the ranks on {len(machines)} machines")
+                # Who is slow is slowed by looks, most of all by its own threads that write its flight record.
                 one = await look(
-                    self._agents, spec.name, machines, generation=given.generation, limit_s=min(given.round_s, LOOK_S)
+                    self._agents,
+                    spec.name,
+                    machines,
+                    generation=given.generation,
+                    limit_s=min(given.round_s, LOOK_S),
+                    ranks_only=bool(seen),
                 )
                 if not seen:
                     await self._kept.keep(given.incident, [one], given.number)

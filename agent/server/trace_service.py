@@ -21,4 +21,4 @@ class TraceService(CheckpointsService):
         record, shm = runner.record, runner.ranks.shm
         living = [rank for rank in record.of(record.generation) if rank.end is None and not record.released]
         ranks = ranks_traced({rank.rank: (rank.pid, rank.start_ticks) for rank in living}, shm)
-        return await self.tracer.look(ranks, record.generation, request.limit_s)
+        return await self.tracer.look(ranks, record.generation, request.limit_s, ranks_only=request.ranks_only)

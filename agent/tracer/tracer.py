@@ -56,28 +56,35 @@ class Tracer:
         self._program = [*program]
         self._one = asyncio.Lock()
 
-    async def look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float) -> pb.StacksReply:
+    async def look(
+        self, ranks: Sequence[RankTraced], generation: int, limit_s: float, *, ranks_only: bool = False
+    ) -> pb.StacksReply:
         """What some ranks and their helpers do; who looks meanwhile waits, for two would see each other.
 
         Args:
             ranks: Of one generation.
             generation: Which.
             limit_s: Seconds for all of it; 0: as many as there usually are.
+            ranks_only: Neither helpers nor flight records, which a rank's own threads write.
         """
         async with self._one:
-            return await asyncio.to_thread(self._look, ranks, generation, min(limit_s or LIMIT_S, LONGEST_S))
+            return await asyncio.to_thread(
+                self._look, ranks, generation, min(limit_s or LIMIT_S, LONGEST_S), ranks_only
+            )
 
-    def _look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float) -> pb.StacksReply:
+    def _look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float, ranks_only: bool) -> pb.StacksReply:
         began = time.monotonic()
         reply = pb.StacksReply(machine=self._machine, generation=generation, time_ns=time.time_ns())
         living = {one.rank: one for one in ranks if state_of(one.pid, one.ticks)}
         members = families({rank: one.pid for rank, one in living.items()})
         # Ranks first: what there is no room or time for is the least of all.
         members.sort(key=lambda one: one.process.pid != living[one.rank].pid)
+        if ranks_only:
+            members = [one for one in members if one.process.pid == living[one.rank].pid]
         left_out = len(members) - MOST_PROCESSES
         members = members[:MOST_PROCESSES]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trace") as threads:
-            asked = threads.map(_record, living.values())
+            asked = threads.map(_record, () if ranks_only else living.values())
             before = [(_settled(one), used(one.process.pid)) for one in members]
             dumps = list(threads.map(partial(self._dump, deadline=began + limit_s), members))
             records = list(asked)

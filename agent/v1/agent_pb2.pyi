@@ -3226,18 +3226,22 @@ class StacksRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     LIMIT_S_FIELD_NUMBER: _builtins.int
+    RANKS_ONLY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     limit_s: _builtins.float
     """of all of it: what is not there by then is left out. 0: the agent's own limit"""
+    ranks_only: _builtins.bool
+    """no helpers and no flight records: for looks one after the other at ranks that go on"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         limit_s: _builtins.float = ...,
+        ranks_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "limit_s", b"limit_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "limit_s", b"limit_s", "ranks_only", b"ranks_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

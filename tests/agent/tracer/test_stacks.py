@@ -124,6 +124,18 @@ async def test_two_looks_do_not_see_each_other(agent: RunningAgent) -> None:
     await job.stop()
 
 
+async def test_of_ranks_alone_there_are_no_helpers_and_no_records(agent: RunningAgent) -> None:
+    job = await hanging(agent)
+    whole = await looked(job, has_loader)
+
+    reply = await agent.client.stacks(pb.StacksRequest(job=job.name, ranks_only=True))
+
+    assert {one.role for one in whole.processes} > {one.role for one in reply.processes} == {"trainer"}
+    assert [one.rank for one in reply.processes] == [0, 1] and all(one.stacks for one in reply.processes)
+    assert len(whole.records) == 2 and list(reply.records) == []
+    await job.stop()
+
+
 async def test_nothing_runs_any_more(agent: RunningAgent) -> None:
     job = await prepared(agent, "print()")
     reply = await agent.client.stacks(pb.StacksRequest(job=job.name))
