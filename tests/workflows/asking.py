@@ -24,7 +24,7 @@ async def asked(
     """Ask a workflow until it answers as wanted; the test's time-out bounds it.
 
     Each answer replays the history from the start, so it is asked again only once the server has more of it and two
-    looks in turn find the same. What is wanted may depend on more than the answer, e.g. on which activities were called:
+    looks in turn find the same. What is wanted may depend on more than the answer, e.g. on what activities were called:
     while the history stands still, each look tries it on the same answer again.
     """
     before = asked_at = answer = None
