@@ -101,10 +101,15 @@ async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
     job = await hanging(agent)
     pid = next(one.pid for one in (await looked(job, has_loader)).processes if one.rank == 0)
     os.kill(pid, signal.SIGSTOP)
+    # A look that begins before all threads have stopped may take the signal for the one by which it holds them.
+    async with asyncio.timeout(30):
+        while (found := look(pid)) is None or found.state != "T":  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.01)
 
-    reply = await looked(job, lambda reply: reply.processes[0].state == "T")
+    reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))
 
     stopped = reply.processes[0]
+    assert stopped.state == "T"
     assert (stopped.pid, leaf_of(stopped)) == (pid, f"all_reduce ({LeafKind.COLLECTIVE})")
     record = next(one for one in reply.records if one.rank == 0)
     assert "does not answer" in record.problem
