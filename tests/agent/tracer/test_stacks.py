@@ -101,7 +101,7 @@ async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
     job = await hanging(agent)
     pid = next(one.pid for one in (await looked(job, has_loader)).processes if one.rank == 0)
     os.kill(pid, signal.SIGSTOP)
-    # A look that begins before all threads have stopped may take the signal for the one by which it holds them.
+    # A look that begins before that shows, and ends after it, continues the process: see let_go.
     async with asyncio.timeout(30):
         while (found := look(pid)) is None or found.state != "T":  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.01)
