@@ -12,7 +12,9 @@ twice, nothing left behind.
 
 What is swept: all events that the incident's history, or its replay's, has when
 nobody dies. For each, the row tells where the worker was hit and which event was the newest
-durable one at that moment, as the worker itself saw it.
+durable one at that moment. Temporal writes several events in one transaction, and between those
+nobody can die (``drills/observe/transactions.py``): a kill is in time for all events of the
+transaction that was the newest. One that came later is tried again.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
 
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.judge.facts import incidents
 from drills.judge.result import DrillResult
+from drills.observe import transactions
 from drills.runner import Drill, References
 from drills.spec.request import DrillRequest
 from everstep import faults
@@ -54,7 +58,7 @@ SWEPT: dict[str, dict[str, Any]] = {
 """Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version.
 A job that is updated has to live until another worker has come."""
 TRIES = 3
-"""Runs for an event that the history of a run did not have (ours)."""
+"""Runs for an event at most, where a kill came late or the run's history did not have the event (ours)."""
 
 
 class SweepRow(BaseModel):
@@ -68,7 +72,12 @@ class SweepRow(BaseModel):
     events: int = 0
     """Length of this run's history: a task that takes what two others took apart makes it shorter."""
     newest: int | None = None
-    """Newest durable event at that moment: what the kill counts for, perhaps a later one; None: not known."""
+    """Newest durable event at that moment; None: not known."""
+    since: int | None = None
+    """From that event until it no worker did anything: the first of its transaction."""
+    in_time: bool = False
+    """Whether the event lies between those two; or is an activity's start, which the server writes down
+    with its end, and the worker was hit before that end was reported."""
     decision: str = ""
     outcome: str = ""
     recovered_s: float | None = None
@@ -87,9 +96,9 @@ class SweepResult(BaseModel):
     leaked: list[str] = Field(default_factory=list)
 
     @property
-    def hit(self) -> list[int]:
-        """The events after which a worker was killed: fewer than rows, where kills came late."""
-        return sorted({row.newest for row in self.rows if row.newest is not None})
+    def late(self) -> list[int]:
+        """The events at which no worker was killed in time, each time that it was tried."""
+        return [row.event for row in self.rows if not row.in_time]
 
     @property
     def ok(self) -> bool:
@@ -129,20 +138,18 @@ async def run_sweep(
         clean = await Drill(cluster, DrillRequest.model_validate(options), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
-        kinds = await history(cluster, DrillRequest.model_validate(options).swept(clean.job))
+        events = len(await history(cluster, DrillRequest.model_validate(options).swept(clean.job)))
         decision, outcome = await signature(cluster, clean)
-        result = SweepResult(events=len(kinds), decision=decision, outcome=outcome, rows=[])
-        for event in range(first, min(last or len(kinds), len(kinds)) + 1, every):
+        result = SweepResult(events=events, decision=decision, outcome=outcome, rows=[])
+        for event in range(first, min(last or events, events) + 1, every):
             struck = {"fault": "kill-worker", "during": options["fault"], "at_event": event}
             request = DrillRequest.model_validate(options | struck)
             for _ in range(TRIES):
                 row = await _row(cluster, await Drill(cluster, request, references).run(), request)
-                if row.newest is not None or row.events >= event:
+                _compare(row, decision, outcome)
+                if row.in_time or not _missed_only(row, result):
                     break
-                say(f"event {event}: this history ended after {row.events} events; again")
-            if row.ok and (row.decision, row.outcome) != (decision, outcome):
-                row.ok = False
-                row.problems.append(f"{row.decision}; {row.outcome}, and expected {decision}; {outcome}")
+                say(f"event {event}: {_missed(row)}; again")
             result.rows.append(row)
             each(row)
     result.leaked = cluster.leaked
@@ -153,32 +160,65 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
     event = request.at_event
     assert event is not None
     mark = faults.fired(cluster.worker_plan, {"id": f"kill-worker-{run.job}"})
-    times = await history(cluster, request.swept(run.job)) if run.incidents else []
+    found = await history(cluster, request.swept(run.job)) if run.incidents else []
     decision, outcome = await signature(cluster, run)
     row = SweepRow(
         event=event,
-        kind=times[event - 1][0] if event <= len(times) else "",
-        events=len(times),
+        kind=kind_name(found[event - 1].event_type) if event <= len(found) else "",
+        events=len(found),
         decision=decision,
         outcome=outcome,
         recovered_s=run.recovered_s,
         ok=run.ok,
         problems=run.problems,
     )
-    if mark:
-        row.place, row.newest = mark.get("place", ""), mark.get("newest")
-    if not row.place or row.newest is None:
+    if mark and mark.get("newest"):
+        place, newest = str(mark["place"]), max(int(mark["newest"]), written_by(found, mark["time_ns"]))
+        since = newest  # nothing more is known of a configured server
+        if cluster.file.database.exists():
+            begins = transactions.begins(cluster.file.database, await _run_id(cluster, request.swept(run.job)))
+            since = transactions.since(found, begins, newest)
+        starts = place.startswith("end") and newest == event - 1
+        row.place, row.newest, row.since, row.in_time = place, newest, since, starts or since <= event <= newest
+    else:
         row.ok = False
         row.problems.append("nobody knows where the worker was hit")
     return row
 
 
-async def history(cluster: DrillCluster, workflow_id: str) -> list[tuple[str, int]]:
-    """Type and time (ns) of each event of a workflow's history."""
+def _compare(row: SweepRow, decision: str, outcome: str) -> None:
+    if row.ok and (row.decision, row.outcome) != (decision, outcome):
+        row.ok = False
+        row.problems.append(f"{row.decision}; {row.outcome}, and expected {decision}; {outcome}")
+
+
+def _missed_only(row: SweepRow, result: SweepResult) -> bool:
+    """Whether nothing is wrong but the moment of the kill, or that there was none in a history without the event."""
+    ended = row.newest is None and row.events < row.event
+    return row.ok or (ended and (row.decision, row.outcome) == (result.decision, result.outcome))
+
+
+def _missed(row: SweepRow) -> str:
+    if row.newest is None:
+        return f"this history ended after {row.events} events"
+    return f"the worker was hit after event {row.newest}"
+
+
+async def _run_id(cluster: DrillCluster, workflow_id: str) -> str:
+    return (await cluster.control.client.get_workflow_handle(workflow_id).describe()).run_id
+
+
+async def history(cluster: DrillCluster, workflow_id: str) -> list[HistoryEvent]:
+    """All events of a workflow's history."""
     handle = cluster.control.client.get_workflow_handle(workflow_id)
-    return [
-        (kind_name(event.event_type), event.event_time.ToNanoseconds()) async for event in handle.fetch_history_events()
-    ]
+    return [event async for event in handle.fetch_history_events()]
+
+
+def written_by(events: list[HistoryEvent], time_ns: int) -> int:
+    """Number of the newest event that was written by then; an activity's start is written with its end."""
+    started = EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED
+    before = (e.event_id for e in events if e.event_type != started and e.event_time.ToNanoseconds() <= time_ns)
+    return max(before, default=0)
 
 
 async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:

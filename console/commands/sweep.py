@@ -69,14 +69,18 @@ def sweep(  # noqa: PLR0917 - options of a command
         seconds = "" if row.recovered_s is None else f"{row.recovered_s:.2f} s"
         verdict = styled("same" if row.ok else "; ".join([row.decision, row.outcome, *row.problems]))
         verdict.style = "" if row.ok else "red"
-        table.add_row(str(row.event), row.kind, row.place, str(row.newest or ""), seconds, verdict)
+        late = "" if row.in_time or row.newest is None else ", late"
+        after = f"{row.newest or ''}{late}"
+        table.add_row(str(row.event), row.kind, row.place, after, seconds, verdict)
     out = PlainConsole()
     out.print(table)
     out.print(f"without a kill: {result.decision}; {result.outcome}")
     same = sum(row.ok for row in result.rows)
-    late = sum(row.newest is not None and row.newest > row.event for row in result.rows)
-    out.print(f"the same in {same} of {len(result.rows)} runs, {late} of which were hit after a later event than meant")
-    out.print(f"a worker was killed after {len(result.hit)} different events of the history's {result.events}")
+    out.print(f"the same in {same} of {len(result.rows)} runs")
+    hit = len(result.rows) - len(result.late)
+    out.print(f"a worker was killed in time at {hit} of {len(result.rows)} events of the history's {result.events}")
+    if result.late:
+        out.print(f"hit after a later event than meant: {', '.join(map(str, result.late))}")
     if result.leaked:
         out.print(f"left behind: {', '.join(result.leaked)}", style="red")
     raise typer.Exit(0 if result.ok else 1)

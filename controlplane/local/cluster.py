@@ -231,7 +231,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
             choice.binary,
             port=_port(cluster.temporal_address),
             ui_port=_port(cluster.ui_url),
-            database=cluster.home / "temporal.db",
+            database=cluster.database,
             namespace=cluster.namespace,
         )
         processes.append(ProcessPlan("temporal", "temporal", command))

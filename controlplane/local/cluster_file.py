@@ -57,6 +57,11 @@ class ClusterFile(BaseModel):
         """Its store of versions of jobs' code."""
         return str(self.home / "versions")
 
+    @property
+    def database(self) -> Path:
+        """The store of its own Temporal server; a cluster that uses a configured one has none."""
+        return self.home / "temporal.db"
+
     @classmethod
     def home_of(cls, name: str) -> Path:
         """The folder of a cluster.

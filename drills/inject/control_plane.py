@@ -20,7 +20,7 @@ so that one cluster serves many drills. Three kinds of entry:
 ``{"id", "fault": "kill-worker", "job", "at_event": n, "workflow_id"}``
     SIGKILL of this worker as soon as any part of it can know that event n of
     the history of that workflow, by default the job's first incident, is
-    durable. Four places look, and the first one that
+    durable. Five places look, and the first one that
     finds ``n <= newest durable event`` kills:
 
     1. a workflow task, after the workflow's code ran and before its commands
@@ -31,10 +31,17 @@ so that one cluster serves many drills. Three kinds of entry:
     3. the end of an activity, after its effects and before its result is
        reported: for n = ActivityTaskStarted, which the server writes down
        together with the result;
-    4. a look at the history every few milliseconds: for all others, such as
+    4. the report of its result: for n = ActivityTaskCompleted, or the
+       WorkflowTaskScheduled that comes with it. The worker dies as the report
+       arrives (drills/inject/last_report.py), for the next task is taken within
+       milliseconds;
+    5. a look at the history every few milliseconds: for all others, such as
        WorkflowExecutionCompleted.
 
-    The marker of the fault says which place it was and what was durable then.
+    Results of activities that run at once come one after the other then, each
+    when no workflow task is under way: else one task would take several, and
+    some events would never be the newest. The marker of the fault says which
+    place it was and what was durable then.
 """
 
 from __future__ import annotations
@@ -64,6 +71,7 @@ from temporalio.worker import (
 )
 
 from activities.messages import LaunchInput
+from drills.inject import last_report
 from drills.spec.stages import BEFORE_AN_UPDATE, REPORT, STAGES
 from everstep import environment, faults
 from everstep.model.job_state import incident_workflow_id, job_workflow_id
@@ -74,6 +82,8 @@ MIDDLE_S = 0.02
 """An activity is in its middle after this long; a shorter one at its end (ours)."""
 LOOK_S = 0.004
 """Between two looks at a history (ours)."""
+REST_S = 1.0
+"""A result waits so long for the one before it and for the workflow task under way (ours)."""
 RECOVERS = ("Incident", "Replay")
 """Types of workflows that faults strike in."""
 
@@ -90,6 +100,8 @@ class DrillPlugin(SimplePlugin):
         interceptors: list[Interceptor | client.Interceptor] = [_Activities(self), _Reports()]
         super().__init__("everstep.drill", workflow_runner=_wrap, interceptors=interceptors)
         self.client: client.Client | None = None
+        self._reported: dict[str, int] = {}
+        """Of workflows with a fault at an event: the newest event as the last result was about to be reported."""
 
     def configure_worker(self, config: Any) -> Any:
         """Keep the client, to look at histories with."""
@@ -106,11 +118,28 @@ class DrillPlugin(SimplePlugin):
 
     async def durable(self, workflow_id: str) -> int:
         """Number of the newest durable event of a workflow; 0 when there is none."""
+        described = await self._describe(workflow_id)
+        return described.history_length if described else 0
+
+    async def turn(self, workflow_id: str) -> None:
+        """Wait, at most ``REST_S``, until the result before this one is durable and no workflow task is under way."""
+        deadline = time.monotonic() + REST_S
+        while time.monotonic() < deadline:
+            described = await self._describe(workflow_id)
+            if described is None:
+                return
+            busy = described.raw_description.HasField("pending_workflow_task")
+            if not busy and described.history_length > self._reported.get(workflow_id, 0):
+                self._reported[workflow_id] = described.history_length
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _describe(self, workflow_id: str) -> client.WorkflowExecutionDescription | None:
         assert self.client is not None
         try:
-            return (await self.client.get_workflow_handle(workflow_id).describe()).history_length
+            return await self.client.get_workflow_handle(workflow_id).describe()
         except RPCError:
-            return 0
+            return None
 
     async def _look(self) -> None:
         while True:
@@ -139,7 +168,21 @@ class _Activity(ActivityInboundInterceptor):
         info = activity.info()
         if info.workflow_type not in RECOVERS and info.activity_type not in BEFORE_AN_UPDATE.values():
             return await self.next.execute_activity(input)
-        return await _at_each_moment(self.next.execute_activity(input), partial(self._meet, input))
+        result = await _at_each_moment(self.next.execute_activity(input), partial(self._meet, input))
+        await self._report(result)
+        return result
+
+    async def _report(self, result: Any) -> None:
+        """Die with the result reported, where the event is of those that the report brings about."""
+        info = activity.info()
+        assert info.workflow_id is not None
+        for plan, fault in _pending("at_event"):
+            if info.workflow_id == _swept(fault) and not info.is_local:
+                newest = await self._drill.durable(info.workflow_id)
+                # Its own ActivityTaskStarted, ActivityTaskCompleted, and the WorkflowTaskScheduled after it.
+                if newest + 1 < fault["at_event"] <= newest + 3:
+                    assert self._drill.client is not None
+                    await last_report.die(self._drill.client, plan, fault, result)
 
     async def _meet(self, input: ExecuteActivityInput, moment: str) -> None:
         info = activity.info()
@@ -157,6 +200,8 @@ class _Activity(ActivityInboundInterceptor):
             return
         for plan, fault in _pending("at_event"):
             if info.workflow_id == _swept(fault):
+                if moment == "end":
+                    await self._drill.turn(info.workflow_id)
                 newest = await self._drill.durable(info.workflow_id)
                 # The next event that this activity brings about is its own ActivityTaskStarted: the
                 # server knows it, and writes it down together with the result.

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from temporalio.api.enums.v1 import EventType
 
-from drills import DrillResult
+from drills import DrillCluster, DrillResult
+from drills.observe import transactions
+from drills.sweep import history
+from everstep.model.job_state import incident_workflow_id
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 
 Recovered = Callable[..., None]
 DrillOf = Callable[..., Awaitable[DrillResult]]
+
+COMPLETED = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -24,8 +30,27 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
         pytest.param("confirm", "middle", marks=pytest.mark.wide),
     ],
 )
-async def test_the_worker_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str, moment: str) -> None:
-    recovered(await drill("kill-worker", ranks=[1], in_stage=stage, moment=moment))
+async def test_the_worker_dies_in_a_stage(
+    drill: DrillOf, recovered: Recovered, cluster: DrillCluster, stage: str, moment: str
+) -> None:
+    result = await drill("kill-worker", ranks=[1], in_stage=stage, moment=moment)
+    recovered(result)
+    await transactions_are_those_of_the_store(cluster, incident_workflow_id(result.job, 1))
+
+
+async def transactions_are_those_of_the_store(cluster: DrillCluster, workflow_id: str) -> None:
+    """What a sweep goes by: the store of a real server has the whole history, and each task's commands with its end."""
+    events = await history(cluster, workflow_id)
+    described = await cluster.control.client.get_workflow_handle(workflow_id).describe()
+    begins = transactions.begins(cluster.file.database, described.run_id)
+    assert len(begins) == len(events)
+    ends = {event.event_id for event in events if event.event_type == COMPLETED}
+    assert ends
+    for event, first in zip(events, begins, strict=True):
+        attributes = getattr(event, event.WhichOneof("attributes") or "", None)
+        assert event.event_id not in ends or first == event.event_id
+        if task := getattr(attributes, "workflow_task_completed_event_id", 0):
+            assert first == task
 
 
 @pytest.mark.parametrize("stage", [pytest.param("stop", marks=pytest.mark.wide), "confirm"])

@@ -79,7 +79,9 @@ class Workers:
         pytest.param({"in_stage": "stop", "moment": "begin"}, "begin of Stop ranks", 1, marks=pytest.mark.wide),
         ({"in_stage": "stop", "moment": "end"}, "end of Stop ranks", 2),
         ({"at_event": 3}, None, 1),
-        pytest.param({"at_event": 6}, "end of Stop ranks", 2, marks=pytest.mark.wide),
+        ({"at_event": 6}, "end of Stop ranks", 2),
+        pytest.param({"at_event": 7}, "result of Stop ranks reported", 1, marks=pytest.mark.wide),
+        ({"at_event": 8}, "result of Stop ranks reported", 1),
         ({"at_event": 11}, "seen in the history", 1),
     ],
 )
@@ -111,6 +113,8 @@ async def test_a_worker_dies_once_and_where_it_was_told(
     assert place is None or mark["place"] == place
     if "at_event" in fault:
         assert mark["newest"] >= int(str(fault["at_event"])) - (mark["place"].startswith("end"))
+        if mark["place"].startswith("result"):
+            assert mark["newest"] == 8, "the task is scheduled, and nobody has taken it"
     assert workers.killed == 1
     assert workers.log.read_text().count("effect") == effects
 

@@ -1,0 +1,108 @@
+"""A worker dies as an activity's result reaches Temporal: it is durable, and nobody takes the workflow task after it.
+
+A worker takes that task within milliseconds, so that no kill from within comes
+in time. Here a process of its own does both: it kills the worker, which stands
+at the end of the activity, and then sends the result in its place, as a message
+that was under way when its sender died. To Temporal the two are the same.
+
+Run as ``python -m drills.inject.last_report`` by that worker, with a
+``LastReport`` as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from temporalio import activity
+from temporalio.api.common.v1 import Payloads
+from temporalio.api.workflowservice.v1 import RespondActivityTaskCompletedRequest
+from temporalio.client import Client
+
+from everstep import faults
+
+SETTLE_S = 0.1
+"""From the death of the worker until Temporal does not wait for its polls any more, and from the report
+until what follows from it is durable; a new worker needs longer to start (ours)."""
+ALIVE_S = 0.1
+"""Between two signs of life of the activity meanwhile (ours)."""
+
+
+class LastReport(BaseModel):
+    """What a worker leaves to be done when it is dead."""
+
+    address: str
+    """Of Temporal's frontend."""
+    namespace: str
+    workflow_id: str
+    token: str
+    """The activity's task token, in hexadecimal digits."""
+    result: str
+    """Its result: a serialized ``Payloads`` message, in hexadecimal digits."""
+    worker: int
+    """Pid of the worker."""
+    place: str
+    plan: Path
+    """Plan of the fault."""
+    fault: dict[str, Any]
+
+
+async def die(client: Client, plan: Path, fault: dict[str, Any], result: Any) -> None:
+    """Have this worker killed and ``result``, of the activity that calls, reported; return only if that failed."""
+    info = activity.info()
+    assert info.workflow_id is not None
+    payloads = Payloads(payloads=await client.data_converter.encode([result]))
+    report = LastReport(
+        address=client.service_client.config.target_host,
+        namespace=client.namespace,
+        workflow_id=info.workflow_id,
+        token=info.task_token.hex(),
+        result=payloads.SerializeToString().hex(),
+        worker=os.getpid(),
+        place=f"result of {info.activity_type} reported",
+        plan=plan,
+        fault=fault,
+    )
+    sender = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "drills.inject.last_report"),
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    sending = asyncio.ensure_future(sender.communicate(report.model_dump_json().encode()))
+    while not sending.done():
+        activity.heartbeat()  # its work is over, and it shall not be tried elsewhere
+        await asyncio.wait([sending], timeout=ALIVE_S)
+
+
+async def send(report: LastReport) -> None:
+    """Kill the worker, whose child this process is, report the result, and write down which event was the newest then.
+
+    Raises:
+        RPCError: the result was not taken; the worker is dead and nothing is written down.
+    """
+    client = await Client.connect(report.address, namespace=report.namespace)
+    if os.getppid() != report.worker:
+        return
+    os.kill(report.worker, signal.SIGKILL)
+    while os.getppid() == report.worker:  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(SETTLE_S)
+    done = RespondActivityTaskCompletedRequest(
+        namespace=report.namespace,
+        task_token=bytes.fromhex(report.token),
+        result=Payloads.FromString(bytes.fromhex(report.result)),
+        identity="last report",
+    )
+    await client.workflow_service.respond_activity_task_completed(done)
+    await asyncio.sleep(SETTLE_S)
+    described = await client.get_workflow_handle(report.workflow_id).describe()
+    faults.claim(report.plan, report.fault, place=report.place, newest=described.history_length, pid=report.worker)
+
+
+if __name__ == "__main__":
+    asyncio.run(send(LastReport.model_validate_json(sys.stdin.read())))

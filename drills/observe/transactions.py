@@ -1,0 +1,70 @@
+"""Which events of a history Temporal wrote down in one transaction, so that nobody can die between them.
+
+Its API does not tell. The store of the local server does: a row of its table
+``history_node`` is what one transaction added to a history. That table is the
+server's own, and its form was seen in version 1.31.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import History, HistoryEvent
+
+Node = tuple[int, int, int, bytes]
+"""Number of its first event, its transaction, the transaction before it in this history, its events."""
+
+
+def begins(database: Path, run_id: str) -> list[int]:
+    """For each event of a run's history the number of the first event of its transaction.
+
+    Raises:
+        LookupError: the store has no whole history of that run.
+    """
+    with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as store:
+        firsts = store.execute("SELECT tree_id, branch_id, data FROM history_node WHERE node_id = 1")
+        ours = next(((tree, branch) for tree, branch, data in firsts if _is_of(data, run_id)), (b"", b""))
+        nodes = store.execute(
+            "SELECT node_id, txn_id, prev_txn_id, data FROM history_node WHERE tree_id = ? AND branch_id = ?", ours
+        ).fetchall()
+    found: list[int] = []
+    for _, _, _, data in _chain(nodes):
+        events = History.FromString(data).events
+        if not events or events[0].event_id != len(found) + 1:
+            break
+        found += [len(found) + 1] * len(events)
+    if not found:
+        raise LookupError(f"{database}: no history of run {run_id}, or its beginning is missing")
+    return found
+
+
+def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> int:
+    """The first event from which on no worker did anything, or was told anything, until ``newest`` was durable.
+
+    It is the first of that one's transaction; or an earlier one, where the server by itself
+    added a workflow task a moment later, as it does for a child workflow.
+    """
+    first = transactions[newest - 1]
+    while first > 1 and events[first - 1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED:
+        first = transactions[first - 2]
+    return first
+
+
+def _is_of(data: bytes, run_id: str) -> bool:
+    started = History.FromString(data).events[0].workflow_execution_started_event_attributes
+    return started.original_execution_run_id == run_id
+
+
+def _chain(nodes: Iterable[Node]) -> list[Node]:
+    """From the first transaction to the last: a write that was tried again has left a node that nothing follows."""
+    by_transaction = {node[1]: node for node in nodes}
+    if not by_transaction:
+        return []
+    chain = [max(by_transaction.values(), key=lambda node: (node[0], node[1]))]
+    while chain[-1][2] in by_transaction:
+        chain.append(by_transaction[chain[-1][2]])
+    return chain[::-1]
