@@ -2,7 +2,8 @@
 
 Its API does not tell. The store of the local server does: a row of its table
 ``history_node`` is what one transaction added to a history. That table is the
-server's own, and its form was seen in version 1.31.
+server's own, and its form was seen in version 1.31: a history is a tree with
+the run's id, and transactions have their numbers negated, the newest first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from uuid import UUID
 
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import History, HistoryEvent
@@ -26,10 +28,8 @@ def begins(database: Path, run_id: str) -> list[int]:
         LookupError: the store has no whole history of that run.
     """
     with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as store:
-        firsts = store.execute("SELECT tree_id, branch_id, data FROM history_node WHERE node_id = 1")
-        ours = next(((tree, branch) for tree, branch, data in firsts if _is_of(data, run_id)), (b"", b""))
         nodes = store.execute(
-            "SELECT node_id, txn_id, prev_txn_id, data FROM history_node WHERE tree_id = ? AND branch_id = ?", ours
+            "SELECT node_id, -txn_id, prev_txn_id, data FROM history_node WHERE tree_id = ?", (UUID(run_id).bytes,)
         ).fetchall()
     found: list[int] = []
     for _, _, _, data in _chain(nodes):
@@ -52,11 +52,6 @@ def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> i
     while first > 1 and events[first - 1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED:
         first = transactions[first - 2]
     return first
-
-
-def _is_of(data: bytes, run_id: str) -> bool:
-    started = History.FromString(data).events[0].workflow_execution_started_event_attributes
-    return started.original_execution_run_id == run_id
 
 
 def _chain(nodes: Iterable[Node]) -> list[Node]:

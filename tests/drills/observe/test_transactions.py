@@ -5,46 +5,42 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from temporalio.api.enums.v1 import EventType
-from temporalio.api.history.v1 import History, HistoryEvent, WorkflowExecutionStartedEventAttributes
+from temporalio.api.history.v1 import History, HistoryEvent
 
 from drills.observe import transactions
 
-OURS, OTHER = "run-1", "run-2"
+OURS, OTHER, NONE = (str(UUID(int=number)) for number in (1, 2, 3))
 TABLE = """CREATE TABLE history_node (shard_id INT, tree_id BINARY(16), branch_id BINARY(16), node_id BIGINT,
     txn_id BIGINT, prev_txn_id BIGINT DEFAULT 0, data MEDIUMBLOB, data_encoding VARCHAR(16))"""
 SCHEDULED = EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED
 COMPLETED = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
 
 
-def events(first: int, count: int, run: str = OURS) -> bytes:
-    found = [HistoryEvent(event_id=number) for number in range(first, first + count)]
-    if first == 1:
-        started = WorkflowExecutionStartedEventAttributes(original_execution_run_id=run)
-        found[0].workflow_execution_started_event_attributes.CopyFrom(started)
-    return History(events=found).SerializeToString()
+def events(first: int, count: int) -> bytes:
+    return History(events=[HistoryEvent(event_id=number) for number in range(first, first + count)]).SerializeToString()
 
 
-def a_store(folder: Path, *rows: tuple[bytes, int, int, int, bytes]) -> Path:
+def a_store(folder: Path, *rows: tuple[str, int, int, int, bytes]) -> Path:
     path = folder / "temporal.db"
     with closing(sqlite3.connect(path)) as store, store:
         store.execute(TABLE)
-        for tree, node, txn, before, data in rows:
-            store.execute(
-                "INSERT INTO history_node VALUES (1, ?, ?, ?, ?, ?, ?, 'Proto3')", (tree, tree, node, txn, before, data)
-            )
+        for run, node, transaction, before, data in rows:
+            values = (UUID(run).bytes, b"branch", node, -transaction, before, data)
+            store.execute("INSERT INTO history_node VALUES (1, ?, ?, ?, ?, ?, ?, 'Proto3')", values)
     return path
 
 
 def test_each_row_of_the_run_is_a_transaction(tmp_path: Path) -> None:
     store = a_store(
         tmp_path,
-        (b"b", 1, 5, 0, events(1, 4, OTHER)),
-        (b"a", 1, 10, 0, events(1, 2)),
-        (b"a", 3, 11, 10, events(3, 1)),
-        (b"a", 4, 14, 11, events(4, 3)),
+        (OTHER, 1, 5, 0, events(1, 4)),
+        (OURS, 1, 10, 0, events(1, 2)),
+        (OURS, 3, 11, 10, events(3, 1)),
+        (OURS, 4, 14, 11, events(4, 3)),
     )
     assert transactions.begins(store, OURS) == [1, 1, 3, 4, 4, 4]
     assert transactions.begins(store, OTHER) == [1, 1, 1, 1]
@@ -53,20 +49,20 @@ def test_each_row_of_the_run_is_a_transaction(tmp_path: Path) -> None:
 def test_a_write_that_was_tried_again_counts_once(tmp_path: Path) -> None:
     store = a_store(
         tmp_path,
-        (b"a", 1, 10, 0, events(1, 2)),
-        (b"a", 3, 11, 10, events(3, 4)),
-        (b"a", 3, 12, 10, events(3, 1)),
-        (b"a", 4, 13, 12, events(4, 1)),
+        (OURS, 1, 10, 0, events(1, 2)),
+        (OURS, 3, 11, 10, events(3, 4)),
+        (OURS, 3, 12, 10, events(3, 1)),
+        (OURS, 4, 13, 12, events(4, 1)),
     )
     assert transactions.begins(store, OURS) == [1, 1, 3, 4]
 
 
 def test_a_history_whose_beginning_is_missing_is_unknown(tmp_path: Path) -> None:
-    store = a_store(tmp_path, (b"a", 1, 10, 0, events(1, 2)), (b"a", 5, 13, 12, events(5, 1)))
-    with pytest.raises(LookupError, match=r"temporal\.db: no history of run run-1"):
+    store = a_store(tmp_path, (OURS, 1, 10, 0, events(1, 2)), (OURS, 5, 13, 12, events(5, 1)))
+    with pytest.raises(LookupError, match=r"temporal\.db: no history of run 0+-0+-0+-0+-0+1"):
         transactions.begins(store, OURS)
-    with pytest.raises(LookupError, match="no history of run run-3"):
-        transactions.begins(store, "run-3")
+    with pytest.raises(LookupError, match="no history of run"):
+        transactions.begins(store, NONE)
 
 
 @pytest.mark.parametrize(
