@@ -20,6 +20,7 @@ from drills.inject.context import DrillContext, copies_seen
 from drills.inject.found import await_healed, machine_events
 from drills.inject.from_outside import inject
 from drills.inject.full_disks import small_room
+from drills.inject.history_watch import watched
 from drills.inject.plan import planned
 from drills.inject.put_back import cleaned, put_back, spare_of
 from drills.inject.updates import switched
@@ -108,7 +109,7 @@ class Drill:
         plan_of_faults.write()
         cluster.say(f"{name}: {describe(self.request, spec)}")
         context = DrillContext(cluster, self.request, spec, machines, plan_of_faults)
-        with small_room(context), devices.prepared(context):
+        with small_room(context), devices.prepared(context), watched(context):
             facts = await self._watched(context)
             facts.marks = plan_of_faults.fired()
             await cleaned(context)

@@ -35,8 +35,8 @@ so that one cluster serves many drills. Three kinds of entry:
        WorkflowTaskScheduled that comes with it. The worker dies as the report
        arrives (drills/inject/last_report.py), for the next task is taken within
        milliseconds;
-    5. a look at the history every few milliseconds: for all others, such as
-       WorkflowExecutionCompleted.
+    5. looks at the history from outside (drills/inject/history_watch.py): for
+       all others, such as WorkflowExecutionStarted.
 
     Results of activities that run at once come one after the other then, each
     when no workflow task is under way: else one task would take several, and
@@ -64,7 +64,6 @@ from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
     Interceptor,
-    Worker,
     WorkflowInstance,
     WorkflowInstanceDetails,
     WorkflowRunner,
@@ -81,7 +80,7 @@ Fault = dict[str, Any]
 MIDDLE_S = 0.02
 """An activity is in its middle after this long; a shorter one at its end (ours)."""
 LOOK_S = 0.004
-"""Between two looks at a history (ours)."""
+"""Between two questions whether a history is at rest (ours)."""
 REST_S = 1.0
 """A result waits so long for the one before it and for the workflow task under way (ours)."""
 RECOVERS = ("Incident", "Replay")
@@ -94,7 +93,7 @@ def plugins() -> list[DrillPlugin]:
 
 
 class DrillPlugin(SimplePlugin):
-    """Hooks a worker's activities, workflow tasks and idle time."""
+    """Hooks a worker's activities, workflow tasks and reports."""
 
     def __init__(self) -> None:
         interceptors: list[Interceptor | client.Interceptor] = [_Activities(self), _Reports()]
@@ -107,14 +106,6 @@ class DrillPlugin(SimplePlugin):
         """Keep the client, to look at histories with."""
         self.client = config["client"]
         return super().configure_worker(config)
-
-    async def run_worker(self, worker: Worker, next: Callable[[Worker], Awaitable[None]]) -> None:
-        """Look at the histories beside the worker."""
-        looking = asyncio.create_task(self._look())
-        try:
-            await next(worker)
-        finally:
-            looking.cancel()
 
     async def durable(self, workflow_id: str) -> int:
         """Number of the newest durable event of a workflow; 0 when there is none."""
@@ -140,15 +131,6 @@ class DrillPlugin(SimplePlugin):
             return await self.client.get_workflow_handle(workflow_id).describe()
         except RPCError:
             return None
-
-    async def _look(self) -> None:
-        while True:
-            due = list(_pending("at_event"))
-            for plan, fault in due:
-                newest = await self.durable(_swept(fault))
-                if newest >= fault["at_event"]:
-                    die(plan, fault, place="seen in the history", newest=newest)
-            await asyncio.sleep(LOOK_S if due else 0.2)
 
 
 class _Activities(Interceptor):

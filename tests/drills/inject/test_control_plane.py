@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from drills.inject.control_plane import plugins
+from drills.inject.history_watch import HistoryWatch
 from everstep import environment, faults
 
 WORKER = """
@@ -58,11 +61,13 @@ class Workers:
         self.env = os.environ | {environment.FAULTS: str(plan), "PYTHONPATH": str(Path(__file__).parents[3])}
         self.log = plan.with_name("worker.log")
         self.killed = 0
+        self.pid = 0
 
     async def run(self) -> None:
         while True:
             with self.log.open("ab") as log:
                 started = await asyncio.create_subprocess_exec(*self.command, env=self.env, stdout=log, stderr=log)
+            self.pid = self.pid or started.pid
             try:
                 code = await started.wait()
             except asyncio.CancelledError:
@@ -71,6 +76,26 @@ class Workers:
                 raise
             assert code == -signal.SIGKILL, self.log.read_text()
             self.killed += 1
+
+
+@asynccontextmanager
+async def looked_at(temporal: Client, workers: Workers, plan: Path, planned: dict[str, object]) -> AsyncIterator[None]:
+    """From outside, as a drill does where it strikes at an event."""
+    while not workers.pid:  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.01)
+    with ExitStack() as looking:
+        if "at_event" in planned:
+            watch = HistoryWatch(
+                store=plan.with_name("none"),
+                address=temporal.service_client.config.target_host,
+                namespace=temporal.namespace,
+                workflow_id="incident/j/0001",
+                worker=workers.pid,
+                plan=plan,
+                fault=planned,
+            )
+            looking.enter_context(watch.running())
+        yield
 
 
 @pytest.mark.parametrize(
@@ -94,7 +119,7 @@ async def test_a_worker_dies_once_and_where_it_was_told(
     plan.write_text(json.dumps([planned]))
     workers = Workers(script, plan, temporal.service_client.config.target_host)
     running = asyncio.create_task(workers.run())
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(110), looked_at(temporal, workers, plan, planned):
         handle = await temporal.start_workflow(
             "Incident",
             id="incident/j/0001",
