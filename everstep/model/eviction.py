@@ -90,6 +90,8 @@ class EvictionState(BaseModel):
     """Machine that may go → the operator who approved; good until there is another in its place."""
     declined: list[str] = Field(default_factory=list)
     """Machines with which an operator lets the job go on, whatever is said of them."""
+    unfit: list[Eviction] = Field(default_factory=list)
+    """Machines that came into the job and could not be made ready: they leave it once there are others."""
     requests: int = 0
     """How often the pool was asked for machines: each request has a number of its own."""
     gone: dict[str, list[int]] = Field(default_factory=dict)

@@ -102,13 +102,17 @@ class ReplaceRequest(Model):
     evict: list[Eviction]
     keep: list[Machine] = Field(default_factory=list)
     """The job's other machines, whose failure domains matter for the choice."""
+    back: dict[str, str] = Field(default_factory=dict)
+    """Machine of ``evict`` that came for another one and is not fit → that other one, whose ranks still go on. Where
+    there are too few others the first leaves all the same, and the second stays in the job."""
 
 
 class Replaced(Model):
     """The answer to a replacement."""
 
     machines: dict[str, Machine] = Field(default_factory=dict)
-    """Evicted machine → the one in its place; empty: there are too few, and nothing was evicted."""
+    """Evicted machine → the one in its place, which may be the one that it came for (``ReplaceRequest.back``); empty:
+    there are too few, and nothing was evicted."""
     why: str = ""
     """Where there are too few: how many are needed, and how many there are."""
 

@@ -291,7 +291,9 @@ class ScriptedCluster:
         await self._pass("replace")
         if given.id not in self.replaced:
             if len(self.standbys) < len(given.evict):
-                self.replaced[given.id] = Replaced(why="no standby is left")
+                known = {machine.name: machine for machine in given.keep}
+                stay = {name: known[old] for name, old in given.back.items()}
+                self.replaced[given.id] = Replaced(machines=stay, why="no standby is left")
             else:
                 machines = {one.machine: self.standbys.pop(0) for one in given.evict}
                 self.replaced[given.id] = Replaced(machines=machines)

@@ -160,6 +160,60 @@ async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(job
     assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "they have to have the libraries of those that stay"
 
 
+async def test_a_standby_that_cannot_be_made_ready_is_not_launched_on_after_a_wait(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = STANDBYS[:1], gone("m1")
+    jobs.cluster.blocked.add("prepare m2")
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    jobs.cluster.standbys.append(STANDBYS[1])
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m3"]
+    assert report_of(jobs).evicted == ["m1", "m2"]
+
+
+async def test_an_operator_lets_a_job_go_on_with_a_standby_that_is_not_fit(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = STANDBYS[:1], gone("m1")
+    jobs.cluster.blocked.add("prepare m2")
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.resume, WHO)
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+
+
+async def test_a_job_that_steps_is_not_stopped_for_standbys_that_are_not_fit(jobs: Any) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    jobs.cluster.blocked |= {"prepare m2", "prepare m3"}
+    handle = await jobs.start(**POLICY)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.observe, sure_fault())
+    state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
+
+    assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert [call for call in jobs.cluster.calls if call.startswith("replace")] == [
+        "replace m1",
+        "replace m2",
+        "replace m3",
+    ]
+    assert "stop 1" not in jobs.cluster.calls
+    assert any("m3 (standby-unfit) cannot come: no standby is left" in note.text for note in jobs.cluster.notes)
+
+
+async def test_the_next_standby_takes_the_place_before_the_job_is_stopped(jobs: Any) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    jobs.cluster.blocked.add("prepare m2")
+    handle = await jobs.start(**POLICY)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.observe, sure_fault())
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+
+    assert [machine.name for machine in state.machines] == ["m0", "m3"]
+    calls = jobs.cluster.calls
+    assert calls.index("replace m2") < calls.index("prepare m3") < calls.index("stop 1")
+
+
 async def test_a_standby_that_dies_meanwhile_gives_way_to_the_next_one(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1", "m2")
     handle = await failed(jobs)

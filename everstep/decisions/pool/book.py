@@ -104,10 +104,13 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
     if missing:
         state.short[request.job] = Shortage(machines=len(request.evict), asked_ns=now_ns)
         asked = "; the cluster is asked for more" if state.listed < state.at_most else ""
-        return Replaced(why=f"{len(request.evict)} needed and {state.spare} to spare{asked}")
+        why = f"{len(request.evict)} needed and {state.spare} to spare{asked}"
+        if not _can_go_back(state, request):
+            return Replaced(why=why)
+        for old in request.back.values():
+            _go_back(state, old, request, why, now_ns=now_ns)
+        return _answered(state, request, request.back, why, now_ns=now_ns)
     state.short.pop(request.job, None)
-    for one in request.evict:
-        _evict(state, one, request, now_ns=now_ns)
     for old, name in chosen.items():
         put(
             state,
@@ -119,9 +122,43 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
             job=request.job,
             run=request.run,
         )
-    answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()})
+    return _answered(state, request, chosen, "", now_ns=now_ns)
+
+
+def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str], why: str, *, now_ns: int) -> Replaced:
+    """Who leaves is evicted, and the answer is kept."""
+    for one in request.evict:
+        _evict(state, one, request, now_ns=now_ns)
+    answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()}, why=why)
     state.replaced = dict([*state.replaced.items(), (request.id, answer)][-ANSWERS_KEPT:])
     return answer
+
+
+def _can_go_back(state: PoolState, request: ReplaceRequest) -> bool:
+    """Whether each that is not fit came for one that left this job, and that nobody has had since."""
+    away = {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
+    left = [state.machines.get(old) for old in request.back.values()]
+    return request.back.keys() == {one.machine for one in request.evict} and all(
+        one is not None and one.place in away and one.uncleaned and (one.job, one.run) == (request.job, request.run)
+        for one in left
+    )
+
+
+def _go_back(state: PoolState, name: str, request: ReplaceRequest, why: str, *, now_ns: int) -> None:
+    """A machine that was to leave stays in its job: its ranks were not stopped."""
+    known = state.machines[name]
+    put(
+        state,
+        name,
+        PoolPlace.ACTIVE,
+        now_ns=now_ns,
+        by=request.id,
+        why=f"it stays: {why}; {known.why}",
+        job=request.job,
+        run=request.run,
+        wanted_out=known.place is PoolPlace.CORDONED,
+        evicted_ns=known.evicted_ns[:-1],
+    )
 
 
 def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> None:

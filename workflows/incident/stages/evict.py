@@ -7,7 +7,9 @@ Where there are too few, or an operator has to approve, nobody leaves, and the j
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -30,10 +32,13 @@ UNFIT = "standby-unfit"
 """Rule and reason code of a standby that could not be made ready for the job."""
 PATIENCE = timedelta(seconds=30)
 """Silent machines have so long to answer where there is no other in their places, before the job is parked (ours)."""
+NOBODY: Mapping[str, str] = MappingProxyType({})
 LIKE = 3
 """Machines that say which libraries a new one has to have: one answer is enough (ours)."""
 PATCH = "evict"
 """Incidents of before this release evict nobody."""
+UNFIT_PATCH = "unfit standbys"
+"""Incidents of before this release stop a job for one, and launch it there after they were parked."""
 
 
 async def secure(incident: Incident) -> bool:
@@ -53,10 +58,35 @@ async def secure(incident: Incident) -> bool:
         incident.timeline.leave(began, Stage.EVICT, replaced.why)
         incident.timeline.note(Stage.EVICT, f"{named(plan.evict)}: {replaced.why}; the job goes on with it")
         return False
-    unfit = await _make_ready(incident, replaced)
-    incident.timeline.leave(began, Stage.EVICT, _exchanged(plan.evict, replaced))
-    incident.secured = Secured(plan.evict, replaced, unfit)
-    return True
+    secured = Secured(plan.evict, replaced, await _make_ready(incident, replaced))
+    incident.timeline.leave(began, Stage.EVICT, _exchanged(secured.leaving, replaced))
+    if secured.unfit and workflow.patched(UNFIT_PATCH):
+        secured = await _with_others(incident, secured)
+    incident.secured = secured if secured.leaving else None
+    return bool(secured.leaving)
+
+
+async def _with_others(incident: Incident, secured: Secured) -> Secured:
+    """Others for those that came and are not fit; where there are none, those that they came for stay in the job."""
+    places, leaving, unfit = dict(secured.replaced.machines), secured.leaving, secured.unfit
+    while unfit:
+        names = _names(unfit)
+        back = {new.name: old for old, new in places.items() if new.name in names}
+        fit = [new for new in places.values() if new.name not in names]
+        began, again = await _replacements(incident, unfit, fit=fit, back=back)
+        incident.timeline.leave(began, Stage.EVICT, _exchanged(unfit, again) if again.machines else again.why)
+        if not again.machines:  # the pool did not answer: it is asked again once the ranks are stopped
+            break
+        came = {back[name]: machine for name, machine in again.machines.items()}
+        stay = {old for old, machine in came.items() if machine.name == old}
+        if stay:
+            kept = [one for one in leaving if one.machine in stay]
+            why = f"{named(unfit)} cannot come: {again.why}; the job goes on with it"
+            incident.timeline.note(Stage.EVICT, f"{named(kept)}: {why}")
+        leaving = [one for one in leaving if one.machine not in stay]
+        places = {old: machine for old, machine in (places | came).items() if old not in stay}
+        unfit = await _make_ready(incident, Replaced(machines={old: places[old] for old in came if old not in stay}))
+    return Secured(leaving, Replaced(machines=places), unfit)
 
 
 def note_answers(incident: Incident) -> None:
@@ -68,16 +98,17 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
     """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
     if not workflow.patched(PATCH):
         return evidence
-    unfit: list[Eviction] = []
-    patient = False
+    evictions, patient = incident.evictions, False
+    if evictions.unfit and not workflow.patched(UNFIT_PATCH):
+        evictions.unfit = []
     if (secured := incident.secured) is not None:
-        incident.secured, unfit = None, secured.unfit
+        incident.secured, evictions.unfit = None, secured.unfit
         await _exchange(incident, secured.leaving, secured.replaced)
         evidence = await refresh_evidence(incident)
     while True:
         incident.state.waits, incident.missing, incident.evictions.waiting = "", 0, []
         plan = _judge(incident, evidence)
-        leaving = [*plan.evict, *(one for one in unfit if one.machine not in _names(plan.evict))]
+        leaving = [*plan.evict, *_unfit(incident, _names(plan.evict))]
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
         if not leaving and not plan.ask:
             return evidence
@@ -86,7 +117,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
             began, replaced = await _replacements(incident, leaving)
             if replaced.machines:
                 await _exchange(incident, leaving, replaced)
-                unfit = await _make_ready(incident, replaced)
+                evictions.unfit = await _make_ready(incident, replaced)
                 incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
@@ -107,6 +138,13 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
             return evidence
         # Nobody can take its place at once: it has the time that it had before there were any.
         evidence, patient = await _patiently(incident, evidence), True
+
+
+def _unfit(incident: Incident, others: set[str]) -> list[Eviction]:
+    """Machines of the job that could not be made ready, but for ``others`` and those that an operator lets stay."""
+    kept = {*incident.evictions.declined, *others}
+    here = {machine.name for machine in incident.input.machines} - kept
+    return [one for one in incident.evictions.unfit if one.machine in here]
 
 
 async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
@@ -182,8 +220,17 @@ def _hang(incident: Incident) -> HangFound | None:
     return found
 
 
-async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[float, Replaced]:
-    """Ask the pool for machines in the places of others; returns when that began, and its answer."""
+async def _replacements(
+    incident: Incident, leaving: list[Eviction], *, fit: Sequence[Machine] = (), back: Mapping[str, str] = NOBODY
+) -> tuple[float, Replaced]:
+    """Ask the pool for machines in the places of others; returns when that began, and its answer.
+
+    Args:
+        incident: At hand.
+        leaving: Who leaves.
+        fit: Who has come already, besides the job's own.
+        back: Who leaves → whom it came for, and who stays where there are too few others.
+    """
     input, evictions = incident.input, incident.evictions
     began = incident.timeline.enter(Stage.EVICT, named(leaving))
     evictions.requests += 1
@@ -193,7 +240,8 @@ async def _replacements(incident: Incident, leaving: list[Eviction]) -> tuple[fl
         job=input.job,
         run=input.run,
         evict=leaving,
-        keep=[machine for machine in input.machines if machine.name not in names],
+        keep=[*(machine for machine in input.machines if machine.name not in names), *fit],
+        back=dict(back),
     )
     try:
         return began, await incident.unless_abandoned(pool_calls.replace(request))

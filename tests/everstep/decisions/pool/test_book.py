@@ -284,6 +284,24 @@ class BookLaws(RuleBasedStateMachine):
             self.answers[request.id] = answer
         assert book.replace(self.state, request, now_ns=self._tick()) == answer
 
+    @precondition(lambda self: self.answers)
+    @rule(data=st.data())
+    def not_fit(self, data: st.DataObject) -> None:
+        """The machine that came last for another one is not fit."""
+        [(old, new)] = list(self.answers.values())[-1].machines.items()
+        job = self.has.get(new.name)
+        if job is None:
+            return
+        keep = tuple(int(one[1:]) for one, owner in self.has.items() if owner == job and one != new.name)
+        request = evict(new.name, job, id=f"i/{self.now}", keep=keep).model_copy(update={"back": {new.name: old}})
+        answer = book.replace(self.state, request, now_ns=self._tick())
+        if answer.machines:
+            [came] = answer.machines.values()
+            assert self.has.get(came.name) is None, "nobody had it"
+            del self.has[new.name]
+            self.has[came.name] = job
+        assert book.replace(self.state, request, now_ns=self._tick()) == answer
+
     @rule(job=st.sampled_from("abc"))
     def give_back(self, job: str) -> None:
         book.give_back(self.state, GiveBack(job=job, run="1"), now_ns=self._tick())

@@ -1,0 +1,52 @@
+"""A machine that came for another one and cannot be used: the next one comes, or the other one stays."""
+
+from __future__ import annotations
+
+from everstep.decisions.pool import book, look
+from everstep.model.pool import Looked, OperatorMove, ReplaceRequest, RunningJob
+from tests.everstep.decisions.pool.test_book import evict, machine, places, pool, want
+
+
+def unfit(new: str, old: str, *, id: str = "i/2", keep: tuple[int, ...] = ()) -> ReplaceRequest:
+    """``new`` came for ``old`` and is not fit."""
+    return evict(new, id=id, keep=keep).model_copy(update={"back": {new: old}})
+
+
+def test_one_that_came_and_is_not_fit_gives_way_to_the_next_one() -> None:
+    state = pool(4, standbys=2)
+    book.lease(state, want("gpt", 0, 1), now_ns=1)
+    [new] = book.replace(state, evict("m1", keep=(0,)), now_ns=2).machines.values()
+    answer = book.replace(state, unfit(new.name, "m1", keep=(0, 1)), now_ns=3)
+    assert {old: one.name for old, one in answer.machines.items()} == {"m2": "m3"}
+    assert places(state) == {"m0": "active gpt", "m1": "quarantined gpt", "m2": "quarantined gpt", "m3": "active gpt"}
+
+
+def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
+    state = pool(3, standbys=1)
+    book.lease(state, want("gpt", 0, 1), now_ns=1)
+    book.operator_evicts(state, OperatorMove(machine="m1", operator="ada"), now_ns=2)
+    book.replace(state, evict("m1", keep=(0,)), now_ns=3)
+    answer = book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=4)
+    assert ({old: one.name for old, one in answer.machines.items()}, answer.why) == (
+        {"m2": "m1"},
+        "1 needed and 0 to spare",
+    )
+    assert places(state) == {"m0": "active gpt", "m1": "active gpt", "m2": "quarantined gpt"}
+    back = state.machines["m1"]
+    assert (back.job, back.run, back.evicted_ns, back.uncleaned, back.wanted_out) == ("gpt", "1", [], False, True)
+    assert state.short["gpt"].machines == 1, "the cluster is asked for one more"
+    assert book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=5) == answer
+
+
+def test_a_machine_that_was_cleaned_meanwhile_does_not_go_back() -> None:
+    state = pool(3, standbys=1)
+    book.lease(state, want("gpt", 0, 1), now_ns=1)
+    book.replace(state, evict("m1", keep=(0,)), now_ns=2)
+    look.take(
+        state,
+        Looked(jobs=[RunningJob(job="gpt", run="1", machines=[machine(0), machine(2)])], cleaned=["m1"]),
+        began_ns=3,
+        now_ns=4,
+    )
+    assert book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=5).machines == {}
+    assert places(state) == {"m0": "active gpt", "m1": "quarantined gpt", "m2": "active gpt"}
