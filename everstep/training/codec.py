@@ -26,6 +26,8 @@ from everstep.training.layout import SlotLayout, StateTensors, dtype_of, view_of
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+_NUMBERS = "biufc"
+"""Kinds of numpy scalars that stay what they are: one that came back as a Python number is computed with in double."""
 _PLAIN = {*_LEAVES, dict, list, tuple}
 _ALLOWED = {
     ("builtins", "complex"),
@@ -112,12 +114,8 @@ def decode(
                 from everstep.training.dtensors import rebuild
 
                 return rebuild(tensor(index), description, meshes)
-            case ("dtype", name):
-                return dtype_of(name)
-            case ("device", name):
-                return torch.device(name)
             case _:
-                raise CorruptCheckpoint(f"a checkpoint's structure has an unknown reference {reference!r}")
+                return _value(reference)
 
     return _Unpickler(io.BytesIO(pickled), find).load()
 
@@ -141,9 +139,7 @@ class _Pickler(pickle.Pickler):
             return self._dtensor(obj) or self._add(obj, obj)
         if isinstance(obj, numpy.ndarray):
             return ("array", self._add(obj, _tensor_of(obj)))
-        if kind in {torch.dtype, torch.device}:
-            return (kind.__name__, str(obj).removeprefix("torch."))
-        return None
+        return _named(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, numpy.generic):
@@ -203,6 +199,31 @@ def _tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(numpy.array(array, order="C"))
     except TypeError as error:
         raise CheckpointError(f"a state dict holds a numpy array of {array.dtype}: use an array of numbers") from error
+
+
+def _named(obj: Any) -> tuple[Any, ...] | None:
+    """Reference to a value that is no tensor, and that pickle would not keep as it is; None: it does."""
+    if isinstance(obj, numpy.generic) and obj.dtype.kind in _NUMBERS:
+        return ("number", obj.dtype.str, obj.tobytes())
+    if isinstance(obj, torch.dtype | torch.device):
+        return (type(obj).__name__, str(obj).removeprefix("torch."))
+    return None
+
+
+def _value(reference: tuple[Any, ...]) -> Any:
+    """What ``_named`` referred to; the structure is not trusted."""
+    match reference:
+        case ("number", name, data):
+            kind = numpy.dtype(name)
+            if kind.kind not in _NUMBERS or len(data) != kind.itemsize:
+                raise CorruptCheckpoint(f"a checkpoint's structure has {name!r} as the type of a number")
+            return numpy.frombuffer(data, kind)[0]
+        case ("dtype", name):
+            return dtype_of(name)
+        case ("device", name):
+            return torch.device(name)
+        case _:
+            raise CorruptCheckpoint(f"a checkpoint's structure has an unknown reference {reference!r}")
 
 
 def _paths(tree: Any) -> dict[int, str]:

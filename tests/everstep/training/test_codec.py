@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,25 @@ def test_a_structure_makes_up_no_bytes() -> None:
     many = b"\x80\x04cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R."  # bytearray(2**31 - 1), in 31 bytes
     with pytest.raises(CorruptCheckpoint, match=r"names builtins\.bytearray"):
         decode(pack_table([]) + many, memoryview(b""), {})
+
+
+@pytest.mark.parametrize("value", [numpy.float32(0.1), numpy.float64(0.1), numpy.int8(-3), numpy.bool_(True)])
+def test_a_number_of_numpy_keeps_its_type(value: Any) -> None:
+    good = encode({"mean": value})
+    again = decode(good.structure, memoryview(b""), {})["mean"]
+    assert (type(again), again) == (type(value), value)
+
+
+@pytest.mark.parametrize(("name", "data"), [("|O", b"12345678"), ("<f4", b"12345"), ("<U1", b"1234")])
+def test_a_number_of_another_kind_is_refused(name: str, data: bytes) -> None:
+    class Lie(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            return ("number", name, data) if obj == "lie" else None
+
+    buffer = io.BytesIO()
+    Lie(buffer, protocol=5).dump({"mean": "lie"})
+    with pytest.raises(CorruptCheckpoint, match="as the type of a number"):
+        decode(pack_table([]) + buffer.getvalue(), memoryview(b""), {})
 
 
 def test_a_reference_to_a_type_gives_types_only(tmp_path: Path) -> None:
