@@ -6,6 +6,7 @@ nothing is kept: the same script runs under torchrun and plain python.
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
@@ -185,6 +186,10 @@ class Run:
         replayed = steps_of_replay() if self.active else 0
         first = self._restore(state, start, warm_up)
         total = min(total, first + replayed) if replayed else total
+        process = os.getpid()
+        if state is not None:
+            # Where a name or a progress bar holds this generator, an exception does not end it before the process ends.
+            atexit.register(state.drain)
         try:
             for step in range(first, total):
                 self.step = step
@@ -200,12 +205,13 @@ class Run:
             if replayed:
                 wait_to_be_stopped()
         except GeneratorExit:  # broken out of; what follows is no step
-            if self._reports is not None:
+            if self._reports is not None and os.getpid() == process:  # a child that was forked within the loop may end
                 self._reports.mark("loop_left")
             raise
         finally:  # also when the body raises or leaves the loop: the step before it is complete, and should be kept
             if state is not None:
                 state.drain()
+                atexit.unregister(state.drain)
 
     def report(
         self,

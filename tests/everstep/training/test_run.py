@@ -164,6 +164,42 @@ def test_warm_up_runs_twice_before_a_restore_and_leaves_no_gradient(start_rank: 
     assert train(1, 2) == ["warm up", "warm up", "step 1"]
 
 
+FORKS = """
+import os, sys, torch, everstep
+run = everstep.join()
+for step in run.steps(3, run.checkpoint(model=torch.nn.Linear(2, 1))):
+    if step == 1:
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+"""
+
+
+def test_a_child_that_ends_within_the_loop_does_not_leave_it_for_its_parent(start_rank: StartRank) -> None:
+    reports = start_rank(slots=4)
+    subprocess.run([sys.executable, "-c", FORKS], check=True)
+    milestones = reports.snapshot().milestones
+    assert milestones["first_step"] and not milestones["loop_left"]
+
+
+RAISES = """
+import torch, everstep
+run = everstep.join()
+steps = run.steps(6, run.checkpoint(model=torch.nn.Linear(3000, 3000)))
+for step in steps:
+    if step == 3:
+        raise IndexError("in the script")
+"""
+
+
+def test_the_last_save_is_waited_for_where_a_name_holds_the_loop(start_rank: StartRank, shm: Path) -> None:
+    start_rank(slots=4)
+    done = subprocess.run([sys.executable, "-c", RAISES], check=False, capture_output=True, text=True)
+    assert "IndexError: in the script" in done.stderr
+    assert 3 in {slot.completed_steps for slot in held(shm / "checkpoint-0") if slot.valid}
+
+
 def test_the_loop_is_entered_once(start_rank: StartRank) -> None:
     start_rank()
     run = everstep.join()
