@@ -116,7 +116,7 @@ def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, st
     backups = options.backup_slots if options.backup and request.peers else 0
     return {
         environment.CHECKPOINT_SLOTS: str(slots_of(options)),
-        environment.CHECKPOINT_OVERLAP: str(int(options.overlap)),
+        environment.CHECKPOINT_OVERLAP: request.env.get(environment.CHECKPOINT_OVERLAP) or str(int(options.overlap)),
         environment.CHECKPOINT_BELL: str(shm / save_watch.NAME),
         environment.BACKUP_SLOTS: str(backups),
         environment.RESHARD_FROM: options.reshard_from,

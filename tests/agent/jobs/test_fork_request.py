@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.fork_request import check_launch, folder_to_work_in
+from agent.jobs.fork_request import check_launch, checkpoint_environment, folder_to_work_in
 from agent.v1 import agent_pb2 as pb
+from everstep import environment
 from everstep.errors import ConfigError
 
 
@@ -34,3 +35,11 @@ def test_a_folder_that_nobody_named_need_not_be_on_every_machine(script: Path, t
 def test_a_folder_that_somebody_named_has_to_be_there(script: Path) -> None:
     with pytest.raises(ConfigError, match="cwd /home/ada/gpt is not a folder on this machine"):
         check_launch(launch(script, "/home/ada/gpt", by_default=False))
+
+
+@pytest.mark.parametrize(("by_policy", "by_env", "told"), [(True, "", "1"), (True, "0", "0"), (False, "", "0")])
+def test_a_job_turns_the_overlap_of_saves_off(tmp_path: Path, by_policy: bool, by_env: str, told: str) -> None:
+    """By its policy, or as the warning says where it goes wrong, by its env."""
+    env = {environment.CHECKPOINT_OVERLAP: by_env} if by_env else {}
+    request = pb.LaunchRequest(env=env, checkpoint=pb.CheckpointOptions(overlap=by_policy))
+    assert checkpoint_environment(request, tmp_path)[environment.CHECKPOINT_OVERLAP] == told
