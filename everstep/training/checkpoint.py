@@ -160,16 +160,18 @@ class Checkpoint:
         file = self._file
         payload = file.load(completed_steps, verify=False)
         restore_copy = RestoreCopy(payload.tensors, lambda ends: file.verify(completed_steps, ends))
+        devices = {tensor.device for tensor in self._tensors()}
         try:
             place = self._placing(payload, restore_copy)
-            tree = decode(payload.structure, payload.tensors, self._meshes(), place=place)
+            with self._saver.on(devices):
+                tree = decode(payload.structure, payload.tensors, self._meshes(), place=place)
         except Exception as error:
             file.verify(completed_steps)  # damage explains more than what it leads to
             if isinstance(error, EverstepError):
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
         restore_copy.start()
-        self._saver.pin(payload.tensors, {tensor.device for tensor in self._tensors()})
+        self._saver.pin(payload.tensors, devices)
         restore_copy.finish()
         self._take_over(tree, completed_steps, str(file.path))
         file.discard_after(completed_steps)
@@ -206,6 +208,8 @@ class Checkpoint:
     def discard(self) -> None:
         """Forget every slot: the job starts from the beginning."""
         self._groups = self._sizes()
+        if self._gradients is not None:
+            self._gradients.begin()
         if self._file is not None:
             self._file.discard_after(-1)
 

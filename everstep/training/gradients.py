@@ -60,13 +60,18 @@ class Gradients:
         """A body ended with pending gradients."""
         self._left: set[int] = set()
         """Parameters whose gradients the last save left out, by id."""
-        self._scale = 0.0
+        self._scales: dict[str, float] = {}
+        """Of each given GradScaler, after the last save or as the loop began."""
         self._resumed_from = 0
         self._watched: list[RemovableHandle] = []
         # A compiled step calls hooks as they are.
         before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
         after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+    def begin(self) -> None:
+        """The loop begins from what the things are now: a scaler whose scale falls from here on skipped a step."""
+        self._scales = {name: scaler.get_scale() for name, scaler in self._scalers()}
 
     def close(self) -> None:
         """Look at no step any more."""
@@ -130,6 +135,7 @@ class Gradients:
         self._left = {id(parameter) for _, parameter in self._parameters() if hasattr(parameter.grad, LEFT)}
         self._accumulates, self._keep_all = bool(state.get("tensors")), bool(state.get("all"))
         self._resumed_from = completed_steps
+        self.begin()
 
     def _leave_out(self, left: Sequence[tuple[Tensor, Tensor]], completed_steps: int) -> None:
         while self._watched:
@@ -198,9 +204,15 @@ class Gradients:
 
     def _step_was_skipped(self, tree: Mapping[str, Any]) -> bool:
         """Whether a given GradScaler found infinities since the last save, and so let no step through."""
-        scalers = [name for name, thing in self._things.items() if isinstance(thing, torch.amp.GradScaler)]
-        before, self._scale = self._scale, sum(tree[name].get("scale", 0.0) for name in scalers)
-        return self._scale < before
+        before = self._scales
+        self._scales = {name: tree[name]["scale"] for name, _ in self._scalers() if "scale" in tree[name]}
+        return any(scale < before.get(name, scale) for name, scale in self._scales.items())
+
+    def _scalers(self) -> Iterator[tuple[str, torch.amp.GradScaler]]:
+        """Those that scale; the state of one that does not is empty."""
+        for name, thing in self._things.items():
+            if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
+                yield name, thing
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters of the given models and optimizers, each once, by names that are the same in each run."""

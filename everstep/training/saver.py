@@ -22,6 +22,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,14 @@ class Saver:
         self._make_copiers({str(device) for device in devices if device.type == "cuda"})
         if self._pinned is not None and len(tensors):
             self._pinned.pin(ctypes.addressof(ctypes.c_char.from_buffer(tensors)), len(tensors))
+
+    def on(self, devices: set[torch.device]) -> AbstractContextManager[Any]:
+        """The only GPU among a state's devices as this thread's current one; of several, or of none, nothing changes.
+
+        A saved tensor says which kind of device it was on, and not which one.
+        """
+        gpus = [device for device in devices if device.type == "cuda"]
+        return self._cuda.on(gpus[0]) if len(gpus) == 1 else contextlib.nullcontext()
 
     def settle(self) -> None:
         """Return when the last save is committed.

@@ -7,7 +7,8 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
+from everstep.training import checkpoint as checkpoint_module
 from everstep.training import copy_plan
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.codec import encode
+from everstep.training.codec import decode, encode
 from everstep.training.copier import Batch
 from everstep.training.cuda import Cuda, TorchCuda
 from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
@@ -188,6 +190,27 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
             "everstep saves",
         }
         assert {call.device for call in platform.recorded.calls} == {1}
+
+
+@pytest.mark.parametrize(("devices", "current"), [(["cuda:1"], 1), (["cpu", "cuda:1"], 1), (["cuda:0", "cuda:1"], 0)])
+def test_optimizer_state_comes_back_to_the_rank_s_device(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], current: int
+) -> None:
+    """A script that names its device in every call, and sets none."""
+    cuda, seen = RecordingCuda(), []
+
+    def decoding(*given: Any, **more: Any) -> Any:
+        seen.append(cuda.current_device())
+        return decode(*given, **more)
+
+    checkpoint = Checkpoint({}, SlotFile(shm / "c"), cuda=cuda)
+    checkpoint.save(1)
+    checkpoint.wait()
+    monkeypatch.setattr(checkpoint_module, "decode", decoding)
+    monkeypatch.setattr(checkpoint, "_tensors", lambda: [SimpleNamespace(device=torch.device(one)) for one in devices])
+    checkpoint.restore(1)
+    checkpoint.close()
+    assert (seen, cuda.current_device()) == ([current], 0)
 
 
 def test_generators_of_all_devices_in_use_are_saved_and_restored(platform: Platform, shm: Path) -> None:

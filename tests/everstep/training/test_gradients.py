@@ -216,20 +216,60 @@ def test_a_run_that_went_on_without_gradients_it_uses_again_is_refused(
         second.save(3)
 
 
-def test_a_step_that_a_scaler_skips_leaves_nothing_to_save(make: Callable[..., Checkpoint], shm: Path) -> None:
+def a_scaled_body(training: Training, *, skipped: bool) -> None:
+    scaler = training.things["scaler"]
+    training.optimizer.zero_grad()
+    loss = training.model(torch.ones(1, 4)).sum() * (float("inf") if skipped else 1)
+    scaler.scale(loss).backward()
+    scaler.step(training.optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_a_step_that_a_scaler_skips_leaves_nothing_to_save(
+    make: Callable[..., Checkpoint], shm: Path, skipped: int
+) -> None:
     training = Training()
     training.things["scaler"] = scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     checkpoint = make(training)
+    checkpoint.discard()  # as the loop does at its begin
     for step in range(4):
-        training.optimizer.zero_grad()
-        loss = training.model(torch.ones(1, 4)).sum() * (float("inf") if step == 2 else 1)
-        scaler.scale(loss).backward()
-        scaler.step(training.optimizer)
-        scaler.update()
+        a_scaled_body(training, skipped=step == skipped)
         checkpoint.save(step + 1)
     checkpoint.wait()
     assert scaler.get_scale() == 2.0
     assert not any(gradients_in(shm, step) for step in (1, 2, 3, 4))
+
+
+def test_the_first_step_after_a_restart_may_be_skipped(make: Callable[..., Checkpoint], shm: Path) -> None:
+    first, again = Training(), Training()
+    for training, scale in ((first, 4.0), (again, 65536.0)):
+        training.things["scaler"] = torch.amp.GradScaler("cpu", init_scale=scale)
+    checkpoint = make(first)
+    checkpoint.discard()
+    a_scaled_body(first, skipped=False)
+    checkpoint.save(1)
+    checkpoint.close()
+    second = make(again)
+    second.restore(1)
+    a_scaled_body(again, skipped=True)
+    second.save(2)
+    second.wait()
+    assert not gradients_in(shm, 2)
+
+
+def test_gradients_that_accumulate_under_a_scaler_that_was_set_before_the_loop_are_saved(
+    make: Callable[..., Checkpoint], shm: Path
+) -> None:
+    training = Training()
+    training.things["scaler"] = scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    checkpoint = make(training)
+    scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0).state_dict())
+    checkpoint.discard()
+    scaler.scale(training.model(torch.ones(1, 4)).sum()).backward()
+    checkpoint.save(1)
+    checkpoint.wait()
+    assert gradients_in(shm, 1) == ALL
 
 
 def test_sparse_gradients_that_accumulate_are_refused(make: Callable[..., Checkpoint]) -> None:
