@@ -22,7 +22,8 @@ def sweep(  # noqa: PLR0917 - options of a command
     For each event n a short job runs on one local cluster, a rank of it is
     killed, a machine of it is lost for good, or it is updated, and the worker
     dies as soon as event n is durable. The decision and the outcome must be
-    the same each time. About 10 s for each event, and 20 s for an eviction's.
+    the same each time. A kill that came late is tried again. About 10 s for
+    each event, and 20 s for an eviction's or a replay's.
 
     Examples:
 
