@@ -119,6 +119,11 @@ class JobView:
         self._copies = CopyRules(self.spec)
         self._names = frozenset(machine.name for machine in self.machines)
 
+    def goes_on_from(self, before: JobView) -> None:
+        """Take over how long steps and pauses were; what another run had is of other generations."""
+        if before.spec == self.spec:
+            self._steps = before._steps
+
     @property
     def reported(self) -> set[int]:
         """Generations whose end was reported to the job's workflow."""

@@ -85,6 +85,8 @@ class Watcher:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.watched: dict[str, JobView] = {}
         """Job's workflow → what is known of it, of every job that is watched."""
+        self._before: dict[str, JobView] = {}
+        """The same of those that are to be watched anew."""
         self.reported: Counter[str] = Counter()
         """How many reports were taken, by the update's name."""
         self._runs: dict[str, str] = {}
@@ -118,7 +120,10 @@ class Watcher:
         for workflow_id, run in listed.items():
             if self._runs.get(workflow_id, run) != run:
                 # Another job of the same name, or continue-as-new: agents send again what was not acknowledged.
+                before = self.watched.get(workflow_id)
                 self._leave(workflow_id)
+                if before:
+                    self._before[workflow_id] = before
             self._runs[workflow_id] = run
             unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
             if unwatched and workflow_id not in self._adopting:
@@ -137,12 +142,14 @@ class Watcher:
             generation: the newest that is known to run on these machines.
         """
         workflow_id = job_workflow_id(spec.name)
-        watched = self.watched.get(workflow_id)
+        watched = before = self.watched.get(workflow_id)
         if watched and (watched.spec, watched.machines) != (spec, machines):
             self._leave(workflow_id)
         running = self._tasks.get(workflow_id)
         if running is None or running.done():
             watched = self.watched[workflow_id] = JobView(spec, machines)
+            if before := before or self._before.pop(workflow_id, None):
+                watched.goes_on_from(before)
             if known:
                 learn_from(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
@@ -151,6 +158,7 @@ class Watcher:
     def _leave(self, workflow_id: str) -> None:
         self._runs.pop(workflow_id, None)
         self.watched.pop(workflow_id, None)
+        self._before.pop(workflow_id, None)
         self._troubles.well(workflow_id)
         self._failures.well(workflow_id)
         for tasks in (self._tasks, self._adopting):

@@ -25,7 +25,12 @@ def stall_s(facts: JobFacts) -> float:
 
 
 def hang_s(facts: JobFacts) -> float:
-    """How long all may wait for some that do nothing, seconds; never longer than a stall may last."""
+    """How long all may wait for some that do nothing, seconds; never longer than a stall may last, and as long as that
+    until a step was seen to take its time: a watcher that is new to the job may have begun in a usual pause."""
+    return _learnt_hang_s(facts) if facts.typical_step_s > 0 else stall_s(facts)
+
+
+def _learnt_hang_s(facts: JobFacts) -> float:
     policy = facts.spec.policy
     learnt = max(policy.hang_factor * facts.typical_step_s, PAUSES * facts.longest_step_s, policy.hang_floor_s)
     return min(learnt, stall_s(facts))
@@ -54,7 +59,7 @@ def apart_s(typical_step_s: float) -> float:
 def first_look_s(facts: JobFacts) -> float | None:
     """How long a standstill is looked at first, so that a second look is over when it may be a hang; None: never."""
     early_s = apart_s(facts.typical_step_s) + TWO_LOOKS_S
-    return max(hang_s(facts) - early_s, 0.0) if looks(facts.spec.policy) else None
+    return max(_learnt_hang_s(facts) - early_s, 0.0) if looks(facts.spec.policy) else None
 
 
 def looks(policy: RecoveryPolicy) -> bool:

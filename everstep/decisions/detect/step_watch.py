@@ -33,6 +33,8 @@ class StepWatch:
     """The most steps that any rank has shown."""
     _all_stepped: bool = False
     _total: int = -1
+    _shown: int = 0
+    """So many ranks were shown."""
     _looked_ns: int = 0
     _newest: tuple[int, int] = (0, 0)
     """The most steps, and when they were completed; of step 0 it is not known."""
@@ -71,16 +73,17 @@ class StepWatch:
         self.last_step = newest.steps if newest else known_step
         total = sum(rank.steps for rank in ranks) if newest else known_step
         last_ns = max((rank.stepped_ns for rank in ranks), default=0)
-        self._look(total, newest.stepped_ns if newest else 0, last_ns, now_ns)
+        same_ranks, self._shown = len(ranks) == self._shown, len(ranks)
+        self._look(total, newest.stepped_ns if newest else 0, last_ns, now_ns, same_ranks=same_ranks)
 
-    def _look(self, total: int, at_ns: int, last_ns: int, now_ns: int) -> None:
+    def _look(self, total: int, at_ns: int, last_ns: int, now_ns: int, *, same_ranks: bool) -> None:
         """Take what was told: so many steps of all, when the newest of them was completed, and when any was last."""
         unseen_s = min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
         self._quiet_s += unseen_s
         self._looked_ns = now_ns
         if total == self._total:
             return
-        if self._total > 0:
+        if self._total > 0 and same_ranks:  # the steps of a rank that is shown for the first time are no step now
             self.longest_s = max(self.longest_s, self._quiet_s)
             self._learn(at_ns or now_ns)
             # Steps are told now and then: the last may be over for as long as nobody looked, and no longer.

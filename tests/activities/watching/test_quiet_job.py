@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from activities.watching.job_view import JobView
+from activities.watching.watcher import Watcher
+from agent.client import AgentPool
+from everstep.model.job_state import job_workflow_id
 from tests.activities.watching.test_job_view import S, anomalies, progress, show, watched
 
 
@@ -43,3 +51,44 @@ def test_a_job_is_quiet_since_its_last_step_and_not_since_that_was_told() -> Non
         facts = job.facts(1, (100 + tick) * S)
 
     assert (facts.quiet_s, facts.typical_step_s) == (0.25, 1.0)
+
+
+def steps_of(job: JobView, *seconds: float) -> None:
+    """A step of both ranks is completed and shown at each of these times."""
+    for step, second in enumerate(seconds):
+        now_ns = round(second * S)
+        for rank in (0, 1):
+            told = progress(rank, now_ns, 20 + step)
+            told.ranks[0].stepped_ns = now_ns
+            job.showed(f"m{rank}", told, now_ns)
+        job.facts(1, now_ns)
+
+
+class Listed:
+    """A client of Temporal that lists one job's newest run."""
+
+    def __init__(self, job: JobView) -> None:
+        self.job, self.run = job, "first"
+
+    async def list_workflows(self, _query: str) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(id=job_workflow_id(self.job.spec.name), run_id=self.run)
+
+
+async def test_a_job_that_is_watched_anew_keeps_what_was_learnt_of_its_pauses() -> None:
+    job = watched()
+    client: Any = Listed(job)
+    watcher, workflow_id = Watcher(client, AgentPool(), "queue"), job_workflow_id(job.spec.name)
+    watcher.ensure(job.spec, job.machines)
+    await watcher._list()
+    steps_of(watcher.watched[workflow_id], 100, 101, 102, 106, 107)
+
+    client.run = "continued"
+    await watcher._list()
+    assert workflow_id not in watcher.watched
+    watcher.ensure(job.spec, job.machines)
+    anew = watcher.watched[workflow_id]
+    watcher._leave(workflow_id)
+
+    show(anew, 108 * S, 25, ranks=(0,))
+    facts = anew.facts(1, 108 * S)
+    assert (facts.quiet_s, facts.typical_step_s, facts.longest_step_s) == (0.0, 1.0, 4.0)

@@ -37,6 +37,9 @@ def stands(stillness: Stillness | None, *, typical_s: float = 0.1, longest_s: fl
         (Stillness.QUIET, 20.0, 25.0, 200.0),
         (Stillness.QUIET, 0.1, 60.0, 90.0),  # a pause like one that came to its end before
         (Stillness.NEVER, 20.0, 25.0, 0.5),
+        (Stillness.NEVER, 0.0, 0.0, 0.5),
+        (Stillness.QUIET, 0.0, 0.0, 600.0),  # no step was seen to take its time: it may be a usual pause
+        (Stillness.QUIET, 0.0, 0.4, 600.0),
         (Stillness.COMPUTES, 0.1, 0.3, 3600.0),
         (Stillness.BUSY, 0.1, 500.0, 750.0),  # learnt: its evaluations take so long
         (Stillness.BUSY, 0.1, 5000.0, 3600.0),
@@ -65,6 +68,7 @@ def test_an_evaluation_of_minutes_raises_nothing(stillness: Stillness | None) ->
 def test_looks_come_early_enough_and_not_before() -> None:
     quick, slow = stands(None), stands(None, typical_s=20.0)
     assert (first_look_s(quick), first_look_s(slow)) == (1.5, 189.5)
+    assert first_look_s(stands(None, typical_s=0.0, longest_s=0.0)) == 1.5, "looks may show that nothing will come"
     assert first_look_s(facts(policy=RecoveryPolicy(trace_s=0))) is None
 
 

@@ -146,6 +146,18 @@ def test_who_comes_after_the_others_steps_as_well() -> None:
     assert watch.typical_step_s == 0.0, "no step was added to those of the one ahead"
 
 
+def test_ranks_that_are_shown_one_after_the_other_made_no_step_meanwhile() -> None:
+    watch = StepWatch(world_size=2)
+    ahead, behind = replace(RANK, steps=20, stepped_ns=2 * S), replace(RANK, rank=1, steps=21, stepped_ns=3 * S)
+    watch.observe([ahead], 30 * S)
+    watch.observe([ahead, behind], 31 * S)
+    watch.observe([ahead, behind], 32 * S)
+    assert (watch.longest_s, watch.typical_step_s, watch.quiet_s) == (0.0, 0.0, 1.0)
+
+    watch.observe([ahead, replace(behind, steps=22, stepped_ns=33 * S)], 33 * S)
+    assert (watch.longest_s, watch.typical_step_s) == (2.0, 30.0)
+
+
 def test_a_stall_is_as_long_as_its_floor_and_as_many_step_times() -> None:
     for quiet_s, step_s, found in ((5, 0.1, False), (5.1, 0.1, True), (19, 2, False), (21, 2, True)):
         assert (stall.judge(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
