@@ -81,7 +81,7 @@ class FolderReader:
     def place(self, rank: int) -> tuple[Any, ...]:
         """Where a rank is, line by line: of another look the same unless it came on."""
         trainer = self._trainers.get(rank)
-        frames = tuple(stack.frames for _, stack in trainer[1].threads) if trainer else ()
+        frames = trainer[1].place() if trainer else ()
         launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
         return frames, self._positions.get(rank), launched
 

@@ -61,6 +61,16 @@ class ProcessDump:
                 return stack
         return self.threads[-1][1] if self.threads else None
 
+    def place(self) -> tuple[tuple[StackFrame, ...], ...]:
+        """Where the threads are that ``signature`` is taken of, line by line; empty: not known.
+
+        A thread in the background, e.g. one that samples the GPU, goes on in a job that hangs, too.
+        """
+        main = self.main()
+        frames = [main.frames] if main else []
+        frames += [stack.frames for name, stack in self.threads if name.startswith(AUTOGRAD)]
+        return tuple(frames) if any(frames) else ()
+
     def signature(self, role: ProcessRole | None = None) -> Signature | None:
         """What the process does; None: it has no threads.
 

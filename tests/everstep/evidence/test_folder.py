@@ -84,6 +84,21 @@ def test_two_looks_say_who_moved(tmp_path: Path) -> None:
     assert read_folder(tmp_path).moved == frozenset({1})
 
 
+def test_a_thread_in_the_background_that_goes_on_does_not_move_its_rank(tmp_path: Path) -> None:
+    looks = {
+        0: [{"MainThread": 1, "gpu-sampler": 3}, {"MainThread": 1, "gpu-sampler": 4}],
+        1: [{"MainThread": 1, "pt_autograd_0": 3}, {"MainThread": 1, "pt_autograd_0": 4}],
+        2: [{"gpu-sampler": 3, "MainThread": 1}, {"gpu-sampler": 3, "MainThread": 2}],
+    }
+    for number in (1, 2):
+        (tmp_path / f"snapshot-{number}").mkdir()
+        for rank, both in looks.items():
+            dump = [thread(7, name, frame("run", "train.py", line)) for name, line in both[number - 1].items()]
+            (tmp_path / f"snapshot-{number}" / f"rank-{rank}.json").write_bytes(compact(dump))
+
+    assert read_folder(tmp_path).moved == frozenset({1, 2})
+
+
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
