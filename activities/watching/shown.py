@@ -30,6 +30,8 @@ class FirstShown:
     """When it was first seen to have completed a step, by the watcher's clock; 0: it was not yet."""
     stopped_ns: int = 0
     """Since when its process was seen to be stopped, by the watcher's clock; 0: it is not."""
+    continued_ns: int = 0
+    """When it was seen to go on after that; 0: never."""
 
 
 class Shown:
@@ -69,6 +71,8 @@ class Shown:
             optimizer_steps=progress.optimizer_steps,
             reports=progress.reports,
         )
+        if first.stopped_ns and not progress.stopped:
+            first.continued_ns = heard_ns
         first.stopped_ns = (first.stopped_ns or heard_ns) if progress.stopped else 0
         if stepped and first.steps is None:
             first.steps = steps
@@ -89,6 +93,7 @@ class Shown:
             heard_ns=heard_ns,
             stepped_ns=self._ago_ns(0.0, progress.stepped_ns),
             stopped_ns=first.stopped_ns,
+            continued_ns=first.continued_ns,
             reported_step=progress.metrics.step if progress.HasField("metrics") else -1,
             loss=_number(progress.metrics.loss),
             grad_norm=_number(progress.metrics.grad_norm),

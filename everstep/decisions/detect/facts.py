@@ -93,6 +93,8 @@ class RankFacts:
     """When it completed its newest step, by the watcher's clock and not before it was; 0: its agent does not say."""
     stopped_ns: int = 0
     """Since when its process was seen to be stopped (state T), by the watcher's clock; 0: it is not."""
+    continued_ns: int = 0
+    """When its process was seen to go on after it had been stopped, by the watcher's clock; 0: never."""
     reported_step: int = -1
     """Of the newest report; -1: there was none, or its agent does not say."""
     loss: ReportedNumber = NOT_REPORTED

@@ -1,6 +1,7 @@
 """A rank whose process is stopped, while no rank of the job steps: nothing will come of waiting.
 
-Somebody who stops all ranks pauses the job on purpose: that is a stall, if it lasts.
+Somebody who stops all ranks pauses the job on purpose: that is a stall, if it lasts. They are stopped, and
+continued, one after the other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from everstep.decisions.detect.rule import Rule
 from everstep.model.incident import Anomaly, Symptom
 from everstep.text import listed
 
+CONTINUED_S = 2.0
+"""Agents tell within this time that a rank goes on, so that all are told of that are continued together (ours)."""
 NAMED = 16
 """Ranks that an anomaly has (ours)."""
 
@@ -19,12 +22,12 @@ def judge(facts: JobFacts) -> Anomaly | None:
     least_s = facts.spec.policy.stopped_s
     if not facts.newest or facts.quiet_s < least_s:
         return None
-    stopped = [
-        rank
-        for rank in facts.ranks
-        if rank.alive and rank.stopped_ns and (facts.now_ns - rank.stopped_ns) / 1e9 >= least_s
-    ]
-    if not stopped or len(stopped) == sum(rank.alive for rank in facts.ranks):
+    alive = [rank for rank in facts.ranks if rank.alive]
+    going_on = [rank for rank in alive if not rank.stopped_ns]
+    if not going_on or any((facts.now_ns - rank.continued_ns) / 1e9 < CONTINUED_S for rank in going_on):
+        return None
+    stopped = [rank for rank in alive if rank.stopped_ns and (facts.now_ns - rank.stopped_ns) / 1e9 >= least_s]
+    if not stopped:
         return None
     machines = sorted({rank.machine for rank in stopped})
     verb = "is" if len(stopped) == 1 else "are"

@@ -41,6 +41,19 @@ def test_a_rank_that_is_stopped_is_judged_at_once() -> None:
     assert job.woken.is_set()
 
 
+def test_a_job_that_is_paused_and_continued_is_left_alone() -> None:
+    job = watched()
+    told = [(100.0, 0, False), (100.0, 1, False), (101.0, 0, True), (101.3, 1, True), (101.6, 0, True)]
+    told += [(120.0, 0, False), (120.5, 1, False)]
+    for second, rank, is_stopped in told:
+        now_ns = round(second * S)
+        reply = progress(rank, now_ns, 20)
+        reply.ranks[0].stopped = is_stopped
+        job.showed(f"m{rank}", reply, now_ns)
+        for later_s in range(5):  # what time decides, until the next one tells something
+            assert anomalies(job, now_ns + later_s * S // 20) == []
+
+
 def test_a_job_is_quiet_since_its_last_step_and_not_since_that_was_told() -> None:
     job = watched()
     for tick in range(4):

@@ -34,8 +34,21 @@ def test_it_is_told_with_rank_and_machine() -> None:
         (stopped(quiet_s=0.2), "others step"),
         (stopped(both=True), "all are stopped, on purpose"),
         (facts(ranks=[RANK, OTHER], quiet_s=9), "nobody is stopped"),
+        (
+            facts(ranks=[replace(RANK, stopped_ns=round(99.8 * S)), replace(OTHER, stopped_ns=99 * S)], quiet_s=9),
+            "all are stopped, one after the other",
+        ),
+        (
+            facts(ranks=[replace(RANK, continued_ns=round(99.5 * S)), replace(OTHER, stopped_ns=50 * S)], quiet_s=50),
+            "all are continued, one after the other",
+        ),
         (replace(stopped(), newest=False), "it is of an earlier generation"),
     ],
 )
 def test_it_is_left_alone(found: JobFacts, why: str) -> None:
     assert judge(found) is None, why
+
+
+def test_who_stays_stopped_while_the_others_were_continued_is_told() -> None:
+    found = judge(facts(ranks=[replace(RANK, continued_ns=97 * S), replace(OTHER, stopped_ns=50 * S)], quiet_s=50))
+    assert found is not None and found.ranks == [1]
