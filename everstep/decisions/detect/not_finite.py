@@ -16,11 +16,14 @@ from everstep.text import listed
 
 AWAIT_S = 5.0
 """Where no rank steps for so long, reports that are still missing are not waited for (ours)."""
+LATE_STEPS = 8
+"""So many steps past the one in question a rank has not reported it: it reports fewer steps than others (ours)."""
 NAMED = 4
 
 
 def judge(facts: JobFacts) -> Anomaly | None:
-    """The ranks that reported it first, once all of them have reported that step: it spreads with the next update."""
+    """The ranks that reported it first, once all have reported that step that are about to: it spreads with the next
+    update."""
     policy = facts.spec.policy
     if not facts.newest or not any(
         _lasts(rank.loss, policy.nan_loss_steps) or _lasts(rank.grad_norm, policy.nan_grad_norm_steps)
@@ -30,15 +33,18 @@ def judge(facts: JobFacts) -> Anomaly | None:
     since = min(number.since for rank in facts.ranks for number in (rank.loss, rank.grad_norm) if number.bad_steps)
     what = "loss" if any(rank.loss.since == since for rank in facts.ranks) else "gradient norm"
     reporting = [rank for rank in facts.ranks if _number(rank, what).known]
-    if any(rank.alive and rank.reported_step < since for rank in reporting) and facts.quiet_s <= AWAIT_S:
-        return None
     first = [rank for rank in reporting if _number(rank, what).since == since]
-    named = first if len(first) < len(reporting) else []
+    reached = max(rank.steps - _number(rank, what).bad_steps for rank in first)
+    behind = [rank for rank in reporting if rank.alive and rank.reported_step < since]
+    unseen = [rank for rank in behind if rank.machine in facts.silent or rank.steps > reached + LATE_STEPS]
+    if len(behind) > len(unseen) and facts.quiet_s <= AWAIT_S:
+        return None
+    named = first if len(first) < len(reporting) and not unseen else []
     return Anomaly(
         id=f"not-finite-{facts.spec.name}-{facts.generation}",
         generation=facts.generation,
         symptom=Symptom.NOT_FINITE,
-        headline=f"the {what} is NaN or infinite since step {since}, {_where(first, reporting)}",
+        headline=f"the {what} is NaN or infinite since step {since}, {_where(first, reporting, unseen)}",
         ranks=sorted(rank.rank for rank in named),
         machines=sorted({rank.machine for rank in named}),
         seen_ns=max(rank.heard_ns for rank in first),
@@ -54,9 +60,13 @@ def _number(rank: RankFacts, what: str) -> ReportedNumber:
     return rank.loss if what == "loss" else rank.grad_norm
 
 
-def _where(first: Sequence[RankFacts], reporting: Sequence[RankFacts]) -> str:
-    """Who is named by it. Where all who report one were struck at once, e.g. for it is a mean over ranks, nobody is."""
+def _where(first: Sequence[RankFacts], reporting: Sequence[RankFacts], unseen: Sequence[RankFacts]) -> str:
+    """Who is named by it. Where all who report one were struck at once, e.g. for it is a mean over ranks, nobody is;
+    nor where some did not report that step."""
     ranks = listed([f"rank {rank.rank} on {rank.machine}" for rank in first], NAMED)
+    if unseen:
+        silent = listed([f"rank {rank.rank} on {rank.machine}" for rank in unseen], NAMED)
+        return f"on {ranks}: which rank had it first is not known, for {silent} did not report that step"
     if len(first) < len(reporting):
         return f"first on {ranks}"
     if len(first) == 1:

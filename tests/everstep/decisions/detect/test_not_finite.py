@@ -64,6 +64,30 @@ def test_ranks_that_have_not_reported_the_step_yet_are_waited_for() -> None:
     assert found(rank(0, bad(20)), replace(late, loss=NOT_REPORTED)) is not None, "it has none to report"
 
 
+def test_who_reports_few_steps_is_not_waited_for_once_it_is_past_the_step_and_then_nobody_is_named() -> None:
+    """Rank 1 reports each 1000th step."""
+    seldom = rank(1, step=0)
+    for steps in (21, 28):
+        both = [rank(0, bad(20, steps - 20), steps=steps), replace(seldom, steps=steps)]
+        assert found(*both, quiet_s=0.2) is None, "its report may be under way"
+    anomaly = found(rank(0, bad(20, 9), steps=29), replace(seldom, steps=29), quiet_s=0.2)
+
+    assert anomaly is not None and (anomaly.ranks, anomaly.machines, anomaly.not_after) == ([], [], 20)
+    assert anomaly.headline.endswith(
+        "on rank 0 on m0: which rank had it first is not known, for rank 1 on m1 did not report that step"
+    )
+
+
+def test_a_rank_that_is_far_behind_the_others_is_waited_for() -> None:
+    assert found(rank(0, bad(20, 40), steps=60), rank(1, step=15, steps=16), quiet_s=0.2) is None
+
+
+def test_ranks_of_an_agent_that_says_nothing_are_not_waited_for_and_then_nobody_is_named() -> None:
+    anomaly = found(rank(0, bad(20)), rank(1, step=19), quiet_s=0.2, silent=["m1"])
+
+    assert anomaly is not None and (anomaly.ranks, anomaly.machines) == ([], [])
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_norm_that_a_scaler_skips_is_none(steps: int) -> None:
     assert found(rank(0, grad_norm=bad(20, steps)), rank(1)) is None
