@@ -85,8 +85,13 @@ class FolderReader:
         launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
         return frames, self._positions.get(rank), launched
 
-    def evidence(self) -> HangEvidence:
-        """What was read, of all ranks of which there was a file."""
+    def evidence(self, before: FolderReader | None = None) -> HangEvidence:
+        """What was read, of all ranks of which there was a file.
+
+        Args:
+            before: An earlier look, with the flight records of those ranks whose newer ones could not be read.
+        """
+        earlier = before or self
         ranks = {}
         for rank in sorted(self._ranks | self._ras.keys()):
             trainer = self._trainers.get(rank)
@@ -95,12 +100,13 @@ class FolderReader:
             ranks[rank] = RankEvidence(
                 trainer[1].signature(ProcessRole.TRAINER) if trainer else None,
                 tuple(one for one in helpers if one),
-                self._records.get(rank) or of_ras.record,
+                self._records.get(rank) or of_ras.record or earlier._records.get(rank),
                 is_stopped=rank in self._stopped,
                 is_unresponsive=of_ras.is_unresponsive,
             )
         ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
-        return HangEvidence(ranks, self._groups, self._labels, ras_ranks=ras_ranks)
+        groups, labels = earlier._groups | self._groups, earlier._labels | self._labels
+        return HangEvidence(ranks, groups, labels, ras_ranks=ras_ranks)
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
@@ -166,7 +172,7 @@ class FolderReader:
 def evidence_of(looks: Sequence[FolderReader]) -> HangEvidence:
     """What looks at one job say together, the first of them first: the last one counts, and whoever came on since."""
     first, last = looks[0], looks[-1]
-    evidence = last.evidence()
+    evidence = last.evidence(first)
     if first is last:
         return evidence
     moved = (rank for rank in evidence.ranks if _differ(first.place(rank), last.place(rank)))

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.hang.evidence import WORLD, HangEvidence, PendingOperation
+from everstep.decisions.hang.evidence import WORLD, HangEvidence, PendingOperation, RankEvidence
 from everstep.decisions.hang.stacks import LeafKind
 from everstep.model.topology import Topology
 
@@ -87,6 +87,7 @@ def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
             inside[rank].append(number)
         if one.missing:
             edges[-1 - number] = frozenset(one.missing)
+    stacks_tell = all(_waits_in_python(evidence.of(rank)) for rank in inside)
     by_frames, uncertain, blind = set(), set(), set()
     for rank, known in evidence.ranks.items():
         if known.is_stopped or not known.is_known:
@@ -102,7 +103,9 @@ def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
                 uncertain.add(rank)
         if targets:
             edges[rank] = frozenset(targets)
-        elif ((leaf and leaf.waits) or inside[rank]) and not any(collectives[one].is_stuck for one in inside[rank]):
+        elif ((leaf and (leaf.waits or not (stacks_tell or _has_told(known)))) or inside[rank]) and not any(
+            collectives[one].is_stuck for one in inside[rank]
+        ):
             blind.add(rank)
     return WaitGraph(edges, frozenset(by_frames), frozenset(uncertain), frozenset(blind), collectives)
 
@@ -192,6 +195,16 @@ def _is_own(rank: int, evidence: HangEvidence) -> bool:
     if known.is_stopped:
         return True
     return known.trainer is not None and known.trainer.leaf.is_own and not (known.record and known.record.pending)
+
+
+def _waits_in_python(known: RankEvidence) -> bool:
+    """Whether a rank that is inside of a collective waits by its stack, too; with a GPU Python may be anywhere."""
+    return known.trainer is not None and known.trainer.leaf.kind in (LeafKind.COLLECTIVE, LeafKind.P2P)
+
+
+def _has_told(known: RankEvidence) -> bool:
+    """Whether something but its stack says what a rank is inside of; that no record was read is no sign of that."""
+    return known.record is not None or known.is_unresponsive
 
 
 def _behind(ranks: Iterable[int], graph: WaitGraph) -> set[int]:

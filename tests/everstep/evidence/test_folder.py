@@ -84,6 +84,18 @@ def test_two_looks_say_who_moved(tmp_path: Path) -> None:
     assert read_folder(tmp_path).moved == frozenset({1})
 
 
+def test_of_a_rank_whose_newest_flight_record_was_not_read_the_one_before_counts(tmp_path: Path) -> None:
+    for look, names in (("snapshot-1", ("rank-0", "rank-1")), ("snapshot-2", ("rank-0",))):
+        (tmp_path / look / "records").mkdir(parents=True)
+        for name in names:
+            (tmp_path / look / "records" / f"{name}.json").write_bytes(RECORD)
+        for rank in range(3):
+            (tmp_path / look / f"rank-{rank}.txt").write_bytes(TEXT)
+
+    evidence = read_folder(tmp_path)
+    assert [evidence.of(rank).record is not None for rank in range(3)] == [True, True, False]
+
+
 def test_a_thread_in_the_background_that_goes_on_does_not_move_its_rank(tmp_path: Path) -> None:
     looks = {
         0: [{"MainThread": 1, "gpu-sampler": 3}, {"MainThread": 1, "gpu-sampler": 4}],

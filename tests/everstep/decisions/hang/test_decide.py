@@ -100,6 +100,24 @@ def test_who_could_not_be_looked_at_is_not_named_beside_one_who_is_seen_to_hold_
     assert "rank 0 too, of which nothing is known" in verdict.evidence[0]
 
 
+def test_a_rank_whose_record_was_not_read_is_not_named_where_stacks_do_not_show_who_waits() -> None:
+    """On GPUs: all are in ``loss.item()``, and their devices wait in a collective."""
+    item = stack("train", "step")
+    inside = RankEvidence(item, record=record({"0": 97}, ("0", 97)))
+    ranks = dict.fromkeys(range(8), inside) | {5: RankEvidence(item)}
+    evidence = HangEvidence(ranks, WORLD, moved=frozenset(), stands_still=True)
+    assert judge_hang(evidence, EIGHT).conclusion is HangConclusion.UNKNOWN
+
+    late = replace(evidence, ranks=ranks | {2: RankEvidence(item, record=record({"0": 96}))})
+    assert judge_hang(late, EIGHT).ranks == (2,)
+
+    unresponsive = replace(evidence, ranks=ranks | {5: RankEvidence(item, is_unresponsive=True)})
+    assert judge_hang(unresponsive, EIGHT).ranks == (5,)
+
+    in_python = dict.fromkeys(range(8), replace(inside, trainer=SYNC)) | {5: RankEvidence(STUCK)}
+    assert judge_hang(replace(evidence, ranks=in_python), EIGHT).ranks == (5,)
+
+
 def test_no_evidence_names_nobody() -> None:
     for evidence in (HangEvidence({}), HangEvidence({3: RankEvidence()})):
         verdict = judge_hang(evidence, EIGHT)
