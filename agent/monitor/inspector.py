@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
@@ -45,16 +45,24 @@ class Inspector:
         kept: Where its state goes.
         changed: Called in the thread when what it says is other than before.
         silence: Reason codes that are left out of what it says.
+        told: What it found for an earlier agent and was not over: it began then, should it be found still.
     """
 
     def __init__(
-        self, inspection: Inspection, kept: KeptStates, changed: Callable[[], None], silence: Collection[str] = ()
+        self,
+        inspection: Inspection,
+        kept: KeptStates,
+        changed: Callable[[], None],
+        silence: Collection[str] = (),
+        told: Iterable[Finding] = (),
     ) -> None:
         self.inspection = inspection
         self._kept = kept
         self._changed = changed
         self._silence = frozenset(silence)
         self._look = Look()
+        self._since = {_same(found): found.since_ns for found in told}
+        """When each finding began that lasts. It stays, whatever the clock of the machine is set to meanwhile."""
         self._unable_since = 0
         self._failures = Once()
         self._began = math.inf
@@ -168,12 +176,9 @@ class Inspector:
             if self._ended:
                 return
             before = self._look
-            since = {_same(found): found.since_ns for found in before.findings if found.reason not in self._cleared}
-            seen.findings = [
-                found.model_copy(update={"since_ns": min(found.since_ns, since.get(_same(found), found.since_ns))})
-                for found in seen.findings
-                if found.reason not in self._silence
-            ]
+            seen.findings = [self._lasting(found) for found in seen.findings if found.reason not in self._silence]
+            since = {_same(found): found.since_ns for found in seen.findings}
+            self._since = self._since | since if self._unable_since else since
             self._look = seen
             self._done += len(self._cleared)
             self._kept.keep(self.inspection.name, self.inspection.kept)
@@ -183,6 +188,11 @@ class Inspector:
             if not self.inspection.waits or self._unable_since:
                 self._woken.wait(self.inspection.limits.interval_s)
                 self._woken.clear()
+
+    def _lasting(self, found: Finding) -> Finding:
+        """With when it began, where it was found before and was not cleared since."""
+        began_ns = None if found.reason in self._cleared else self._since.get(_same(found))
+        return found.model_copy(update={"since_ns": began_ns or found.since_ns})
 
 
 def _same(found: Finding) -> tuple[object, ...]:

@@ -99,7 +99,11 @@ class Monitor:
         for told in kept.of(TOLD_BY).get("findings", []):
             found = Finding.model_validate(told)
             self._told[found.key] = Told(found, now_s, now_s + OVER_S, ended=not kept.same_boot)
-        self.inspectors = [Inspector(inspection, kept, self._wake, silence) for inspection in inspections]
+        lasting = [told.found for told in self._told.values() if not told.ended]
+        self.inspectors = [
+            Inspector(one, kept, self._wake, silence, [found for found in lasting if found.inspection == one.name])
+            for one in inspections
+        ]
 
     async def run(self) -> None:
         """Look until cancelled."""

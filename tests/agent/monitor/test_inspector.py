@@ -153,3 +153,43 @@ def test_since_when_something_is_broken_holds_from_look_to_look(place: Place) ->
     inspector.stop()
 
     assert inspector.look.findings[0].since_ns == began
+
+
+@pytest.mark.parametrize("step_s", [-45, 90])
+def test_what_lasts_began_when_it_was_told_though_the_clock_is_set_and_a_look_fails(place: Place, step_s: int) -> None:
+    """Network alerts are told apart by when they began."""
+    looks = 0
+
+    def broken() -> Look:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            place.clock.pass_s(step_s)
+            raise CannotLook("no tool")
+        return Look([inspector.inspection.finding(BROKEN, "part 1")])
+
+    inspector = inspector_of(place, broken)
+    began = place.clock()
+    inspector.start()
+    until(lambda: inspector.looks > 3)
+    inspector.stop()
+
+    assert [found.since_ns for found in inspector.look.findings] == [began]
+
+
+def test_what_comes_back_began_anew(place: Place) -> None:
+    looks = 0
+
+    def comes_back() -> Look:
+        nonlocal looks
+        looks += 1
+        place.clock.pass_s(1)
+        return Look([inspector.inspection.finding(BROKEN, "part 1")] if looks != 2 else [])
+
+    inspector = inspector_of(place, comes_back)
+    began = place.clock()
+    inspector.start()
+    until(lambda: inspector.looks > 3)
+    inspector.stop()
+
+    assert [found.since_ns for found in inspector.look.findings] == [began + 3_000_000_000]

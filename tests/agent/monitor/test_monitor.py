@@ -12,6 +12,7 @@ from agent.monitor.monitor import AGAIN_S, OVER_S, TOLD, Monitor
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
+from tests.agent.monitor.test_inspector import until
 
 Told = list[tuple[str, str, bool]]
 
@@ -101,6 +102,21 @@ def test_what_comes_again_after_it_was_repaired_is_another_one(place: Place, tol
     watched.monitor.clear("part-broken")
     watched.at(2)
     assert told[3:] == [("part-broken", "a", True)]
+
+
+@pytest.mark.parametrize(("boot", "passed_s"), [("boot-1", 0), ("boot-2", 90)])
+def test_what_lasts_over_a_restart_of_the_agent_began_before_it(place: Place, boot: str, passed_s: int) -> None:
+    began = place.clock()
+    Watched(place, []).at(0, "a")
+    place.clock.pass_s(90)
+    place.boot = boot
+
+    watched = Watched(place, [])
+    watched.seen = Look([watched.inspection.finding(BROKEN, "a")])
+    watched.inspector.start()
+    until(lambda: watched.inspector.looks > 1)
+    watched.inspector.stop()
+    assert [found.since_ns for found in watched.monitor.findings()] == [began + passed_s * 1_000_000_000]
 
 
 def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(place: Place, told: Told) -> None:
