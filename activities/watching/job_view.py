@@ -287,7 +287,7 @@ class JobView:
         ranks = [rank.facts for rank in shown]
         if generation != self._generation():
             return JobFacts(self.spec, generation, now_ns, exits, ranks, newest=False)
-        steps = self._steps.setdefault(generation, StepWatch(self.spec.topology().world_size))
+        steps = self._watch_of(generation)
         steps.observe(ranks, now_ns, known_step=self.known[1] if self.known and self.known[0] == generation else 0)
         self._slow.observe(ranks, now_ns)
         self.latest = JobFacts(
@@ -310,6 +310,14 @@ class JobView:
             machine_names=[machine.name for machine in self.machines],
         )
         return self.latest
+
+    def _watch_of(self, generation: int) -> StepWatch:
+        """Of a generation's steps; of a new one the time that a step and a pause took in the one before are known."""
+        if generation not in self._steps:
+            before = max((one for one in self._steps if one < generation), default=None)
+            new = StepWatch(self.spec.topology().world_size)
+            self._steps[generation] = new if before is None else self._steps[before].begun_anew()
+        return self._steps[generation]
 
     @property
     def steps_seen(self) -> StepsSeen:

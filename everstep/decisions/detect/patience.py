@@ -7,7 +7,8 @@ from everstep.decisions.hang.standstill import Stillness
 from everstep.model.recovery_policy import RecoveryPolicy
 
 PAUSES = 1.5
-"""So many times as long as ever before in this generation: no pause for an evaluation or a checkpoint is (ours)."""
+"""So many times as long as ever before, as far as the job was watched: no pause for an evaluation or a checkpoint is
+(ours)."""
 LOOKS_APART_S = (1.0, 10.0)
 """Between two looks at a job that stands still: a median step, at least and at most, seconds (ours)."""
 TWO_LOOKS_S = 0.5

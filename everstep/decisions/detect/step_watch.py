@@ -43,6 +43,10 @@ class StepWatch:
     """The longest time without a step that came to its end by a step; 0: not known yet."""
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
+    def begun_anew(self) -> StepWatch:
+        """Of the next generation of the same job: how long a step and a pause may be is known."""
+        return StepWatch(self.world_size, longest_s=self.longest_s, _step_times_s=self._step_times_s.copy())
+
     @property
     def total(self) -> int:
         """Steps of all ranks together; it changes with each that is seen."""

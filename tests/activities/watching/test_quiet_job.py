@@ -105,3 +105,13 @@ async def test_a_job_that_is_watched_anew_keeps_what_was_learnt_of_its_pauses() 
     show(anew, 108 * S, 25, ranks=(0,))
     facts = anew.facts(1, 108 * S)
     assert (facts.quiet_s, facts.typical_step_s, facts.longest_step_s) == (0.0, 1.0, 4.0)
+
+
+def test_of_a_new_generation_the_pauses_of_those_before_are_known() -> None:
+    job = watched()
+    steps_of(job, 100, 101, 102, 106, 107)
+    for rank in (0, 1):
+        job.showed(f"m{rank}", progress(rank, 120 * S, 23, generation=2), 120 * S)
+    facts = job.facts(2, 120 * S)
+    assert (facts.quiet_s, facts.typical_step_s, facts.longest_step_s) == (0.0, 1.0, 4.0)
+    assert job.facts(1, 120 * S).newest is False
