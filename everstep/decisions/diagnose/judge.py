@@ -197,13 +197,16 @@ def _compare_pairs(
         texts = {pair_of(*pair.machines): pair.text for pair in of_test} | {
             pair: f"{share:.0%} of the usual bandwidth" for pair, share in slow.items()
         }
-        said = judge_pairs(involved, passed(of_test, test, shares))
+        seen = passed(of_test, test, shares)
+        said = judge_pairs(involved, seen)
+        # A bandwidth may be low for other work: who is named only with pairs that are slow is tested once more.
+        sure = judge_pairs(involved, seen | dict.fromkeys(slow)).machines
         links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in said.links]
         for names, reason in ((said.machines, reasons.FAILS_WITH_ALL), (said.unsure, reasons.FAILS_UNSURE)):
             for machine in names:
                 own = [pair for pair in texts if machine in pair and texts[pair]]
                 lines = [f"{' and '.join(pair)}: {texts[pair]}" for pair in own]
-                found[machine].append(reason.found(test, "", *lines))
+                found[machine].append(reason.found(test, "", *lines).model_copy(update={"sure": machine in sure}))
     return links
 
 

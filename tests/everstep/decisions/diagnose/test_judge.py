@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +18,12 @@ from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Finding, Health
 
 
-def ring(count: int, *bad: tuple[int, int], slow: tuple[int, int] | None = None) -> list[PairResult]:
+def ring(count: int, *bad: tuple[int, int], slow: Collection[tuple[int, int]] = ()) -> list[PairResult]:
     found = []
     for one in range(count):
         pair = one, (one + 1) % count
         fine = pair not in bad
-        speed = {"bytes_per_second": 1e7 if pair == slow else 1e9} if fine else {}
+        speed = {"bytes_per_second": 1e7 if pair in slow else 1e9} if fine else {}
         found.append(
             PairResult(
                 test="nic",
@@ -144,7 +146,7 @@ def test_the_kind_of_a_test_that_says_none_is_that_of_the_machines_other_tests()
         (ring(4), [], []),
         (ring(4, (1, 2), (2, 3)), ["m2"], []),
         (ring(4, (1, 2)), [], [("m1", "m2")]),
-        (ring(5, slow=(1, 2)), [], [("m1", "m2")]),
+        (ring(5, slow=[(1, 2)]), [], [("m1", "m2")]),
         (ring(2, (0, 1), (1, 0)), [], []),
     ],
 )
@@ -212,14 +214,14 @@ def test_most_are_never_below(figures: dict[str, float], share: float) -> None:
 
 
 def test_a_pair_of_another_kind_is_not_slow() -> None:
-    pairs = ring(5, slow=(1, 2))
+    pairs = ring(5, slow=[(1, 2)])
     old = [one.model_copy(update={"kind": "old" if one.machines == ("m1", "m2") else "new"}) for one in pairs]
     assert passed(old, "nic")["m1", "m2"] is True
     assert judge({}, old).links == []
 
 
 def test_a_slow_pair_did_not_pass() -> None:
-    assert passed(ring(5, slow=(1, 2)), "nic")["m1", "m2"] is False
+    assert passed(ring(5, slow=[(1, 2)]), "nic")["m1", "m2"] is False
     assert passed(ring(5), "another test") == {}
 
 
@@ -242,6 +244,31 @@ def test_a_fault_that_is_not_sure_has_to_be_seen_twice() -> None:
     assert (once.faulty, once.machines[3].verdict) == ([], Health.UNKNOWN)
     assert once.machines[3].findings[0].text.endswith("not so the next time")
     assert confirmed(first, first).machines == first.machines
+
+
+@pytest.mark.parametrize(
+    ("bad", "slow", "sure"),
+    [
+        ([(3, 4), (4, 5)], [], True),
+        ([], [(3, 4), (4, 5)], False),
+        ([(3, 4)], [(4, 5)], False),
+    ],
+)
+def test_a_machine_that_is_named_for_slow_pairs_is_tested_once_more(
+    bad: list[tuple[int, int]], slow: list[tuple[int, int]], sure: bool
+) -> None:
+    tested = {f"m{number}": [DiagnosticResult(test="memory")] for number in range(8)}
+    first = judge(tested, ring(8, *bad, slow=slow)).model_copy(update={"tests": ["nic"]})
+    assert first.faulty == ["m4"] and unsure_tests(first) == ([] if sure else ["nic"])
+    assert confirmed(first, first).faulty == ["m4"]
+    assert confirmed(first, judge(tested, ring(8))).faulty == (["m4"] if sure else [])
+
+
+def test_a_machine_that_fails_with_two_is_named_for_sure_although_a_third_pair_is_slow() -> None:
+    pairs = ring(8, (3, 4), (4, 5))
+    slow = PairResult(test="nic", machines=("m1", "m4"), passed=True, measures={"bytes_per_second": 1e7})
+    found = judge({f"m{number}": [DiagnosticResult(test="memory")] for number in range(8)}, [*pairs, slow])
+    assert found.faulty == ["m4"] and unsure_tests(found.model_copy(update={"tests": ["nic"]})) == []
 
 
 def test_a_sure_fault_needs_no_second_test() -> None:
