@@ -38,6 +38,8 @@ T = TypeVar("T")
 PROGRESS = "solved is steady progress"
 APART = "known causes are counted apart"
 """Incidents of before this release take a failure for solved after enough steps, or enough time."""
+HINTS = "machines that are not named for sure are tested"
+"""Patch: before, a finding that is not sure explained a failure for good, and nobody tested the machine."""
 LEDGER_S = 5.0
 """Time for entries to reach the ledger before an incident continues as new (ours)."""
 
@@ -140,6 +142,7 @@ class Incident:
         earlier = bool(state.history or state.ladder.remembered or state.ladder.tried)
         state.judges_progress = not earlier or workflow.patched(PROGRESS)
         state.counts_apart = not earlier or workflow.patched(APART)
+        state.tests_hints = not state.hinted or workflow.patched(HINTS)
 
     @property
     def looks_again(self) -> bool:

@@ -22,6 +22,8 @@ class LadderFacts:
     failure: Failure
     explained: bool = False
     """A machine is to blame, and is dealt with."""
+    hinted: bool = False
+    """An inspection names a machine, and not for sure."""
     tried: tuple[Tried, ...] = ()
     """In this incident, since an operator resumed it last; the oldest first."""
     remembered: tuple[Tried, ...] = ()

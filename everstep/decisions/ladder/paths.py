@@ -47,7 +47,7 @@ def _new_code(facts: LadderFacts) -> bool:
 
 def _user_error(facts: LadderFacts) -> bool:
     by_exit = facts.failure.symptom in {Symptom.USER_ERROR, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
-    return by_exit or facts.owner == Owner.CODE or facts.of_script
+    return (by_exit and not facts.hinted) or facts.owner == Owner.CODE or facts.of_script
 
 
 def _elsewhere(facts: LadderFacts) -> bool:

@@ -38,7 +38,8 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
         policy = policy.model_copy(update=BEFORE_PROGRESS)
     facts = LadderFacts(
         failure=failure,
-        explained=state.is_explained,
+        explained=state.is_dealt_with,
+        hinted=state.hinted and state.tests_hints,
         tried=tuple(state.ladder.tried),
         remembered=tuple(state.ladder.remembered),
         of_script=state.ladder.of_script,

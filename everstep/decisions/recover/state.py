@@ -18,7 +18,9 @@ from everstep.decisions.detect.root_cause import (
 from everstep.decisions.recover.climbed import Climbed
 from everstep.decisions.recover.confirm import showing_of
 from everstep.decisions.recover.damaged import found_damaged
+from everstep.decisions.recover.distrust import distrusted
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of, remembering
+from everstep.decisions.recover.hints import is_hint
 from everstep.decisions.recover.rules import UNFIT_EXCEPTION
 from everstep.decisions.recover.solved import still_counting
 from everstep.decisions.versions.book import VersionBook
@@ -108,12 +110,16 @@ class RecoveryState:
     """The versions of the job's code."""
     explained: bool = False
     """An inspection names what explains the failure at hand."""
+    hinted: bool = False
+    """It does not name the machine for sure: a test has to."""
     ladder: Climbed = field(default_factory=Climbed)
     """What was tried so far."""
     judges_progress: bool = True
     """What is solved is judged by steady progress; incidents that began on an earlier release do not."""
     counts_apart: bool = True
     """What was tried for faults of unknown cause says nothing of those whose cause is known; as above."""
+    tests_hints: bool = True
+    """A machine that an inspection does not name for sure is to be tested; as above."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
@@ -146,7 +152,7 @@ class RecoveryState:
     def clear_code(self) -> None:
         """Code that was taken back in vain is suspect no longer. Not for a failure of which a machine is to blame: what
         the others raise once a machine is gone may look like anything, until that is known."""
-        if not self.is_explained:
+        if not self.is_dealt_with:
             # What an earlier release remembers names no generation.
             self.ladder.acquit(self.failures[-1], self.book, self.unsolved if self.judges_progress else {-1})
 
@@ -184,7 +190,13 @@ class RecoveryState:
     @property
     def is_explained(self) -> bool:
         """A machine is to blame for the failure at hand: it is lost, left the job, or an inspection names it."""
-        return self.explained or bool(self.lost_machines() or self.joined)
+        return self.explained or self.is_dealt_with
+
+    @property
+    def is_dealt_with(self) -> bool:
+        """The same, and no test of the machine is left to do."""
+        named = self.explained and not (self.hinted and self.tests_hints)
+        return named or bool(self.lost_machines() or self.joined)
 
     @property
     def found_out(self) -> bool:
@@ -215,6 +227,7 @@ class RecoveryState:
         found = [*self.findings, *self.anomaly.findings]
         explained = explanation(found, end, job=self.spec.name, seen_ns=self.anomaly.seen_ns)
         self.explained = explained is not None
+        self.hinted = explained is not None and is_hint(explained.finding)
         if explained in self.findings:  # what explains the end is told first
             self.findings = [explained, *(seen for seen in self.findings if seen != explained)]
         seen = self._seen(end)
@@ -310,19 +323,7 @@ class RecoveryState:
 
     def distrusts(self, restore: Restore) -> str:
         """Why a restart from there would be in vain: no older state is left; empty: it would not."""
-        if self.trusted is not None and restore.step < 1 <= self.trusted:
-            return (
-                "the version that runs cannot restore what a later one saved that was taken back, and no checkpoint of "
-                f"step {self.trusted} or before is left that all ranks can restore: update the job to code that can"
-            )
-        limit = self.not_after
-        if limit is None or restore.step <= limit:
-            return ""
-        before = f"of step {limit} or before" if limit > 0 else "from before that"
-        return (
-            f"{self.anomaly.headline}, and no checkpoint {before} is left that all ranks can restore: the newest one, "
-            f"of step {restore.step}, has the fault in it. Resume goes on from that one all the same"
-        )
+        return distrusted(restore.step, self.trusted, self.not_after, self.anomaly.headline)
 
     def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
         """What may be newer than the step where the job would go on; None: nothing."""
@@ -376,7 +377,7 @@ class RecoveryState:
 
     def launch(self, restore: Restore) -> None:
         """The next generation is launched: count what it computes anew, and remember where it begins."""
-        if self.failures and self.is_explained:
+        if self.failures and self.is_dealt_with:
             self.failures[-1] = self.failures[-1].model_copy(update={"explained": True})
         self.lost_from = max(self.lost_from, self.farthest)
         gone = restore.step == 0 and self.farthest == self.resume_step > 0

@@ -71,6 +71,9 @@ def with_tried(at: LadderFacts, tried: list[Tried]) -> LadderFacts:
         (facts(failure(Symptom.LAUNCH_FAILED)), "not-launched", [R, R, D, B, P]),
         (facts(failure(Symptom.CONNECTION_LOST)), "unclear", [R, D, R, B, P]),
         (facts(failure(), explained=True), "explained", [R]),
+        (facts(failure(), hinted=True), "unclear", [R, D, R, B, P]),
+        (facts(failure(Symptom.USER_ERROR), hinted=True, recent=True), "unclear", [R, D, R, B, P]),
+        (facts(failure(Symptom.USER_ERROR, Owner.CODE), hinted=True), "user-error", [R, B]),
         (facts(failure(Symptom.UPDATE)), "update", [R]),
     ],
 )
@@ -212,6 +215,7 @@ FACTS = st.builds(
     LadderFacts,
     st.builds(failure, SYMPTOMS, OWNERS),
     explained=st.booleans(),
+    hinted=st.booleans(),
     tried=TRIED,
     remembered=TRIED,
     blamed=st.sampled_from(["", "it is new"]),

@@ -294,6 +294,40 @@ def test_what_passed_is_told_with_the_next_restart() -> None:
     assert again.verdict.reason == "SIGKILL: what was at fault has left the job"
 
 
+def pcie_error(*, sure: bool, **known: Any) -> tuple[RecoveryState, Evidence]:
+    """m1's kernel told of a PCIe error a second before its rank died, for the second time."""
+    error = Finding(inspection="kernel-log", reason="pcie-error", sure=sure, since_ns=5 * 10**9, text="not corrected")
+    died = RankExit(rank=1, machine="m1", signal=11, time_ns=6 * 10**9, completed_steps=21)
+    ended = RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True, completed_steps=21)
+    known_now = state(failures=[], **known)
+    found = evidence(exits=[died, ended], findings=[MachineFinding(machine="m1", finding=error)])
+    found = known_now.merge_evidence(found)
+    assert known_now.headline(found).startswith("m1: not corrected")
+    failure = known_now.failure(found, now_ns=7 * 10**9, first=True)
+    known_now.failed(failure)
+    known_now.ladder.take(Rung.REATTEMPT, failure, "first", path="unclear")
+    return known_now, found
+
+
+@pytest.mark.parametrize(
+    ("sure", "fields", "action", "path"),
+    [
+        (False, {}, Action.DIAGNOSE, "unclear"),
+        (True, {}, Action.REATTEMPT, "explained"),
+        (False, {"tests_hints": False}, Action.REATTEMPT, "explained"),
+    ],
+)
+def test_a_machine_that_an_inspection_does_not_name_for_sure_is_tested_at_the_second_crash(
+    sure: bool, fields: dict[str, Any], action: Action, path: str
+) -> None:
+    known, found = pcie_error(sure=sure, **fields)
+    plan = plan_restart(found, known, ladder=True)
+    assert plan.step is not None and (plan.action, plan.step.path) == (action, path)
+    assert known.is_explained, "it is not held against the code"
+    known.launch(plan.restore)
+    assert known.failures[-1].explained is (action is not Action.DIAGNOSE)
+
+
 ERROR = Failure(generation=2, step=21, symptom=Symptom.USER_ERROR, cause="RuntimeError", time_ns=100)
 """Of a version that was taken back; and what ranks raise whose peer is gone, until that is known."""
 
