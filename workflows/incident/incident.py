@@ -14,6 +14,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.checkpoints.lineage import Runs
     from everstep.decisions.evict.rules import OPERATOR
+    from everstep.decisions.ladder.facts import EXPLAINS
     from everstep.decisions.recover.climbed import Climbed
     from everstep.decisions.recover.state import RecoveryState
     from everstep.decisions.versions.book import VersionBook
@@ -40,6 +41,8 @@ APART = "known causes are counted apart"
 """Incidents of before this release take a failure for solved after enough steps, or enough time."""
 HINTS = "machines that are not named for sure are tested"
 """Patch: before, a finding that is not sure explained a failure for good, and nobody tested the machine."""
+UNKNOWN = "unknown causes are counted apart"
+"""Patch: before, what was tried for a known cause counted for the next failure of the same incident."""
 LEDGER_S = 5.0
 """Time for entries to reach the ledger before an incident continues as new (ours)."""
 
@@ -140,9 +143,11 @@ class Incident:
         """Learn by which rule of what is solved it goes: that of the release on which it began."""
         state = self.state
         earlier = bool(state.history or state.ladder.remembered or state.ladder.tried)
-        state.judges_progress = not earlier or workflow.patched(PROGRESS)
-        state.counts_apart = not earlier or workflow.patched(APART)
-        state.tests_hints = not state.hinted or workflow.patched(HINTS)
+        known = any(one.path in EXPLAINS for one in state.ladder.tried)
+        state.release.judges_progress = not earlier or workflow.patched(PROGRESS)
+        state.release.counts_apart = not earlier or workflow.patched(APART)
+        state.release.tests_hints = not state.hinted or workflow.patched(HINTS)
+        state.release.counts_unknown = not known or workflow.patched(UNKNOWN)
 
     @property
     def looks_again(self) -> bool:

@@ -50,6 +50,8 @@ class LadderFacts:
     apart: bool = True
     """What was tried for faults of unknown cause says nothing of those whose cause is known; False: in incidents of an
     earlier release it did."""
+    unknown_apart: bool = True
+    """The same the other way round, in the same incident; False: as above."""
 
     @property
     def owner(self) -> str:
@@ -104,13 +106,19 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
     """
     if facts.apart and path in EXPLAINS:
         return Counter(one.rung for one in facts.tried if one.path in {path, ""})  # of an earlier release: not known
-    return Counter(one.rung for one in (*counting(facts, policy), *facts.tried))
+    return Counter(one.rung for one in (*counting(facts, policy), *_tried_for_unknown(facts)))
+
+
+def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
+    """What was tried in this incident, but for faults whose cause is known."""
+    apart = facts.apart and facts.unknown_apart
+    return [one for one in facts.tried if not (apart and one.path in EXPLAINS)]
 
 
 def is_at_one_place(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
     """Whether the job fails at the same step again, or did not come to one since; where steps are not known, it may."""
     generation, step = facts.failure.generation, facts.failure.step
-    here = any(one.generation != generation for one in facts.tried)
+    here = any(one.generation != generation for one in _tried_for_unknown(facts))
     return step < 0 or here or any(one.step == step for one in counting(facts, policy))
 
 

@@ -34,12 +34,12 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
     running = book.versions.get(book.running)
     blamed = rollback(versions, book.running, failure, explained=state.is_explained, policy=policy)
     target = target_of(versions, book.running) if running is not None else None
-    if not state.judges_progress:
+    if not state.release.judges_progress:
         policy = policy.model_copy(update=BEFORE_PROGRESS)
     facts = LadderFacts(
         failure=failure,
         explained=state.is_dealt_with,
-        hinted=state.hinted and state.tests_hints,
+        hinted=state.hinted and state.release.tests_hints,
         tried=tuple(state.ladder.tried),
         remembered=tuple(state.ladder.remembered),
         of_script=state.ladder.of_script,
@@ -47,12 +47,13 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
         recent=running is not None and came_within(running, failure.time_ns, policy.rollback_error_h * 3600.0),
         back_to=target.name if target else "",
         tests=tests_of(state).tests,
-        unsolved=state.unsolved if state.judges_progress else frozenset(),
-        ran_well=_ran_well(running, failure, policy) if running and state.judges_progress else "",
+        unsolved=state.unsolved if state.release.judges_progress else frozenset(),
+        ran_well=_ran_well(running, failure, policy) if running and state.release.judges_progress else "",
         no_replay=why_not(state.spec, state.showing) if replay else NO_REPLAY,
         diagnose_at_once=policy.diagnose_at_once,
         approved=frozenset(state.ladder.approved),
-        apart=state.counts_apart,
+        apart=state.release.counts_apart,
+        unknown_apart=state.release.counts_unknown,
     )
     return next_rung(facts, policy)
 

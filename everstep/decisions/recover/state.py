@@ -21,6 +21,7 @@ from everstep.decisions.recover.damaged import found_damaged
 from everstep.decisions.recover.distrust import distrusted
 from everstep.decisions.recover.doubt import Doubt, Known, doubt_of, remembering
 from everstep.decisions.recover.hints import is_hint
+from everstep.decisions.recover.release import Release
 from everstep.decisions.recover.rules import UNFIT_EXCEPTION
 from everstep.decisions.recover.solved import still_counting
 from everstep.decisions.versions.book import VersionBook
@@ -114,12 +115,8 @@ class RecoveryState:
     """It does not name the machine for sure: a test has to."""
     ladder: Climbed = field(default_factory=Climbed)
     """What was tried so far."""
-    judges_progress: bool = True
-    """What is solved is judged by steady progress; incidents that began on an earlier release do not."""
-    counts_apart: bool = True
-    """What was tried for faults of unknown cause says nothing of those whose cause is known; as above."""
-    tests_hints: bool = True
-    """A machine that an inspection does not name for sure is to be tested; as above."""
+    release: Release = field(default_factory=Release)
+    """On which it began."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
@@ -144,7 +141,7 @@ class RecoveryState:
             unclear = [one for one in self.history if not one.explained]
             self.book.came_to(failure, policy, unclear[-1] if unclear else None)
         if not self.failures and failure.symptom is not Symptom.UPDATE:
-            self.history = still_counting(self.history, failure, policy, either=not self.judges_progress)
+            self.history = still_counting(self.history, failure, policy, either=not self.release.judges_progress)
         self.failures.append(failure)
         if blame(failure, explained=self.is_explained) is not Blame.OTHER:
             self.book.count_failure()
@@ -154,7 +151,7 @@ class RecoveryState:
         the others raise once a machine is gone may look like anything, until that is known."""
         if not self.is_dealt_with:
             # What an earlier release remembers names no generation.
-            self.ladder.acquit(self.failures[-1], self.book, self.unsolved if self.judges_progress else {-1})
+            self.ladder.acquit(self.failures[-1], self.book, self.unsolved if self.release.judges_progress else {-1})
 
     def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
         """Some machines left the job, and others are in their places.
@@ -195,7 +192,7 @@ class RecoveryState:
     @property
     def is_dealt_with(self) -> bool:
         """The same, and no test of the machine is left to do."""
-        named = self.explained and not (self.hinted and self.tests_hints)
+        named = self.explained and not (self.hinted and self.release.tests_hints)
         return named or bool(self.lost_machines() or self.joined)
 
     @property
@@ -364,7 +361,7 @@ class RecoveryState:
         """An operator resumed: reset the counts, and try again what could not be reached."""
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.trusted, self._chosen = None, None
-        self.ladder.begin_again(all_of_it=self.judges_progress)
+        self.ladder.begin_again(all_of_it=self.release.judges_progress)
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()

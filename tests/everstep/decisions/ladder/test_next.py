@@ -194,6 +194,31 @@ def test_what_was_tried_for_faults_of_unknown_cause_says_nothing_of_one_whose_ca
     assert again.last and again.restarts == 0
 
 
+@pytest.mark.parametrize("path", ["update", "explained", "elsewhere"])
+def test_what_was_tried_for_a_known_cause_says_nothing_of_the_next_failure_of_the_incident(path: str) -> None:
+    before = one(R, path=path, generation=2)
+    error = failure(Symptom.USER_ERROR, generation=3)
+    assert next_rung(facts(error, tried=(before,)), POLICY).rung is R
+    assert next_rung(facts(error, tried=(before,), unknown_apart=False), POLICY).rung is B, "in earlier incidents"
+    again = (before, one(R, error, path="user-error", generation=3))
+    assert next_rung(facts(failure(Symptom.USER_ERROR, generation=4), tried=again), POLICY).rung is B
+
+
+def test_the_launch_without_a_machine_that_tests_found_may_fail_once() -> None:
+    left = (one(R, path="unclear"), one(D, path="unclear"), one(R, path="explained"))
+    assert next_rung(facts(failure(generation=3), tried=left), POLICY).rung is R
+    assert next_rung(facts(failure(generation=3), tried=left, unknown_apart=False), POLICY).rung is B
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_launch_after_a_known_cause_does_not_show_that_the_job_fails_at_one_step(known: bool) -> None:
+    """Code that ran well is taken back for what does not come to a step since the last failure of unknown cause."""
+    looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
+    fields: dict[str, Any] = {"unsolved": frozenset({5, 6}), "ran_well": "it ran well for days"}
+    at_once = one(R, generation=0, path="explained" if known else "unclear")
+    assert (next_rung(facts(remembered=looked, tried=(at_once,), **fields), POLICY).rung is P) is known
+
+
 def test_code_that_ran_well_is_left_alone_as_long_as_nothing_says_that_it_fails_at_one_step() -> None:
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
     known: dict[str, Any] = {"unsolved": frozenset({5, 6}), "ran_well": "it ran well for days"}
@@ -216,6 +241,7 @@ FACTS = st.builds(
     st.builds(failure, SYMPTOMS, OWNERS),
     explained=st.booleans(),
     hinted=st.booleans(),
+    unknown_apart=st.booleans(),
     tried=TRIED,
     remembered=TRIED,
     blamed=st.sampled_from(["", "it is new"]),

@@ -8,6 +8,7 @@ import pytest
 
 from everstep.decisions.recover.climbed import Climbed
 from everstep.decisions.recover.plan import RestartPlan, plan_restart
+from everstep.decisions.recover.release import Release
 from everstep.decisions.recover.rules import NOT_OVERRULED, PARK_WHEN, Action
 from everstep.decisions.recover.state import RecoveryState
 from everstep.decisions.versions.book import VersionBook
@@ -314,7 +315,7 @@ def pcie_error(*, sure: bool, **known: Any) -> tuple[RecoveryState, Evidence]:
     [
         (False, {}, Action.DIAGNOSE, "unclear"),
         (True, {}, Action.REATTEMPT, "explained"),
-        (False, {"tests_hints": False}, Action.REATTEMPT, "explained"),
+        (False, {"release": Release(tests_hints=False)}, Action.REATTEMPT, "explained"),
     ],
 )
 def test_a_machine_that_an_inspection_does_not_name_for_sure_is_tested_at_the_second_crash(
