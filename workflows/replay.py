@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import ReplayGroupInput
     from everstep.decisions.recover.confirm import confirm_bound_s
     from everstep.decisions.replay.fold import bounded, fold
-    from everstep.decisions.replay.judge import conclude, is_settled
+    from everstep.decisions.replay.judge import BREAKS, BY_CHANCE, conclude, is_settled
     from everstep.decisions.replay.plan import ReplayGroup, ReplayPhase
     from everstep.decisions.replay.spec import plan_of, repeats_of, spec_of_group
     from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
@@ -28,6 +28,8 @@ CONTINUE = "continue replay as new"
 """Patch: each repeat of both phases has a history of its own."""
 AGAIN = "what broke breaks again"
 """Patch: groups that broke name a machine once they broke again."""
+BITS = "other bits show again"
+"""Patch: so do groups that computed other bits."""
 
 
 @workflow.defn(name="Replay")
@@ -41,8 +43,8 @@ class ReplayWorkflow:
         self._names = [machine.name for machine in input.machines]
         self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
         self._runs = list(self._carried.runs)
-        self._again = False
-        """What broke has to break again; replays of an earlier release do not ask for it."""
+        self._by_chance: frozenset[RunEnd] = frozenset()
+        """Ends of runs with a fault that has to show again; fewer in replays of an earlier release."""
         self._seen = False
         """Some groups showed a fault, and nobody is named."""
         self._now = ""
@@ -56,7 +58,8 @@ class ReplayWorkflow:
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
         """Run both phases, again where they show nothing, and say who is at fault."""
-        self._again = workflow.patched(AGAIN)
+        if workflow.patched(AGAIN):
+            self._by_chance = BY_CHANCE if workflow.patched(BITS) else BREAKS
         self._seen = self._names_nobody(self._concluded()) if self._runs else False
         repeat, showing = self._carried.repeat, asyncio.create_task(self._keep_shown())
         while True:
@@ -82,10 +85,10 @@ class ReplayWorkflow:
 
     def _concluded(self) -> Replayed:
         shows = self._input.spec.policy.replay_shows
-        return conclude(self._plan, self._names, self._runs, shows=shows, chance=self._again)
+        return conclude(self._plan, self._names, self._runs, shows=shows, by_chance=self._by_chance)
 
     def _names_nobody(self, found: Replayed) -> bool:
-        return self._again and found.found is ReplayFound.INCONSISTENT
+        return bool(self._by_chance) and found.found is ReplayFound.INCONSISTENT
 
     @property
     def _repeats(self) -> int:

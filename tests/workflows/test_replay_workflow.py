@@ -46,10 +46,13 @@ class Carried:
     page: str
 
 
+NAN: dict[str, Any] = {"end": RunEnd.NOT_FINITE, "why": "at step 2"}
+
+
 def wrong_on(machine: str, given: ReplayGroupInput) -> GroupRun:
-    """Every group with the machine computes something of its own."""
+    """Every group with the machine has a loss that is not finite."""
     found = computed_alike(given)
-    return found.model_copy(update={"losses": [given.group]}) if machine in found.machines else found
+    return found.model_copy(update=NAN) if machine in found.machines else found
 
 
 async def replayed(temporal: Client, machines: int, group: Group, **policy: Any) -> Carried:
@@ -123,13 +126,22 @@ async def test_phases_are_repeated_while_nothing_shows_and_no_longer(temporal: C
     assert len(over.begun) == 16
 
 
+async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client) -> None:
+    async def group(given: ReplayGroupInput) -> GroupRun:
+        found = computed_alike(given)
+        return found.model_copy(update={"losses": [given.group]}) if "m3" in found.machines else found
+
+    over = await replayed(temporal, 8, group, replay_shows=1.0)
+    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayFound.ONE, ["m3"], 2)
+
+
 async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_all(temporal: Client) -> None:
     """What comes in the first repeat counts in the last one."""
 
     async def group(given: ReplayGroupInput) -> GroupRun:
         found = computed_alike(given).model_copy(update={"seconds": 10.0, "states": ["s"] * 3000})
         if (given.group, given.repeat) in {("row 2", 2), ("column 1", 5)}:
-            return found.model_copy(update={"losses": [given.group]})
+            return found.model_copy(update=NAN)
         if (given.group, given.repeat) == ("row 1", 1):
             raise ApplicationError("no room", non_retryable=True)
         return found

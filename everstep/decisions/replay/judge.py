@@ -8,7 +8,7 @@ where a phase has two groups only, a third one says which of them is right.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -22,13 +22,15 @@ FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a run that are a fault whatever others computed."""
 BREAKS = frozenset({RunEnd.CRASHED, RunEnd.HUNG})
 """Of them those that a script may bring about by itself, now and then, in any group."""
+BY_CHANCE = BREAKS | {RunEnd.RAN}
+"""The same, and the end of a run that computed other bits: a script that is not repeatable does so as well."""
 STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_FINITE})
 """Ends of a run in which all ranks did a first step."""
 TRIES = 2
 """A group is at fault for not coming to a first step if it did not so often, and never did (ours)."""
 SHOWN = 4
-"""Runs that broke with one machine, before it is named for that: a row and a column that broke by chance have a machine
-in common as well, whichever they are (ours)."""
+"""Runs that broke, or computed other bits, with one machine, before it is named for that: a row and a column that did
+so by chance have a machine in common as well, whichever they are (ours)."""
 NAMED = 4
 """Groups and machines that a text names (ours)."""
 EVIDENCE = 6
@@ -44,8 +46,8 @@ class GroupVerdict:
     why: str = ""
     shown: int = 0
     """In so many of its runs."""
-    only_broke: bool = False
-    """It crashed, or hung, and computed nothing wrong."""
+    ends: frozenset[RunEnd] = frozenset()
+    """How these ended."""
 
 
 Kind = tuple[str, str]
@@ -107,7 +109,7 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
     usual, stuck = usual_of(plan, runs), _never_started(plan, runs)
     broke = bool(stuck) or any(run.end in FAULTS for run in runs)
     of_group: dict[str, list[GroupVerdict]] = defaultdict(list)
-    shown, only_broke = Counter[str](), dict[str, bool]()
+    shown, ends = Counter[str](), defaultdict[str, set[RunEnd]](set)
     for run in runs:
         if run.end is RunEnd.NOT_STARTED and run.group in stuck:
             why = f"{run.end}, in {TRIES} runs or more, and all other groups did: {run.why}"
@@ -116,14 +118,14 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
             of_group[run.group].append(_judged(run, usual, broke=broke))
         if of_group[run.group][-1].faulty:
             shown[run.group] += run.count
-            only_broke[run.group] = only_broke.get(run.group, True) and run.end in BREAKS
+            ends[run.group].add(run.end)
     found = {}
     for group in plan.groups:
         seen = of_group.get(group.name, [])
         bad = next((one for one in seen if one.faulty), None)
         good = next((one for one in seen if one.faulty is False), None)
         if bad:
-            bad = replace(bad, shown=shown[group.name], only_broke=only_broke[group.name])
+            bad = replace(bad, shown=shown[group.name], ends=frozenset(ends[group.name]))
         found[group.name] = bad or good or (seen[0] if seen else GroupVerdict(None, "it was not run"))
     return found
 
@@ -186,7 +188,12 @@ def _counted(place: int, each: int, *, first: int) -> str:
 
 
 def conclude(
-    plan: ReplayPlan, names: Sequence[str], runs: Sequence[GroupRun], *, shows: float, chance: bool = True
+    plan: ReplayPlan,
+    names: Sequence[str],
+    runs: Sequence[GroupRun],
+    *,
+    shows: float,
+    by_chance: Collection[RunEnd] = BY_CHANCE,
 ) -> Replayed:
     """What all runs say together.
 
@@ -195,7 +202,8 @@ def conclude(
         names: Of the machines, in the job's order.
         runs: Of all groups so far.
         shows: Probability that a fault shows in one run, for what is said where none did.
-        chance: Groups that broke may have done so by chance; False: replays of an earlier release did not ask.
+        by_chance: Ends of runs with a fault that a script may bring about by itself; fewer in replays of an earlier
+            release.
     """
     judged = judge_runs(plan, runs)
     verdict = suspects(plan, {name: one.faulty for name, one in judged.items()})
@@ -213,10 +221,10 @@ def conclude(
             repeats=repeats,
         )
     accused = [names[x] for x in verdict.machines]
-    if accused and chance and (by_chance := _chance(verdict.found, list(judged.values()))):
+    if accused and (chance := _chance(verdict.found, list(judged.values()), by_chance)):
         return Replayed(
             found=ReplayFound.INCONSISTENT,
-            text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {by_chance}",
+            text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {chance}",
             evidence=evidence,
             repeats=repeats,
         )
@@ -234,20 +242,20 @@ def conclude(
     )
 
 
-def _chance(found: Found, judged: Sequence[GroupVerdict]) -> str:
-    """Why groups that broke name nobody yet; empty: they do.
+def _chance(found: Found, judged: Sequence[GroupVerdict], by_chance: Collection[RunEnd]) -> str:
+    """Why groups that showed a fault name nobody yet; empty: they do.
 
-    A script that crashes now and then breaks groups at random, and whatever row and column that are, they have a
-    machine in common. So they have to break again: one machine's groups so often in all, those of several each.
+    A script that crashes, or computes other bits, now and then does so in groups at random, and whatever row and column
+    that are, they have a machine in common. So they have to show it again: one machine's groups so often in all, those
+    of several each.
     """
     bad = [one for one in judged if one.faulty]
-    if not any(one.only_broke for one in bad):
+    maybe = [one for one in bad if one.ends <= frozenset(by_chance)]
+    if not maybe:
         return ""
-    if found is Found.ONE:
-        enough = sum(one.shown for one in bad) >= SHOWN
-    else:
-        enough = all(one.shown > 1 for one in bad if one.only_broke)
-    return "" if enough else "any row and any column have a machine in common, and they did not break again"
+    of_one = found is Found.ONE
+    enough = sum(one.shown for one in bad) >= SHOWN if of_one else all(one.shown > 1 for one in maybe)
+    return "" if enough else "any row and any column have a machine in common, and they did not show it again"
 
 
 def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:

@@ -111,6 +111,7 @@ def test_the_ranks_and_steps_that_share_a_digest_are_told() -> None:
             end=RunEnd.RAN,
             losses=[f"{step}" if step < 99 or 3 not in group.machines else "x" for step in range(100)],
             states=[f"{rank}" if rank != 130 or 3 not in group.machines else "x" for rank in range(200)],
+            count=2,
         )
         for group in plan.groups
     ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.replay.fold import fold
-from everstep.decisions.replay.judge import conclude, is_settled, judge_runs
+from everstep.decisions.replay.judge import BREAKS, conclude, is_settled, judge_runs
 from everstep.decisions.replay.plan import ReplayPlan, plan_replay
 from everstep.decisions.replay.spec import repeats_of
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -34,6 +34,11 @@ def runs_of(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False, r
         )
 
 
+def twice(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False) -> list[GroupRun]:
+    """Both phases, and once more."""
+    return [run for repeat in (1, 2) for run in runs_of(plan, bad, alike=alike, repeat=repeat)]
+
+
 def concluded(plan: ReplayPlan, runs: Iterable[GroupRun]) -> tuple[ReplayFound, list[str], str]:
     found = conclude(plan, [f"m{x}" for x in range(plan.machines)], list(runs), shows=0.5)
     return found.found, found.suspects, found.text
@@ -45,7 +50,7 @@ def test_a_machine_that_computes_wrongly_is_named_for_every_size(
 ) -> None:
     plan = plan_replay(m * n, m)
     bad = data.draw(st.integers(0, m * n - 1))
-    found, suspects, text = concluded(plan, runs_of(plan, [bad], alike=alike))
+    found, suspects, text = concluded(plan, twice(plan, [bad], alike=alike))
     assert found is ReplayFound.ONE and f"m{bad}" in suspects
     assert (suspects == [f"m{bad}"]) or m > n
     assert "other bits than" in text and "the loss from step 2 on" in text
@@ -56,7 +61,7 @@ def test_nobody_healthy_is_named_alone(machines: int, size: int, data: st.DataOb
     """Whatever the sizes, where one machine is at fault: it is named, or nobody is."""
     plan = plan_replay(machines, min(size, machines))
     bad = data.draw(st.integers(0, machines - 1))
-    found, suspects, _ = concluded(plan, runs_of(plan, [bad], alike=data.draw(st.booleans())))
+    found, suspects, _ = concluded(plan, twice(plan, [bad], alike=data.draw(st.booleans())))
     assert f"m{bad}" in suspects or suspects == []
     assert suspects or found in {ReplayFound.INCOMPLETE, ReplayFound.EVERYWHERE}
 
@@ -64,8 +69,8 @@ def test_nobody_healthy_is_named_alone(machines: int, size: int, data: st.DataOb
 def test_two_groups_a_phase_are_told_apart_by_the_other_phase() -> None:
     plan = plan_replay(4, 2)
     for bad in range(4):
-        assert concluded(plan, runs_of(plan, [bad]))[:2] == (ReplayFound.ONE, [f"m{bad}"])
-        found, suspects, text = concluded(plan, runs_of(plan, [bad], alike=True))
+        assert concluded(plan, twice(plan, [bad]))[:2] == (ReplayFound.ONE, [f"m{bad}"])
+        found, suspects, text = concluded(plan, twice(plan, [bad], alike=True))
         assert (found, suspects) == (ReplayFound.INCOMPLETE, []), "two against two"
         assert "nobody knows which is right" in text
 
@@ -116,14 +121,48 @@ def test_a_row_and_a_column_that_broke_once_name_nobody_for_any_two_have_a_machi
     assert concluded(plan, two)[0] is ReplayFound.SEVERAL
 
 
+def other_bits(plan: ReplayPlan, groups: Iterable[str], *, repeat: int, alike: bool) -> list[GroupRun]:
+    """All machines are healthy; some groups take another way through the arithmetic: one that is always the same."""
+    struck = set(groups)
+    return [
+        run.model_copy(update={"losses": ["a", "x", "" if alike else f"{run.group} {repeat}"]})
+        if run.group in struck
+        else run
+        for run in runs_of(plan, repeat=repeat)
+    ]
+
+
+def test_a_row_and_a_column_that_computed_other_bits_once_name_nobody() -> None:
+    plan = plan_replay(16, 4)
+    once = other_bits(plan, ["row 1", "column 2"], repeat=1, alike=False)
+    found, suspects, text = concluded(plan, once)
+    assert (found, suspects) == (ReplayFound.INCONSISTENT, [])
+    assert "m6 would explain it, and so would chance" in text
+    earlier = conclude(plan, [f"m{x}" for x in range(16)], once, shows=0.5, by_chance=BREAKS)
+    assert (earlier.found, earlier.suspects) == (ReplayFound.ONE, ["m6"]), "replays of an earlier release"
+    both = other_bits(plan, ["row 1", "column 2"], repeat=2, alike=False)
+    assert concluded(plan, [*once, *both])[:2] == (ReplayFound.ONE, ["m6"])
+    elsewhere = other_bits(plan, ["row 3", "column 0"], repeat=2, alike=False)
+    assert concluded(plan, fold([*once, *elsewhere]))[:2] == (ReplayFound.INCONSISTENT, [])
+    nan = [
+        run.model_copy(update={"end": RunEnd.NOT_FINITE}) if run.group in {"row 1", "column 2"} else run for run in once
+    ]
+    assert concluded(plan, nan)[:2] == (ReplayFound.ONE, ["m6"]), "no script gives a NaN by chance"
+
+
 @pytest.mark.parametrize("share", [0.05, 0.2])
-def test_a_script_that_crashes_now_and_then_has_hardly_any_machine_named(share: float) -> None:
+@pytest.mark.parametrize("how", ["it crashes", "other bits", "other bits each time"])
+def test_a_script_that_is_not_repeatable_has_hardly_any_machine_named(how: str, share: float) -> None:
     chance, plan, policy = Random(7), plan_replay(64, 8), RecoveryPolicy()
     named = 0
     for _ in range(30):
         runs: list[GroupRun] = []
         for repeat in range(1, 99):
-            runs += crashed(plan, [one.name for one in plan.groups if chance.random() < share], repeat=repeat)
+            struck = [one.name for one in plan.groups if chance.random() < share]
+            if how == "it crashes":
+                runs += crashed(plan, struck, repeat=repeat)
+            else:
+                runs += other_bits(plan, struck, repeat=repeat, alike=how == "other bits")
             found = conclude(plan, [f"m{x}" for x in range(64)], runs, shows=0.5)
             seen = found.found is ReplayFound.INCONSISTENT
             if is_settled(found) or repeat >= repeats_of(policy, runs, seen=seen):
@@ -150,7 +189,7 @@ def test_what_is_missing_is_no_difference() -> None:
     assert (found, suspects) == (ReplayFound.INCOMPLETE, [])
     assert "it says 2 steps, no states, row 0 says 2 steps, states of 4 ranks: what is missing is not compared" in text
     assert concluded(plan, fold(runs)) == (found, suspects, text)
-    wrong = [run.model_copy(update=whole) for run in runs_of(plan, [5])]
+    wrong = [run.model_copy(update=whole) for run in twice(plan, [5])]
     assert concluded(plan, wrong)[:2] == (ReplayFound.ONE, ["m5"])
 
 
@@ -270,7 +309,7 @@ def test_other_hardware_computes_other_bits_and_is_not_at_fault() -> None:
     plan = plan_replay(8, 2)
     runs = [
         run.model_copy(update={"kind": "old", "losses": ["old"]}) if "m7" in run.machines else run
-        for run in runs_of(plan)
+        for run in twice(plan)
     ]
     found, suspects, _ = concluded(plan, runs)
     assert (found, suspects) == (ReplayFound.INCOMPLETE, [])
@@ -289,7 +328,8 @@ def test_a_fault_that_shows_in_a_later_repeat_is_kept() -> None:
     plan = plan_replay(6, 2)
     half = [run if "column" in run.group else good for run, good in zip(runs_of(plan, [4]), runs_of(plan), strict=True)]
     assert concluded(plan, half)[0] is ReplayFound.INCONSISTENT
-    assert concluded(plan, [*half, *runs_of(plan, [4], repeat=2)])[:2] == (ReplayFound.ONE, ["m4"])
+    later = [run for repeat in (2, 3) for run in runs_of(plan, [4], repeat=repeat)]
+    assert concluded(plan, [*half, *later])[:2] == (ReplayFound.ONE, ["m4"])
 
 
 def test_what_could_not_be_run_is_not_taken_for_a_fault_of_all() -> None:
