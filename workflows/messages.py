@@ -32,6 +32,7 @@ class Carried(Model):
     """It was parked, and the machines answer again that it waited for."""
     failures: list[Failure] = Field(default_factory=list)
     attempts: int = 0
+    failed_restores: int = 0
     asked: int = 0
     launched: Launched | None = None
     resumed_by: str = ""

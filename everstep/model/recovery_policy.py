@@ -16,7 +16,9 @@ class RecoveryPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    max_attempts: int = Field(3, ge=1, description="Reattempts of one incident before it is parked (ours).")
+    max_attempts: int = Field(
+        3, ge=1, description="Reattempts of one incident, or restores in a row that fail, before it is parked (ours)."
+    )
     max_failures_at_step: int = Field(
         3, ge=1, description="Failures of the job at one and the same step before it is parked (ours)."
     )

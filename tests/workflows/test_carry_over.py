@@ -37,5 +37,8 @@ def test_what_an_operator_had_forgotten_does_not_come_back_with_the_next_run() -
     )
     timeline: Any = SimpleNamespace(headline="", stages=[], rejected=[], parked=[], noted=0)
     assert carried(given, state, timeline).tried == before
+    state.failed_restores = 2
+    going_on = carried(given, state, timeline).carried
+    assert going_on is not None and going_on.failed_restores == 2
     state.begin_again()
     assert carried(given, state, timeline).tried == []

@@ -9,6 +9,7 @@ from activities.messages import FindInput, RestoreInput, StopInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Evidence, IncidentReport, RankExit, Restored, StateCopy, Symptom, Tier
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.version import VersionStatus
 from tests.workflows.conftest import anomaly
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
@@ -132,6 +133,29 @@ async def test_a_machine_that_is_lost_during_the_restore_is_looked_at_again(jobs
     names = [call.split(" from")[0] for call in after_stop(jobs)]
     assert names == ["stop 1", "restore 1", "stop 1", "restore 1", "launch 2", "confirm 2"]
     assert "m1 does not answer" in report.timings[2].found
+
+
+async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_waits(jobs: Any) -> None:
+    away = True
+
+    def not_there(given: RestoreInput) -> Restored:
+        return Restored(unreachable=["m1"]) if away else Restored(moved=given.copies)
+
+    jobs.cluster.restored, jobs.cluster.evidence = not_there, m1_empty
+    handle = await jobs.start(max_attempts=3, backoff_initial_s=0.1)
+    await jobs.until(handle, lambda state: state.status == "running")
+    await handle.execute_update(JobWorkflow.update, {"code": "/home/ada/gpt", "operator": "ada", "reason": "faster"})
+    await jobs.until(handle, lambda state: state.versions[-1].status is VersionStatus.PENDING)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    state = await jobs.until(handle, lambda state: state.status == "parked")
+    assert [call for call in after_stop(jobs) if call.startswith("restore")] == ["restore 1 from backup on m0"] * 3
+    assert "3 restores failed, one after the other" in jobs.cluster.notes[-1].text
+
+    away = False
+    incident = jobs.client.get_workflow_handle_for(IncidentWorkflow.run, incident_workflow_id(state.spec.name, 1))
+    await incident.signal("resume", {"operator": "ada"})
+    report = await incident.result()
+    assert (report.resume_step, report.version) == (20, 2)
 
 
 async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> None:

@@ -42,6 +42,7 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
             "carried": Carried(
                 failures=_failures(state.failures),
                 attempts=state.attempts,
+                failed_restores=state.failed_restores,
                 asked=state.asked,
                 launches=extended(state.launches, []),
                 bad=state.bad,
@@ -71,6 +72,7 @@ def carried(input: IncidentInput, state: RecoveryState, timeline: IncidentTimeli
 def take_up(carried_over: Carried, state: RecoveryState, timeline: IncidentTimeline) -> None:
     """Go on with what an earlier run took along."""
     state.failures, state.attempts, state.asked = list(carried_over.failures), carried_over.attempts, carried_over.asked
+    state.failed_restores = carried_over.failed_restores
     state.launches, state.bad, state.unreached = (
         list(carried_over.launches),
         list(carried_over.bad),

@@ -109,6 +109,7 @@ def plan_restart(
         waits=state.waits,
         asks=asked_of(step) if step is not None and step.asks else "",
         unsolved=_unsolved(step, state) if step is not None and step.last else "",
+        failed_restores=state.failed_restores,
         distrusted=state.distrusts(restore),
     )
     change = next_version(

@@ -41,6 +41,8 @@ class RestartFacts:
     """Which rung of the ladder an operator has to approve, and why it comes; empty: none."""
     unsolved: str = ""
     """What was tried, where that is all that there is, and often enough; empty: something is left to try."""
+    failed_restores: int = 0
+    """Since the last launch, or since an operator resumed."""
     distrusted: str = ""
     """Why the state from which it would go on has the fault in it; empty: nothing says so."""
 
@@ -138,6 +140,13 @@ def is_same_fault(failure: Failure, other: Failure) -> bool:
     return failure.cause == other.cause and place_of(failure) == place_of(other) != ""
 
 
+def restore_fails(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+    """The copies of the state could not be brought, time after time: other code does not change that."""
+    if facts.failed_restores >= policy.max_attempts:
+        return f"{facts.failed_restores} restores failed, one after the other"
+    return None
+
+
 def same_step_again(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The job fails at one place again and again."""
     failure = facts.failure
@@ -209,6 +218,7 @@ PARK_WHEN: tuple[Rule, ...] = (
     machine_silent,
     ladder_asks,
     broken_from_the_start,
+    restore_fails,
     same_step_again,
     no_progress,
     attempts_exhausted,

@@ -95,6 +95,8 @@ class RecoveryState:
     """Of this incident, the one at hand last."""
     attempts: int = 0
     """Reattempts so far, since an operator resumed."""
+    failed_restores: int = 0
+    """Restores that failed since the last launch, or since an operator resumed."""
     asked: int = 0
     """How often storage was asked for copies since the incident began, or was resumed."""
     findings: list[MachineFinding] = field(default_factory=list)
@@ -361,6 +363,7 @@ class RecoveryState:
         """An operator resumed: reset the counts, and try again what could not be reached."""
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.trusted, self._chosen = None, None
+        self.failed_restores = 0
         self.ladder.begin_again(all_of_it=self.release.judges_progress)
         self.bad.clear()
         self.unreached.clear()
@@ -384,6 +387,7 @@ class RecoveryState:
         elif self.lost_from >= 0 and restore.step >= 0:
             self.lost_steps = max(self.lost_from - restore.step, 0)
         self.generation += 1
+        self.failed_restores = 0
         self.resume_step = restore.step
         begun = (self.generation, FROM_NOTHING if restore.folder else restore.step)
         self.launches.append(begun)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.recover.plan import RestartPlan
+    from everstep.decisions.recover.rules import backoff_s
     from everstep.model.incident import Evidence, Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
     from workflows.incident.stages.stop import refresh_evidence
+
+
+FAILED = "failed restores are counted"
+"""Patch: before, one that failed was tried again at once, without end where other code came with it."""
 
 
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
@@ -23,6 +29,10 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     if not wanted.copies and not wanted.unverified:
         return None
     state, timeline, input = incident.state, incident.timeline, incident.input
+    if state.failed_restores:
+        timeline.enter(Stage.BACKOFF)
+        wait_s = backoff_s(state.failed_restores, input.spec.policy)
+        await incident.wait(timedelta(seconds=wait_s), "BACKOFF")
     began = timeline.enter(Stage.RESTORE)
     try:
         restored = await incident.unless_abandoned(
@@ -30,14 +40,19 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
         )
     except ActivityError as error:
         timeline.leave(began, Stage.RESTORE, f"failed: {error.cause or error}")
-        state.attempts += 1
-        return await refresh_evidence(incident)
+        return await _failed(incident)
     text = web_ui.restored_text(restored)
     timeline.leave(began, Stage.RESTORE, text)
     timeline.note(Stage.RESTORE, text)
     choose_again = state.record_restored(restored)
     if restored.unreachable:
         # Such a machine may come back empty, and the backups that it had are gone then.
-        state.attempts += 1
-        return await refresh_evidence(incident)
+        return await _failed(incident)
     return plan.evidence if choose_again else None
+
+
+async def _failed(incident: Incident) -> Evidence:
+    incident.state.attempts += 1
+    if workflow.patched(FAILED):
+        incident.state.failed_restores += 1
+    return await refresh_evidence(incident)

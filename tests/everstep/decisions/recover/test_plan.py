@@ -29,7 +29,7 @@ from everstep.model.job import JobSpec
 from everstep.model.ladder import Rung, RungMode
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.version import JobVersion, VersionStatus
+from everstep.model.version import CodeVersion, JobVersion, VersionStatus
 
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
 ON_DISK = CheckpointPolicy(disk=True, disk_path="/disk", disk_every_steps=5)
@@ -271,6 +271,29 @@ def test_the_launch_without_the_machine_that_was_found_is_not_counted() -> None:
 
     known.launch(plan_restart(evidence(), known, ladder=True).restore)
     assert not known.found_out
+
+
+@pytest.mark.parametrize("why", ["nothing else", "an update waits", "a machine was found"])
+def test_a_restore_that_fails_again_and_again_parks_whatever_comes_with_it(why: str) -> None:
+    known = state(failed_restores=2)
+    if why == "an update waits":
+        code = CodeVersion(script="/job.py", code="c2")
+        waits = JobVersion(number=2, runs=code, status=VersionStatus.PENDING, asked_ns=1)
+        known.book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), waits], 1)
+    elif why == "a machine was found":
+        fault = Finding(inspection="diagnose/bitwise", reason="other-bits")
+        known.ladder.tested = [MachineFinding(machine="m9", finding=fault)]
+        known.joined = {"m1"}
+    assert plan_restart(evidence(), known, ladder=True).action is Action.REATTEMPT
+    known.failed_restores = 3
+    plan = plan_restart(evidence(), known, ladder=True)
+    assert said(plan) == (Action.PARK, "restore_fails")
+    assert plan.verdict.reason == "3 restores failed, one after the other"
+    known.launch(plan.restore)
+    assert known.failed_restores == 0
+    known.failed_restores = 3
+    known.begin_again()
+    assert known.failed_restores == 0
 
 
 def test_a_rung_to_be_approved_parks_the_job_until_somebody_does() -> None:
