@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
 
 WHY_CHARACTERS = 4000
 """Of a traceback, as a job keeps it (ours)."""
+DUE_PATCH = "timers follow due times"
 
 
 class Updates:
@@ -38,7 +39,8 @@ class Updates:
         self._state = state
         self._show = show
         self._under_way: dict[int, asyncio.Task[None]] = {}
-        self._timers: dict[int, asyncio.Task[None]] = {}
+        self._timers: dict[int, tuple[int, asyncio.Task[None]]] = {}
+        """Version → when it is forced, and what wakes the job then."""
         self._telling: set[asyncio.Task[None]] = set()
         self.incident: Child | None = None
         """That is open and may take along what waits."""
@@ -203,12 +205,17 @@ class Updates:
             telling.add_done_callback(self._telling.discard)
 
     def _set_timers(self) -> None:
-        """Wake the job when a version is forced."""
-        for one in self._book().pending():
-            wait_s = (one.due_ns - workflow.time_ns()) / 1e9
-            if wait_s > 0 and one.number not in self._timers:
-                task = asyncio.create_task(self._wake(one.number, wait_s), name=f"force v{one.number}")
-                self._timers[one.number] = task
+        """Wake the job when a version is forced; what has waited for another time, or for nothing any more, ends."""
+        due = {one.number: one.due_ns for one in self._book().pending()}
+        for number, (due_ns, waking) in list(self._timers.items()):
+            if due.get(number) != due_ns and workflow.patched(DUE_PATCH):
+                waking.cancel()
+                del self._timers[number]
+        for number, due_ns in due.items():
+            wait_s = (due_ns - workflow.time_ns()) / 1e9
+            if wait_s > 0 and number not in self._timers:
+                waking = asyncio.create_task(self._wake(number, wait_s), name=f"force v{number}")
+                self._timers[number] = due_ns, waking
 
     async def _wake(self, number: int, wait_s: float) -> None:
         await workflow.sleep(wait_s, summary=f"FORCE UPDATE v{number}")

@@ -115,6 +115,16 @@ async def test_it_is_forced_at_the_end_of_its_window(jobs: Jobs) -> None:
     assert (state.spec.version, state.incidents[0].resolution) == (2, "update")
 
 
+async def test_one_that_waits_is_forced_sooner_where_somebody_asks_for_it_with_a_shorter_window(jobs: Jobs) -> None:
+    jobs.cluster.evidence = stopped
+    handle = await running(jobs)
+    await ask(handle, LAZY)
+    await until_status(jobs, handle, 2, VersionStatus.PENDING)
+    await ask(handle, {"version": 2, "window_h": 1 / 3600, **ADA})
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert (state.spec.version, state.incidents[0].resolution) == (2, "update")
+
+
 async def test_what_fails_where_it_is_tried_costs_the_job_nothing(jobs: Jobs) -> None:
     jobs.cluster.checked = lambda given: VersionChecked(refused="m1: ModuleNotFoundError: No module named 'gptt'")
     handle = await running(jobs)
