@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.versions.book import VersionBook
-    from everstep.decisions.versions.request import RequestAnswer, answer_to, same_as
+    from everstep.decisions.versions.request import RequestAnswer, answer_to, back_already, same_as
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.version import UpdateRequest, VersionStatus
@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
 
 WHY_CHARACTERS = 4000
 """Of a traceback, as a job keeps it (ours)."""
+BACK_PATCH = "back once"
 DUE_PATCH = "timers follow due times"
 
 
@@ -55,7 +56,8 @@ class Updates:
         """
         book = self._book()
         book.began_with(self._state.spec, workflow.time_ns(), self._launched)
-        answer = answer_to(request, book, workflow.time_ns())
+        back_again = back_already(request, book) is not None and not workflow.patched(BACK_PATCH)
+        answer = answer_to(request, book, workflow.time_ns(), back_again=back_again)
         self._keep(book)
         if answer.refused:
             raise ValueError(answer.refused)

@@ -58,6 +58,11 @@ class VersionBook:
         """When the first of it is forced; 0: nothing waits."""
         return min((one.due_ns for one in self.pending()), default=0)
 
+    def before(self) -> JobVersion | None:
+        """What ran before the one that runs; None: nothing is known to have."""
+        ran = [one for one in self.versions.values() if one.ranges and one.number != self.running]
+        return max(ran, key=lambda one: one.ranges[-1], default=None)
+
     def changed(self) -> list[JobVersion]:
         """What changed here, in order."""
         return [self.versions[number] for number in sorted(self.touched) if number in self.versions]

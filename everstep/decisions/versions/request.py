@@ -26,18 +26,21 @@ class RequestAnswer:
     """An incident that is open has to know."""
 
 
-def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> RequestAnswer:
+def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int, *, back_again: bool = False) -> RequestAnswer:
     """Take a request into the book.
 
     Args:
         request: Of a person; it makes sense by itself.
         book: The versions of the job; changed in place.
         now_ns: Now.
+        back_again: A rollback that says not to which version takes another version back where one just was, as in
+            jobs of before this release.
     """
     if request.cancel:
         return _withdrawn(request, book)
     if request.rollback or request.version:
-        return _back(request, book, now_ns)
+        already = None if back_again else back_already(request, book)
+        return already or _back(request, book, now_ns)
     for one in book.versions.values():
         if one.status in WAITS | {VersionStatus.RUNNING} and _is_again(request, one):
             return RequestAnswer(f"asked for already: {one.name} is {one.status}", tells=False)
@@ -49,6 +52,23 @@ def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> Request
         return RequestAnswer("", refused=f"nothing changes: v{book.running} is the same, and runs")
     made = book.ask(request, now_ns)
     return RequestAnswer(f"v{made.number} is made and tried; {when_text(request)}", to_make=made.number, tells=False)
+
+
+def back_already(request: UpdateRequest, book: VersionBook) -> RequestAnswer | None:
+    """What is said of a rollback where the job has just gone back to what runs: who asks means what ran before.
+
+    None: it names a version, or the job came to what runs by something else.
+    """
+    running, before = book.versions.get(book.running), book.before()
+    if not request.rollback or request.version or running is None:
+        return None
+    further = "to go back further name a version as well"
+    if running.again == request:
+        return RequestAnswer(f"asked for already: {running.name} runs; {further}", tells=False)
+    if before is not None and before.status is VersionStatus.SUSPECT:
+        refused = f"v{before.number} was taken back already, and v{running.number} runs: {further}"
+        return RequestAnswer("", refused=refused)
+    return None
 
 
 def same_as(book: VersionBook, number: int) -> str:
