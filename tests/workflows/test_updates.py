@@ -9,11 +9,12 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import ConfirmInput, MakeVersionInput, StopInput, VersionChecked, VersionMade
-from everstep.model.incident import Confirmation, Evidence, IncidentReport, RankExit, Symptom
-from everstep.model.job_state import JobState
+from activities.messages import ConfirmInput, MakeVersionInput, RestoreInput, StopInput, VersionChecked, VersionMade
+from everstep.model.incident import Confirmation, Evidence, IncidentReport, RankExit, Restored, Symptom
+from everstep.model.job_state import JobState, incident_workflow_id
 from everstep.model.version import JobVersion, VersionStatus
 from tests.workflows.conftest import Jobs, anomaly, exits, held
+from tests.workflows.test_restore import m1_empty
 from workflows.job import JobWorkflow
 
 ADA = {"operator": "ada", "reason": "a better loss"}
@@ -203,6 +204,32 @@ async def test_one_that_waits_is_withdrawn(jobs: Jobs) -> None:
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.WITHDRAWN)
+
+
+async def test_what_is_withdrawn_while_state_is_restored_does_not_come(jobs: Jobs) -> None:
+    may_go_on = asyncio.Event()
+
+    async def restored(given: RestoreInput) -> Restored:
+        await may_go_on.wait()
+        return Restored(moved=given.copies)
+
+    jobs.cluster.evidence, jobs.cluster.restored = m1_empty, restored
+    handle = await running(jobs)
+    await ask(handle, LAZY)
+    await until_status(jobs, handle, 2, VersionStatus.PENDING)
+    await handle.execute_update(JobWorkflow.report, anomaly())
+    while not any(call.startswith("restore") for call in jobs.cluster.calls):  # noqa: ASYNC110 - nobody tells us
+        await asyncio.sleep(0.02)
+    assert await ask(handle, {"cancel": 2, **ADA}) == "v2 is withdrawn"
+    name = (await handle.query(JobWorkflow.current_state)).spec.name
+    incident = jobs.client.get_workflow_handle(incident_workflow_id(name, 1))
+    while "EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED" not in (await incident.fetch_history()).to_json():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    may_go_on.set()
+    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.WITHDRAWN)
+    [report] = reports(jobs)
+    assert (report.resolution, report.version) == ("reattempt", 1)
 
 
 async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:

@@ -29,7 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.evict import evict, note_answers, secure
     from workflows.incident.stages.hold import hold, hold_before_leaving
     from workflows.incident.stages.park import park
-    from workflows.incident.stages.reattempt import reattempt
+    from workflows.incident.stages.reattempt import back_off, reattempt
     from workflows.incident.stages.replay import replay
     from workflows.incident.stages.restore import restore
     from workflows.incident.stages.stop import refresh_evidence, stop
@@ -148,6 +148,8 @@ class IncidentWorkflow:
                     await replay(incident, plan)
                 elif (changed := await restore(incident, plan)) is not None:
                     evidence = changed
+                elif not await back_off(incident, plan):
+                    evidence = plan.evidence
                 else:
                     confirmation = await reattempt(incident, plan)
                     if confirmation is not None and confirmation.ok:

@@ -8,7 +8,7 @@ from everstep.decisions.versions.book import VersionBook
 from everstep.decisions.versions.rollback import Rollback, made_by, rollback, target_of
 from everstep.model.incident import Failure
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.version import JobVersion
+from everstep.model.version import JobVersion, VersionStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class VersionChange:
     """For people: in which words the decision is told."""
     suspect: str = ""
     """Why the one that ran is suspect; empty: it is not."""
+    asked: bool = False
+    """Somebody asked for it, who may withdraw it until it is launched."""
 
 
 def next_version(
@@ -48,8 +50,9 @@ def next_version(
         running = book.versions.get(book.running)
         suspect = f"taken back by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")
         if not (wanted.rollback and running):
-            return VersionChange(newest.number, _update(newest))
-        return VersionChange(newest.number, f"{_update(newest)} (v{running.number}, {made_by(running)})", suspect)
+            return VersionChange(newest.number, _update(newest), asked=True)
+        why = f"{_update(newest)} (v{running.number}, {made_by(running)})"
+        return VersionChange(newest.number, why, suspect, asked=True)
     if by_operator or rolls_back == "":
         return None
     versions = list(book.versions.values())
@@ -60,6 +63,11 @@ def next_version(
         return None
     why = f"{made_by(book.versions[taken_back.suspect])}: {taken_back.why}"
     return VersionChange(taken_back.target, f"back to v{taken_back.target}: v{taken_back.suspect}, {why}", why)
+
+
+def is_withdrawn(change: VersionChange, book: VersionBook) -> bool:
+    """Whether somebody has withdrawn what was to come since that was decided."""
+    return change.asked and book.versions[change.number].status is not VersionStatus.PENDING
 
 
 def _update(version: JobVersion) -> str:

@@ -10,6 +10,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.recover.plan import RestartPlan
+    from everstep.decisions.versions.next import is_withdrawn
     from everstep.model.incident import Confirmation, Stage
     from everstep.model.ladder import Rung
     from workflows import activity_calls
@@ -17,17 +18,26 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.confirm import confirm
     from workflows.incident.stages.stop import impatient
 
-
 FOUND_CHARACTERS = 300
 """Of what a report says of one restart (ours)."""
+WITHDRAWN = "what is withdrawn does not come"
+
+
+async def back_off(incident: Incident, plan: RestartPlan) -> bool:
+    """Wait before a restart; returns whether it is still to be done as planned: since it was decided, and while state
+    was restored, somebody may have withdrawn the version that was to come with it."""
+    if plan.verdict.delay_s:
+        incident.timeline.enter(Stage.BACKOFF)
+        await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
+    if plan.change is None or not is_withdrawn(plan.change, incident.state.book) or not workflow.patched(WITHDRAWN):
+        return True
+    incident.resumed = plan.by_operator
+    return False
 
 
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
     """One restart; returns its confirmation, or None when it could not be launched or watched."""
     state, timeline, input, target = incident.state, incident.timeline, incident.input, plan.restore
-    if plan.verdict.delay_s:
-        timeline.enter(Stage.BACKOFF)
-        await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
     telling = None
     if plan.change is not None:
         telling = await incident.change_version(plan.change)

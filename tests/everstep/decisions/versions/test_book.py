@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everstep.decisions.versions.book import KEPT, WAITS, VersionBook
-from everstep.decisions.versions.next import next_version
+from everstep.decisions.versions.next import is_withdrawn, next_version
 from everstep.decisions.versions.request import answer_to
 from everstep.model.incident import Failure, Symptom
 from everstep.model.job import JobSpec
@@ -128,6 +128,38 @@ def test_the_same_request_twice_is_one() -> None:
     assert (first.to_make, again.to_make, again.refused) == (2, 0, "")
     assert again.text.startswith("asked for already: v2")
     assert sum(one.status in WAITS for one in book.versions.values()) == 1
+
+
+@given(ran=st.booleans(), withdrawn=st.booleans())
+def test_what_was_decided_to_come_is_known_to_be_withdrawn(ran: bool, withdrawn: bool) -> None:
+    """Also a version that ran before, which a withdrawal makes what it was."""
+    book = VersionBook()
+    book.began_with(SPEC, S)
+    book.launched(1, 0, S)
+    made = book.ask(asked(2), 2 * S)
+    if ran:
+        book.come(made.number, now_ns=3 * S)
+        book.launched(2, 10, 3 * S)
+    request = UpdateRequest(operator="bob", version=1) if ran else None
+    book.wait_for_restart(1 if ran else made.number, 4 * S, request)
+    failure = Failure(generation=2, step=20, symptom=Symptom.CRASH, cause="SIGKILL", time_ns=5 * S)
+    change = next_version(book, failure, POLICY, explained=True, by_operator=False)
+    assert change is not None
+    if withdrawn:
+        answer_to(UpdateRequest(operator="bob", cancel=change.number), book, 6 * S)
+    assert is_withdrawn(change, book) is withdrawn
+
+
+def test_what_a_rule_takes_back_nobody_withdraws() -> None:
+    book = VersionBook()
+    book.began_with(SPEC, S)
+    book.launched(1, 0, S)
+    book.come(book.ask(asked(2), 2 * S).number, now_ns=3 * S)
+    book.launched(2, 10, 3 * S)
+    failure = Failure(generation=2, step=10, symptom=Symptom.USER_ERROR, cause="KeyError", time_ns=5 * S)
+    change = next_version(book, failure, POLICY, explained=False, by_operator=False)
+    assert change is not None
+    assert (change.number, is_withdrawn(change, book)) == (1, False)
 
 
 def test_no_more_wait_than_a_person_can_oversee() -> None:
