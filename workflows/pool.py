@@ -25,7 +25,6 @@ with workflow.unsafe.imports_passed_through():
         LeaseRequest,
         Looked,
         OperatorMove,
-        PoolPlace,
         PoolState,
         Readied,
         ReadyRequest,
@@ -51,6 +50,8 @@ PROVISION_LIMIT = timedelta(minutes=1)
 READY_LIMIT = timedelta(minutes=10)
 """Machines that were not made ready within this time are not tried again for the same version (ours)."""
 READY_PATCH = "ready standbys"
+SETTLED_PATCH = "jobs that can let machines go are told"
+TAKEN_OUT_PATCH = "new runs do not get what is taken out"
 KNOWN_S = 8.0
 """Who asks before the first look waits for it so long, and has to ask anew then (ours)."""
 NOT_KNOWN = "PoolUnknown"
@@ -74,7 +75,8 @@ class StandbyPoolWorkflow:
     async def lease(self, request: LeaseRequest) -> Leased:
         """Give a job the machines that it names: all of them, or none."""
         await self._known()
-        leased = book.lease(self.state, request, now_ns=workflow.time_ns())
+        forgets = bool(book.taken_out(self.state, request)) and not workflow.patched(TAKEN_OUT_PATCH)
+        leased = book.lease(self.state, request, now_ns=workflow.time_ns(), forgets=forgets)
         self.waited_for |= leased.may_change
         self._show()
         return leased
@@ -125,7 +127,7 @@ class StandbyPoolWorkflow:
             looked = await self._look()
             look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
             self._show()
-            await self._tell_jobs()
+            await self._tell_jobs(looked)
             await self._provision()
             self._make_ready(looked)
             if workflow.info().is_continue_as_new_suggested() or self._is_new_version():
@@ -167,10 +169,12 @@ class StandbyPoolWorkflow:
             return Looked(listed=False, problem=f"nothing could be looked at: {error.cause or error}"[:300])
         return found
 
-    async def _tell_jobs(self) -> None:
+    async def _tell_jobs(self, looked: Looked) -> None:
         """Have machines leave their jobs that an operator wants out, once there are others for them."""
-        wanted = [one for one in self.state.machines.values() if one.wanted_out and one.place is PoolPlace.ACTIVE]
-        for one in wanted[: self.state.spare]:
+        leaving, earlier = look.leaving(self.state, looked), look.leaving(self.state, Looked())
+        if leaving != earlier and not workflow.patched(SETTLED_PATCH):
+            leaving = earlier  # pools of before this release did not mind how the jobs are
+        for one in leaving:
             job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
             move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
             with contextlib.suppress(FailureError):  # the job is over: the next look says so

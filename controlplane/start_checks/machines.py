@@ -70,6 +70,8 @@ async def _why_not(control: Control, job: str) -> dict[str, str]:
 
 
 def _why(one: PoolMachine, running: Collection[str]) -> str:
+    if one.wanted_out:
+        return f"taken out by {one.by}"
     if one.place is PoolPlace.ACTIVE:
         return f"of job {one.job}" if one.job in running else ""
     return "" if one.place in {PoolPlace.FREE, PoolPlace.PROVISIONING} else str(one.place)

@@ -157,6 +157,16 @@ async def chosen(tmp_path: Path, pool: PoolState, machines: int = 2, running: Se
     return [machine.name for machine in await choose_machines(control, spec)]
 
 
+async def test_a_job_gets_no_machine_that_an_operator_takes_out_of_its_run_before(tmp_path: Path) -> None:
+    pool = pool_of(gpu_0="active gpt", gpu_1="active gpt", spare_1="free")
+    wanted_out = {"wanted_out": True, "by": "ada", "why": "a loud fan"}
+    pool.machines["gpu-0"] = pool.machines["gpu-0"].model_copy(update=wanted_out)
+    assert await chosen(tmp_path, pool, running=()) == ["gpu-1", "spare.1"]
+    pool.machines["gpu-1"] = pool.machines["gpu-1"].model_copy(update={"job": "bert"})
+    with pytest.raises(ConfigError, match="gpu-0 is taken out by ada; gpu-1 is of job bert"):
+        await chosen(tmp_path, pool)
+
+
 async def test_a_job_gets_no_machine_that_another_one_has(tmp_path: Path) -> None:
     pool = pool_of(gpu_0="active bert", gpu_1="free", spare_1="standby")
     wanted = r"asks for 2 machines and 1 is free: gpu-0 is of job bert; spare.1 is standby; wait"

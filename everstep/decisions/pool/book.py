@@ -61,9 +61,16 @@ def add(state: PoolState, machines: Iterable[Machine], *, now_ns: int) -> None:
             state.machines[machine.name] = known.model_copy(update={"machine": machine})
 
 
-def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
-    """Give a job the machines that it names: all of them, or none."""
-    refused = {}
+def lease(state: PoolState, request: LeaseRequest, *, now_ns: int, forgets: bool = False) -> Leased:
+    """Give a job the machines that it names: all of them, or none.
+
+    Args:
+        state: Of the pool, changed in place.
+        request: Of the job.
+        now_ns: Now.
+        forgets: As in pools of before this release, a new run gets what an operator takes out of the job's run before.
+    """
+    refused = {} if forgets else taken_out(state, request)
     for machine in request.machines:
         known = state.machines.get(machine.name)
         if known is not None and (why := _why_not(known, request.job)):
@@ -85,6 +92,16 @@ def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
                 run=request.run,
             )
     return Leased()
+
+
+def taken_out(state: PoolState, request: LeaseRequest) -> dict[str, str]:
+    """Machines that a job wants, and that an operator takes out of the run before, whose end is not known yet → why."""
+    wanted = [state.machines[machine.name] for machine in request.machines if machine.name in state.machines]
+    return {
+        one.machine.name: f"{one.by} takes it out: {one.why}; 'everstep release {one.machine.name}' lets jobs have it"
+        for one in wanted
+        if one.wanted_out and one.run != request.run
+    }
 
 
 def _why_not(known: PoolMachine, job: str) -> str:

@@ -41,6 +41,17 @@ def is_to_be_cleaned(state: PoolState, *, now_ns: int) -> bool:
     return any(one.uncleaned and now_ns - one.since_ns < CLEANED_S * 1e9 for one in state.machines.values())
 
 
+def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
+    """Machines that jobs are told to leave now: what an operator wants out, where there are others for it.
+
+    A job that starts, or is in an incident, does not take it; one that did not say how it is comes last.
+    """
+    settled = {job.job: job.settled for job in looked.jobs}
+    wanted = [one for one in state.machines.values() if one.wanted_out and one.place is PoolPlace.ACTIVE]
+    ready = [one for one in wanted if settled.get(one.job, True)]
+    return sorted(ready, key=lambda one: one.job not in settled)[: state.spare]
+
+
 def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quarantine_s: float = QUARANTINE_S) -> None:
     """Bring the book up to date.
 

@@ -45,6 +45,10 @@ def want(job: str, *numbers: int, run: str = "1") -> LeaseRequest:
     return LeaseRequest(job=job, run=run, machines=[machine(number) for number in numbers])
 
 
+def running(job: str, *numbers: int, run: str = "1", settled: bool = True) -> RunningJob:
+    return RunningJob(job=job, run=run, machines=[machine(number) for number in numbers], settled=settled)
+
+
 def evict(
     name: str, job: str = "gpt", *, id: str = "i/1", keep: tuple[int, ...] = (), run: str = "1"
 ) -> ReplaceRequest:
@@ -242,6 +246,38 @@ def test_an_operator_keeps_a_machine_away_and_lets_it_come_back() -> None:
     assert not refused.may_change
     assert book.operator_releases(state, move, now_ns=6) == "m0 is free"
     assert not book.operator_evicts(state, OperatorMove(machine="m9", operator="me"), now_ns=7)
+
+
+def test_a_new_run_of_a_job_does_not_get_what_an_operator_takes_out_of_it() -> None:
+    """The run before was terminated by hand, and no look knows of it yet."""
+    state = pool(3)
+    book.lease(state, want("gpt", 0, 1), now_ns=2)
+    book.operator_evicts(state, OperatorMove(machine="m1", operator="ada", reason="a loud fan"), now_ns=3)
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=4).refused, "the same run asks again"
+    refused = book.lease(state, want("gpt", 0, 1, run="2"), now_ns=5).refused
+    assert refused == {"m1": "ada takes it out: a loud fan; 'everstep release m1' lets jobs have it"}
+    assert not book.lease(state, want("gpt", 0, 2, run="2"), now_ns=6).refused
+    look.take(state, Looked(jobs=[running("gpt", 0, 2, run="2")]), began_ns=7, now_ns=8)
+    assert places(state) == {"m0": "active gpt", "m1": "cordoned", "m2": "active gpt"}
+    assert state.machines["m1"].why == "a loud fan"
+
+
+def test_a_job_that_can_let_a_machine_go_is_told_so_although_one_that_cannot_comes_first() -> None:
+    state = pool(6)
+    for number, job in enumerate("abc"):
+        book.lease(state, want(job, number), now_ns=2)
+        book.operator_evicts(state, OperatorMove(machine=f"m{number}", operator="ada"), now_ns=3)
+
+    def told(**settled: bool) -> list[str]:
+        jobs = [running(job, "abc".index(job), settled=one) for job, one in settled.items()]
+        return [one.machine.name for one in look.leaving(state, Looked(jobs=jobs))]
+
+    assert told(a=False, b=True, c=False) == ["m1"]
+    assert told(b=True) == ["m1", "m0", "m2"], "how the others are is not known"
+    book.lease(state, want("d", 3, 4), now_ns=4)
+    assert state.spare == 1
+    assert told(a=False, b=True, c=True) == ["m1"]
+    assert told(c=True) == ["m2"]
 
 
 class BookLaws(RuleBasedStateMachine):
