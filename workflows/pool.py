@@ -51,6 +51,7 @@ READY_LIMIT = timedelta(minutes=10)
 """Machines that were not made ready within this time are not tried again for the same version (ours)."""
 READY_PATCH = "ready standbys"
 SETTLED_PATCH = "jobs that can let machines go are told"
+LIST_PATCH = "who left the list is noted"
 TAKEN_OUT_PATCH = "new runs do not get what is taken out"
 KNOWN_S = 8.0
 """Who asks before the first look waits for it so long, and has to ask anew then (ours)."""
@@ -125,7 +126,8 @@ class StandbyPoolWorkflow:
             self.waited_for = False
             began_ns = workflow.time_ns()
             looked = await self._look()
-            look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
+            notes_list = not look.changed_in_list(self.state, looked) or workflow.patched(LIST_PATCH)
+            look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns(), notes_list=notes_list)
             self._show()
             await self._tell_jobs(looked)
             await self._provision()

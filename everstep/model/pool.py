@@ -65,6 +65,8 @@ class PoolMachine(Model):
     until_released: bool = False
     """It stays in quarantine until an operator releases it: a test of the stopped machine found the fault, and no
     inspection can."""
+    unlisted_ns: int = 0
+    """Since when it is not in the list of the cluster any more; 0: it is, or that is not known."""
     absent: int = 0
     """So many looks in a row found that its job does not have it."""
     ready: dict[str, str] = Field(default_factory=dict)

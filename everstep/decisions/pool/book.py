@@ -256,6 +256,9 @@ def operator_releases(state: PoolState, move: OperatorMove, *, now_ns: int) -> s
         return f"{move.machine} stays with job {known.job}"
     if known.place in IDLE:
         return f"{move.machine} is {known.place} already"
+    if known.uncleaned and known.unlisted_ns and known.fault:
+        del state.machines[move.machine]
+        return f"{move.machine} does not answer and is not in the list of the cluster any more: it is forgotten"
     if known.uncleaned:
         return (
             f"{move.machine} may still run ranks of job {known.job}, and does not answer: release it when it does again"

@@ -16,8 +16,9 @@ QUARANTINE_S = 600.0
 """An evicted machine is tested at least this long (ours)."""
 PASSES = 3
 """In so many looks in a row (ours)."""
-
-
+FORGOTTEN_S = TWICE_S
+"""A machine in quarantine that is out of the list, and of no use, is forgotten after this time (ours): its evictions
+count no longer then."""
 CLEANED_S = 120.0
 """A machine that left its job with ranks that nobody could end may answer again soon: it is looked at often for so long
 (ours)."""
@@ -52,7 +53,23 @@ def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
     return sorted(ready, key=lambda one: one.job not in settled)[: state.spare]
 
 
-def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quarantine_s: float = QUARANTINE_S) -> None:
+def changed_in_list(state: PoolState, looked: Looked) -> list[str]:
+    """Known machines that left the list of the cluster, or came back into it, since the look before."""
+    if looked.machines is None:
+        return []
+    listed = {machine.name for machine in looked.machines}
+    return [name for name, one in state.machines.items() if (name in listed) == bool(one.unlisted_ns)]
+
+
+def take(
+    state: PoolState,
+    looked: Looked,
+    *,
+    began_ns: int,
+    now_ns: int,
+    quarantine_s: float = QUARANTINE_S,
+    notes_list: bool = True,
+) -> None:
     """Bring the book up to date.
 
     Args:
@@ -61,8 +78,12 @@ def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quaran
         began_ns: When the look began, by the same clock as ``now_ns``: what changed since then is newer than it.
         now_ns: Now.
         quarantine_s: An evicted machine is tested at least this long, seconds.
+        notes_list: It is noted who left the list; pools of before this release did not.
     """
     state.problem = looked.problem
+    for name in changed_in_list(state, looked) if notes_list else ():
+        one = state.machines[name]
+        state.machines[name] = one.model_copy(update={"unlisted_ns": 0 if one.unlisted_ns else began_ns})
     if not state.known:  # all machines were asked
         _take_machines(state, looked, began_ns)
     _take_health(state, looked, began_ns)
@@ -74,6 +95,8 @@ def take(state: PoolState, looked: Looked, *, began_ns: int, now_ns: int, quaran
         state.known = looked.listed and (not looked.unknown or state.looks >= UNKNOWN_LOOKS)
     for name in [name for name, one in state.machines.items() if _is_well(one, now_ns, quarantine_s)]:
         free(state, name, now_ns=now_ns, by="pool", why=f"{PASSES} looks found nothing against it")
+    for name in [name for name, one in state.machines.items() if _is_gone(one, looked, now_ns)]:
+        del state.machines[name]
 
 
 def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
@@ -177,3 +200,16 @@ def _is_well(one: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
         return False
     lately = [time_ns for time_ns in one.evicted_ns if now_ns - time_ns < TWICE_S * 1e9]
     return len(lately) < 2 and now_ns - one.since_ns >= quarantine_s * 1e9
+
+
+def _is_gone(one: PoolMachine, looked: Looked, now_ns: int) -> bool:
+    """Whether a machine in quarantine does not come back: it was taken out of the list, and is of no use since.
+
+    What waits for an operator does so, and what may have ranks of its job is cleaned as long as that runs.
+    """
+    if one.place is not PoolPlace.QUARANTINED or one.until_released or not (one.unlisted_ns and one.fault):
+        return False
+    newer = any(job.job == one.job and job.run != one.run for job in looked.jobs)
+    if one.uncleaned and not (newer or one.job in looked.over):
+        return False
+    return now_ns - max(one.since_ns, one.unlisted_ns) >= FORGOTTEN_S * 1e9
