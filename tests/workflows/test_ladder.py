@@ -94,7 +94,7 @@ async def test_the_second_one_has_the_machines_tested_and_the_one_at_fault_leave
     found = report.tried[1].found
     assert "m1 is at fault: other bits than 3 of 4 machines (other-bits); 1 of 2 machines passed" in found
     assert (report.tried[1].why, report.tried[1].machine) == (
-        "nothing says what failed; reattempt did not help",
+        "nothing says for sure what failed; reattempt did not help",
         "m1",
     )
     [given] = cluster.diagnoses

@@ -118,14 +118,14 @@ PATHS: tuple[Path, ...] = (
     ),
     Path(
         "unclear-at-once",
-        "nothing says what failed, and `diagnose_at_once` is set",
+        "nothing says for sure what failed, and `diagnose_at_once` is set",
         (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
         FIGURE,
         _at_once,
     ),
     Path(
         "unclear",
-        "nothing says what failed",
+        "nothing says for sure what failed",
         (REATTEMPT, DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
         f"{FIGURE}; the first restart, which costs a second here, is ours",
         _else,

@@ -84,9 +84,9 @@ def test_each_kind_of_failure_has_its_path(at: LadderFacts, path: str, rungs: li
 
 def test_a_first_crash_is_restarted_at_once_and_the_second_one_tested() -> None:
     first = next_rung(facts(), POLICY)
-    assert (first.rung, first.tried, first.text) == (R, False, "nothing says what failed")
+    assert (first.rung, first.tried, first.text) == (R, False, "nothing says for sure what failed")
     second = next_rung(facts(tried=(one(R),)), POLICY)
-    assert (second.rung, second.text) == (D, "nothing says what failed; reattempt did not help")
+    assert (second.rung, second.text) == (D, "nothing says for sure what failed; reattempt did not help")
 
 
 def test_what_cannot_be_tried_is_left_out_and_told() -> None:

@@ -217,7 +217,7 @@ def climbing(**fields: Any) -> RecoveryState:
 def test_a_job_that_fails_again_has_its_machines_tested() -> None:
     plan = plan_restart(evidence(), climbing(), ladder=True)
     assert said(plan) == (Action.DIAGNOSE, "")
-    assert plan.text == "diagnose: nothing says what failed; reattempt did not help"
+    assert plan.text == "diagnose: nothing says for sure what failed; reattempt did not help"
     assert plan_restart(evidence(), climbing()).action is Action.REATTEMPT, "an incident of before there was a ladder"
     by_operator = plan_restart(evidence(), climbing(), by_operator=True, ladder=True)
     assert by_operator.action is Action.REATTEMPT, "who resumes it has the last word"
@@ -246,7 +246,7 @@ def looked_at(**fields: Any) -> RecoveryState:
 
 def test_a_job_that_nothing_helped_is_replayed() -> None:
     plan = plan_restart(evidence(), looked_at(), ladder=True)
-    assert said(plan) == (Action.REPLAY, "") and plan.text.startswith("replay: nothing says what failed")
+    assert said(plan) == (Action.REPLAY, "") and plan.text.startswith("replay: nothing says for sure what failed")
     before = plan_restart(evidence(), looked_at(), ladder=True, replay=False)
     assert before.action is not Action.REPLAY and "no replays when this incident began" in str(before.step)
     unseen = looked_at()
@@ -312,7 +312,7 @@ def test_what_passed_is_told_with_the_next_restart() -> None:
     known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
     plan = plan_restart(evidence(), known, ladder=True)
     assert plan.action is Action.REATTEMPT
-    assert plan.verdict.reason == "SIGKILL: nothing says what failed; reattempt and diagnose did not help"
+    assert plan.verdict.reason == "SIGKILL: nothing says for sure what failed; reattempt and diagnose did not help"
     known.joined.add("m7")
     again = plan_restart(evidence(), known, ladder=True)
     assert again.verdict.reason == "SIGKILL: what was at fault has left the job"
