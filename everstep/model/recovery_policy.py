@@ -165,7 +165,7 @@ class RecoveryPolicy(BaseModel):
     )
     diagnose_at_once: bool = Field(
         default=False,
-        description="Test the machines before the first restart too, where nothing says for sure what failed (ours: no).",
+        description="Test the machines before the first restart too, where nothing says what failed (ours: no).",
     )
     diagnose_s: float = Field(
         2000.0, gt=0, description="All tests of one machine, and each between two, have this long, seconds (ours)."
