@@ -176,6 +176,8 @@ def _go_back(state: PoolState, name: str, request: ReplaceRequest, why: str, *, 
         wanted_out=known.place is PoolPlace.CORDONED,
         evicted_ns=known.evicted_ns[:-1],
     )
+    # A look may have found its ranks there, which are to be there now.
+    state.machines[name] = state.machines[name].model_copy(update={"fault": ""})
 
 
 def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> None:

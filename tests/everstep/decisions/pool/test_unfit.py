@@ -25,7 +25,10 @@ def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=1)
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada"), now_ns=2)
-    book.replace(state, evict("m1", keep=(0,)), now_ns=3)
+    book.replace(state, evict("m1", keep=(0,)), now_ns=2)
+    there = RunningJob(job="gpt", run="1", machines=[machine(0), machine(1)])
+    found = Looked(jobs=[there], faults={"m1": "ranks of job gpt live there"})
+    look.take(state, found, began_ns=3, now_ns=3)
     answer = book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=4)
     assert ({old: one.name for old, one in answer.machines.items()}, answer.why) == (
         {"m2": "m1"},
@@ -34,6 +37,7 @@ def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
     assert places(state) == {"m0": "active gpt", "m1": "active gpt", "m2": "quarantined gpt"}
     back = state.machines["m1"]
     assert (back.job, back.run, back.evicted_ns, back.uncleaned, back.wanted_out) == ("gpt", "1", [], False, True)
+    assert back.fault == ""
     assert state.short["gpt"].machines == 1, "the cluster is asked for one more"
     assert book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=5) == answer
 
