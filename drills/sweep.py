@@ -11,10 +11,10 @@ incident, nothing lost but the step under way, losses equal bit for bit, no rank
 twice, nothing left behind.
 
 What is swept: all events that the incident's history, or its replay's, has when
-nobody dies. For each, the row tells where the worker was hit and which event was the newest
-durable one at that moment. Temporal writes several events in one transaction, and between those
-nobody can die (``drills/observe/transactions.py``): a kill is in time for all events of the
-transaction that was the newest. One that came later is tried again.
+nobody dies, and on to its last one where it is longer. For each, the row tells where the worker was
+hit and which event was the newest durable one at that moment. Temporal writes several events in one
+transaction, and between those nobody can die (``drills/observe/transactions.py``): a kill is in time
+for all events of the transaction that was the newest. One that came later is tried again.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ A job that is updated has to live until another worker has come."""
 TRIES = 3
 """Runs for an event at most, where a kill came late or the run's history did not have the event (ours)."""
 
+CLOSES = (EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW)
+"""Last events of a run's history."""
+
 
 class SweepRow(BaseModel):
     """One kill."""
@@ -75,6 +78,8 @@ class SweepRow(BaseModel):
     """Newest durable event at that moment; None: not known."""
     since: int | None = None
     """From that event until it no worker did anything: the first of its transaction."""
+    closes: bool = False
+    """Whether that is the history's last."""
     in_time: bool = False
     """Whether the event lies between those two; or is an activity's start, which the server writes down
     with its end, and the worker was hit before that end was reported."""
@@ -89,7 +94,8 @@ class SweepResult(BaseModel):
     """All kills of a sweep."""
 
     events: int
-    """Length of the history when nobody dies."""
+    """Length of the history when nobody dies, or longer: one task may take the results of two activities, and where
+    each came alone there are more."""
     decision: str
     outcome: str
     rows: list[SweepRow]
@@ -121,7 +127,7 @@ async def run_sweep(
 
     Args:
         first: Number of the first event.
-        last: Of the last one; None: of the history's last.
+        last: Of the last one; None: until a worker was killed at the history's last.
         every: Only every so many.
         workers: Of the cluster.
         of: What is swept, one of ``SWEPT``.
@@ -141,7 +147,8 @@ async def run_sweep(
         events = len(await history(cluster, DrillRequest.model_validate(options).swept(clean.job)))
         decision, outcome = await signature(cluster, clean)
         result = SweepResult(events=events, decision=decision, outcome=outcome, rows=[])
-        for event in range(first, min(last or events, events) + 1, every):
+        event = first
+        while event <= (last or result.events):
             struck = {"fault": "kill-worker", "during": options["fault"], "at_event": event}
             request = DrillRequest.model_validate(options | struck)
             for _ in range(TRIES):
@@ -152,6 +159,9 @@ async def run_sweep(
                 say(f"event {event}: {_missed(row)}; again")
             result.rows.append(row)
             each(row)
+            if row.newest is not None:
+                result.events = max(result.events, row.newest if row.closes else row.newest + 1)
+            event += every
     result.leaked = cluster.leaked
     return result
 
@@ -180,6 +190,7 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
             since = transactions.since(found, begins, newest)
         starts = place.startswith("end") and newest == event - 1
         row.place, row.newest, row.since, row.in_time = place, newest, since, starts or since <= event <= newest
+        row.closes = found[newest - 1].event_type in CLOSES
     else:
         row.ok = False
         row.problems.append("nobody knows where the worker was hit")
