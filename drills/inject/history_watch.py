@@ -28,12 +28,15 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from everstep import faults
+from everstep.errors import ClusterError
 
 if TYPE_CHECKING:
     from drills.inject.context import DrillContext
 
 LOOK_S, ASK_S = 0.0003, 0.004
 """Between two looks at a store, and between two questions (ours)."""
+WORKER = "worker-0"
+"""Name of the process that is killed."""
 ENDS_S = 5.0
 """The process has so long to end when it is told to (ours)."""
 
@@ -70,18 +73,25 @@ class HistoryWatch(BaseModel):
 
 @contextlib.contextmanager
 def watched(context: DrillContext) -> Iterator[None]:
-    """Look at the history whose event kills a worker while a drill runs; nothing for other faults."""
+    """Look at the history whose event kills the first worker while a drill runs; nothing for other faults.
+
+    Raises:
+        ClusterError: that worker does not run.
+    """
     cluster = context.cluster
     fault = next((one for one in context.planned.workers if "at_event" in one), None)
     if fault is None:
         yield
         return
+    worker = cluster.processes().get(WORKER)
+    if worker is None:
+        raise ClusterError(f"{WORKER} does not run: nothing can kill it at event {fault['at_event']}")
     watch = HistoryWatch(
         store=cluster.file.database,
         address=cluster.file.temporal_address,
         namespace=cluster.file.namespace,
         workflow_id=fault["workflow_id"],
-        worker=cluster.processes()["worker-0"],
+        worker=worker,
         plan=cluster.worker_plan,
         fault=fault,
     )

@@ -75,7 +75,7 @@ async def _with_others(incident: Incident, secured: Secured) -> Secured:
         fit = [new for new in places.values() if new.name not in names]
         began, again = await _replacements(incident, unfit, fit=fit, back=back)
         incident.timeline.leave(began, Stage.EVICT, _exchanged(unfit, again) if again.machines else again.why)
-        if not again.machines:  # the pool did not answer: it is asked again once the ranks are stopped
+        if not again.machines:  # no answer, or whom they came for is nobody's any more: evict() asks again
             break
         came = {back[name]: machine for name, machine in again.machines.items()}
         stay = {old for old, machine in came.items() if machine.name == old}
