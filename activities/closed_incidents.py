@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import messages
 from activities.heartbeat import heartbeating
 from activities.messages import ClosedInput, LaunchInput
-from everstep.decisions.checkpoints.lineage import FROM_NOTHING
+from everstep.decisions.keep.lineage import FROM_NOTHING
 from everstep.model.closed_incident import Left
 from everstep.model.incident import Evidence, Launched
 from everstep.model.message import Model

@@ -65,7 +65,7 @@ class PrepareInput(Model):
     run: str = ""
     """Id of the job's run; see ``everstep.model.run_id``."""
     patience_s: float = 60.0
-    """How long a silent agent is asked again, seconds (ours)."""
+    """How long a silent agent is asked again, seconds."""
     probed: bool = False
     """As of :class:`StopInput`; who is silent then is given up, and not asked again."""
     like: list[Machine] = Field(default_factory=list)
@@ -101,9 +101,9 @@ class CheckVersionInput(Model):
     run: str = ""
     """Id of the job's run; see ``everstep.model.run_id``."""
     patience_s: float = 60.0
-    """How long a silent agent is asked again, seconds (ours)."""
+    """How long a silent agent is asked again, seconds."""
     timeout_s: float = 600.0
-    """How long the script may take to come to where it joins, seconds (ours)."""
+    """How long the script may take to come to where it joins, seconds."""
 
 
 class VersionChecked(Model):
@@ -145,9 +145,9 @@ class TraceInput(Model):
     incident: str
     """Its workflow's id: what is seen is kept with it."""
     apart_s: float = 0.3
-    """Between two looks, seconds (ours)."""
+    """Between two looks, seconds."""
     look_s: float = 5.0
-    """One look takes no longer, seconds (ours)."""
+    """One look takes no longer, seconds."""
 
 
 class SlowRoundInput(Model):
@@ -172,12 +172,12 @@ class StopInput(Model):
     machines: list[Machine]
     grace_s: float = 0.0
     patience_s: float = 30.0
-    """How long a silent agent is asked again, seconds (ours)."""
+    """How long a silent agent is asked again, seconds."""
     probed: bool = False
     """An agent that does not come back from a stop is asked whether it is there at all: where it does not answer that
     for ``patience_s`` either, it is silent."""
     dying_s: float = 15.0
-    """Ranks that were killed and are not gone are waited for so long before the answer says so, seconds (ours)."""
+    """Ranks that were killed and are not gone are waited for so long before the answer says so, seconds."""
     spec: JobSpec | None = None
     """Says where each rank runs."""
     run: str = ""
@@ -225,9 +225,9 @@ class RestoreInput(Model):
     """Rank → size of its copy."""
     disk_shared: bool = False
     patience_s: float = 30.0
-    """How long a silent agent is asked again, seconds (ours)."""
+    """How long a silent agent is asked again, seconds."""
     reach_s: float = 10.0
-    """How long a copy is tried again that could not be fetched, seconds (ours)."""
+    """How long a copy is tried again that could not be fetched, seconds."""
     run: str = ""
     """Id of the job's run; see ``everstep.model.run_id``."""
 
@@ -360,21 +360,21 @@ class DiagnoseInput(Model):
     """Test → its settings that are other than by default (docs/diagnose.md)."""
     limit_s: float = 600.0
     """All tests of one machine together, and each test between two, have this long, seconds; what has not begun by then
-    is unknown (ours)."""
+    is unknown."""
     patience_s: float = 30.0
-    """How long a silent agent is asked again, seconds (ours)."""
+    """How long a silent agent is asked again, seconds."""
     slow_share: float = 0.2
-    """A bandwidth below this share of the others' median is a fault (ours: ``everstep.decisions.diagnose.bandwidth``)
+    """A bandwidth below this share of the others' median is a fault ( ``everstep.decisions.blame.diagnose.bandwidth``)
     …"""
     low_share: float = 0.5
-    """… and below this one unknown (ours)."""
+    """… and below this one unknown."""
 
 
 class ReplayGroupInput(Model):
     """Run a job's script on one group of its machines, apart from the job, which is stopped."""
 
     spec: JobSpec
-    """What the group runs (``everstep.decisions.replay.spec.spec_of_group``)."""
+    """What the group runs (``everstep.decisions.blame.replay.spec.spec_of_group``)."""
     machines: list[Machine]
     """Of the group, in order."""
     group: str
@@ -388,6 +388,6 @@ class ReplayGroupInput(Model):
     start_s: float = 0.0
     """All ranks have so long to come to a first step, seconds; 0: so long as for all (an earlier release)."""
     limit_s: float = 300.0
-    """From there they have so long for the others, seconds (ours)."""
+    """From there they have so long for the others, seconds."""
     patience_s: float = 10.0
-    """How long a silent agent is asked again, seconds (ours)."""
+    """How long a silent agent is asked again, seconds."""

@@ -22,7 +22,7 @@ ENCODING = b"binary/encrypted"
 KEY_ID = "encryption-key-id"
 KEY_BYTES, NONCE_BYTES = 32, 12
 IN_THREAD_FROM = 64 * 1024
-"""Bytes from which a payload is encrypted in a thread, so that nothing waits for it (ours)."""
+"""Bytes from which a payload is encrypted in a thread, so that nothing waits for it."""
 
 
 class Keys:

@@ -23,7 +23,7 @@ from temporalio.converter import DataConverter, DefaultFailureConverterWithEncod
 from activities.payload_keys import KEY_FILE, Keys, decrypted, encrypted
 
 SQUEEZED_FROM = 512 * 1024
-"""Bytes from which a payload is squeezed (ours): evidence of several hundred ranks."""
+"""Bytes from which a payload is squeezed: evidence of several hundred ranks."""
 LEVEL = 1
 """Of zlib: 9 MB take a tenth of a second."""
 ENCODING = b"binary/zlib"

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 AT_ONCE = 32
-"""Calls that are begun in one go: each takes a tenth of a millisecond or more (ours)."""
+"""Calls that are begun in one go: each takes a tenth of a millisecond or more."""
 SHARE = 0.2
-"""Part of the loop's time that work done at every change may take (ours)."""
+"""Part of the loop's time that work done at every change may take."""
 
 QUICK_S = 0.001
-"""Work that takes no longer is never followed by a rest (ours)."""
+"""Work that takes no longer is never followed by a rest."""
 
 
 async def in_turns(items: Iterable[S], at_once: int = AT_ONCE) -> AsyncIterator[S]:

@@ -25,7 +25,7 @@ from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJo
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Also the time that a connection has to come about, TLS included; many at once, or far away, need it (ours).
+    # Also the time that a connection has to come about, TLS included; many at once, or far away, need it.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # A machine that vanished without a word is noticed by an open stream.
@@ -38,9 +38,9 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 
 CONNECTING = 64
-"""Connections that one pool makes at once (ours)."""
+"""Connections that one pool makes at once."""
 HOLD_S = 0.2
-"""A connection that has not come about by then lets the next one begin: it may be to a machine that is gone (ours)."""
+"""A connection that has not come about by then lets the next one begin: it may be to a machine that is gone."""
 
 UNDER_WAY = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 

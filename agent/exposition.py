@@ -26,9 +26,9 @@ FOREIGN = ("node_", "DCGM_", "process_")
 RENAMED = {"job": "training_job", "instance": "of_instance"}
 """Labels that Prometheus gives what it reads itself, and what they are called instead."""
 SERIES = 1000
-"""Of one metric, at most; what is beyond is left out, and counted in ``everstep_series_left_out`` (ours)."""
+"""Of one metric, at most; what is beyond is left out, and counted in ``everstep_series_left_out``."""
 ANSWER_S = 5.0
-"""A process that does not say within this time what it measured answers with an error (ours; Prometheus waits 10 s)."""
+"""A process that does not say within this time what it measured answers with an error (Prometheus waits 10 s)."""
 
 _KINDS = {"_total": "counter", "_info": "info"}
 _MEASURE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?", re.DOTALL)

@@ -57,7 +57,7 @@ from everstep.errors import AgentUnreachable, CodeMissing, ConfigError, Everstep
 from everstep.model.health import Health
 
 CALLS_KEPT = 10_000
-"""Calls that are recorded; the oldest are forgotten first (ours)."""
+"""Calls that are recorded; the oldest are forgotten first."""
 PROGRESS_S = 1.0
 """How often an empty agent says that nothing runs, as a real one does."""
 

@@ -45,22 +45,23 @@ from agent.state.live import LiveLines, LiveRecords
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
-from everstep import environment, private
 from everstep.errors import AgentError, ConfigError
 from everstep.model.health import Finding
-from everstep.processes import boot_id
+from everstep.rank import environment
+from everstep.system import private_files as private
+from everstep.system.processes import boot_id
 
 SPARED = ("checkpoints", CODE)
 """In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code may have
 links of ours, and is checked apart."""
 DRAIN_S = 0.2
-"""Step records are copied out of the mapped files this often; their ring holds 4096 (ours)."""
+"""Step records are copied out of the mapped files this often; their ring holds 4096."""
 ROTATE_S = 1.0
 CLOSE_S = 2.0
-"""What waits for the disk when the agent ends has this long (ours)."""
+"""What waits for the disk when the agent ends has this long."""
 COLLECT_AFTER = (700, 10, 10)
 """Thresholds of Python's garbage collector once all is imported, its own ones: what waits to be collected may hold
-buffers of copies (ours)."""
+buffers of copies."""
 FORK_SERVERS = "fork-servers"
 """Folder of their sockets."""
 FAKE_GPUS = "fake-gpus.json"

@@ -21,8 +21,8 @@ import grpc.aio
 import structlog
 
 from agent.certificates import check_pair
-from everstep import environment
 from everstep.errors import ConfigError
+from everstep.rank import environment
 
 TOKEN_FILE = environment.AGENT_TOKEN_FILE
 CA_FILE = environment.AGENT_CA_FILE
@@ -30,7 +30,7 @@ CERT_FILE = environment.AGENT_CERT_FILE
 KEY_FILE = environment.AGENT_KEY_FILE
 
 SOON_DAYS = 14.0
-"""A certificate that ends before is warned of (ours)."""
+"""A certificate that ends before is warned of."""
 MAKE_TOKEN = "make one with '(umask 077; openssl rand -hex 32 > FILE)'"
 
 logger = structlog.get_logger()

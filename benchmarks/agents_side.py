@@ -20,9 +20,9 @@ from activities.agents.convert import checkpoint_options, rank_launches, shared_
 from agent.client import AgentClient
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
-from everstep import private
 from everstep.errors import AgentUnreachable, ClusterError
 from everstep.model.job import JobSpec
+from everstep.system import private_files as private
 
 HOST = "127.0.0.1"
 START_S = 60.0

@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks.aggregate_records import by_everstep, by_torch
 from benchmarks.common import Row, finish, say, show, show_json
-from everstep.decisions.hang.decide import judge_hang
-from everstep.decisions.hang.verdict import HangConclusion
+from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.evidence.folder import FolderReader
 from everstep.evidence.py_spy import StackReader
 from everstep.model.topology import Topology

@@ -13,8 +13,8 @@ import json
 import time
 from typing import Any
 
-from everstep.decisions.hang.decide import judge_hang
-from everstep.decisions.hang.verdict import HangConclusion
+from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.evidence.folder import FolderReader
 from everstep.evidence.py_spy import StackReader
 from everstep.model.topology import Topology

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.common import quantile
 
 RESAMPLES = 2000
-"""Of the bootstrap behind the interval (ours)."""
+"""Of the bootstrap behind the interval."""
 Blocks = Sequence[Sequence[float]]
 """Seconds of each step, block by block."""
 

@@ -141,7 +141,7 @@ class Everstep(Saver):
 
     def saved_bytes(self) -> int:
         """Size of the newest committed slot's tensors."""
-        from everstep import environment
+        from everstep.rank import environment
         from everstep.slots.reader import SlotReader
 
         return SlotReader(Path(os.environ[environment.CHECKPOINT_FILE])).headers()[-1].tensor_bytes

@@ -22,8 +22,8 @@ from benchmarks.common import Row, Spread, rows_of, say
 from benchmarks.peers import environments
 from benchmarks.peers.savers import DLROVER_RUN, clean_dlrover
 from benchmarks.peers.torchrun import PeerFailed, last_words
-from everstep import environment
-from everstep.step_reports import ReportFile
+from everstep.rank import environment
+from everstep.rank.step_reports import ReportFile
 
 RANKS = 2
 AGAINST_DLROVER, AGAINST_STAGER = 1 / 10, 1 / 2
@@ -45,7 +45,7 @@ DLROVER_PACKAGES = (
     "wrapt",
 )
 WARM = 4
-"""Saves before the clock starts: three slots are touched for the first time, and once more (ours)."""
+"""Saves before the clock starts: three slots are touched for the first time, and once more."""
 
 
 @dataclass(slots=True)

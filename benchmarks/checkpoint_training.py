@@ -22,7 +22,7 @@ import everstep
 from benchmarks.checkpoint_rank import Work
 
 CALM = 2
-"""Steps between blocks that are not counted: a copy and a backup may still be under way (ours)."""
+"""Steps between blocks that are not counted: a copy and a backup may still be under way."""
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from everstep.errors import CannotInject, EverstepError
 SIZES: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1}
 STEPS = 60
 LIMIT_S = 1800.0
-"""All runs of a fault on a cluster of its own are over within this time (ours)."""
+"""All runs of a fault on a cluster of its own are over within this time."""
 SMALL = ["--machines", "2", "--ranks-per-machine", "2", "--tp", "2", "--pp", "1"]
 IN_A_NETWORK = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--standbys", "0"]
 

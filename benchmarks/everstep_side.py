@@ -27,12 +27,12 @@ from controlplane.local.power import powered_off, state_folder
 from controlplane.queries.status import job_report
 from controlplane.start_checks.code import start_recorded
 from drills.judge.facts import seen_ns
-from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.rank import environment
 
 LIMIT_S = 120.0
 NAME = "bench"

@@ -28,11 +28,11 @@ from everstep.model.recovery_policy import RecoveryPolicy
 SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 STEPS, STEP_S = 70, 0.1
 SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "8", "--batch", "2", "--microbatches", "2"]
-"""Of the example: least to compute, and every kind of communication (ours)."""
+"""Of the example: least to compute, and every kind of communication."""
 AIMS = {"stop-rank": 1.5, "deadlock": 5.0, "skip-collective": 5.0, "hang-dataloader": 5.0}
-"""Fault → seconds until all ranks step again (ours)."""
+"""Fault → seconds until all ranks step again."""
 TRACE_S = 0.5
-"""Aim of the looks at 8 ranks, without the time between them (ours)."""
+"""Aim of the looks at 8 ranks, without the time between them."""
 PARTS = ((Stage.TRACE,), (Stage.STOP,), (Stage.EVICT,), (Stage.RESTORE,), (Stage.REATTEMPT, Stage.CONFIRM))
 DEFAULTS = {name: getattr(RecoveryPolicy(), name) for name in ("stall_floor_s", "hang_floor_s", "stopped_s")}
 

@@ -28,7 +28,7 @@ from everstep.model.ladder import Rung
 SIZES = (4, 8, 16)
 """Machines of the job."""
 AIM_MACHINES, AIM_S = 8, 60.0
-"""The whole ladder (ours)."""
+"""The whole ladder."""
 PAPER_S = 4289.0
 """ByteRobust, table 6: until a NaN was located, on average; on its machines."""
 PARTS: Mapping[str, dict[str, Any]] = {

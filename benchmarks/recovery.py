@@ -34,7 +34,7 @@ RANKS, MACHINES = 8, 4
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
 SCRIPT_ARGS = ("--steps", "1000000", "--tp", "2", "--pp", "2")
 FIRST_STEP, LAST_STEP = 20, 40
-"""The fault strikes in one of these steps: late enough that every start-up cost is over (ours)."""
+"""The fault strikes in one of these steps: late enough that every start-up cost is over."""
 AGAINST_TORCHRUN, STRETCH, AGAINST_NVRX, AIM_S = 1 / 5, 1 / 8, 1.0, 0.5
 
 

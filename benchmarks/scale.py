@@ -45,7 +45,7 @@ from workflows.job import JobWorkflow
 HERE = Path(__file__).resolve().parent
 JOB, RANKS = "large", 8
 WATCH_S, PHASE_S = 15.0, 180.0
-"""How long is watched, and how long an incident may take before it counts as failed, seconds (ours)."""
+"""How long is watched, and how long an incident may take before it counts as failed, seconds."""
 
 
 class DidNotEnd(Exception):

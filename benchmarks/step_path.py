@@ -30,8 +30,8 @@ from torch import nn
 
 import everstep
 from benchmarks.common import Row, Spread, quantile, say, show, show_json
-from everstep import environment
-from everstep.step_reports import ReportFile
+from everstep.rank import environment
+from everstep.rank.step_reports import ReportFile
 
 REPORT_MEDIAN_AIM_US = 5.0
 REPORT_P99_AIM_US = 50.0
@@ -40,7 +40,7 @@ THROUGHPUT_AIM = 0.99
 READER = """
 import sys, time
 from pathlib import Path
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 file, at = ReportFile.open(Path(sys.argv[1])), 0
 print("reading", flush=True)
 while True:

@@ -29,7 +29,7 @@ from everstep.model.version import JobVersion, UpdateRequest, Urgency, VersionSt
 LIMIT_S = 180.0
 LOOK_S = 0.05
 BETWEEN_STEPS = 5
-"""Steps that a job does between two restarts: every start-up cost is over (ours)."""
+"""Steps that a job does between two restarts: every start-up cost is over."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(
     rollback_steps=0,

@@ -42,15 +42,15 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 SCRIPT = Path(__file__).with_name("watching_rank.py")
 AIM = 0.005
-"""Of the CPU time of a step (ours)."""
+"""Of the CPU time of a step."""
 RANKS, STEPS, WARM = 2, 20, 1
-"""Of the job; of a block; pairs of blocks that are not counted (ours)."""
+"""Of the job; of a block; pairs of blocks that are not counted."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(hang_floor_s=PAUSE_S, stall_floor_s=PAUSE_S, stopped_s=PAUSE_S, slow_s=0.0)
 """Ranks stand still while it is the other side's turn, and are slow where others use the computer: no incident."""
 KINDS: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
 IDLE_S = 10.0
-"""For so long agent and worker are watched without a job (ours)."""
+"""For so long agent and worker are watched without a job."""
 
 
 SERIES = (("with", "cpu"), ("with", "wall"), ("with", "bare_cpu"), ("with", "bare_wall"), ("without", "cpu"))

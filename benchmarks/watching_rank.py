@@ -25,9 +25,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS  # noqa: N812
 
 WIDTH, LAYERS, ROWS = 512, 4, 192
-"""Of the model: a step of it takes some 30 ms of one core (ours)."""
+"""Of the model: a step of it takes some 30 ms of one core."""
 LOOK_S = 0.002
-"""Between two looks whose turn it is (ours)."""
+"""Between two looks whose turn it is."""
 
 
 class Turn:

@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 COLLECT_AFTER = (20_000, 20, 50)
 """Thresholds of Python's garbage collector. Nearly all that a command imports stays: with the defaults looking for
-garbage meanwhile is a sixth of its start (ours)."""
+garbage meanwhile is a sixth of its start."""
 
 
 class LazyCommand(TyperCommand):

@@ -11,7 +11,7 @@ from rich.text import Text
 from controlplane.shown import clean
 
 PIPE_WIDTH = 160
-"""Columns of a table in a pipe (ours)."""
+"""Columns of a table in a pipe."""
 
 
 class PlainConsole(Console):

@@ -30,7 +30,7 @@ from controlplane.local.temporal_server import configured
 from controlplane.progress import ProgressFeed
 from controlplane.quiet_runtime import quiet_runtime
 from controlplane.references import JobRun, option_of, parse_incident
-from everstep import environment
+from everstep.base.text import one_line
 from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
 from everstep.model.eviction import EvictionState
 from everstep.model.job import JobSpec, owner_of
@@ -38,7 +38,7 @@ from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, Jo
 from everstep.model.machine import Machine
 from everstep.model.stage_at_hand import StageAtHand
 from everstep.model.version import JobVersion
-from everstep.text import one_line
+from everstep.rank import environment
 from workflows import attributes
 from workflows.messages import JobResult
 from workflows.options import TASK_TIMEOUT
@@ -48,9 +48,9 @@ if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import Ledger
 
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A query that no worker answers within this is given up (ours)."""
+"""A query that no worker answers within this is given up."""
 ASK_AGAIN_S = 1.0
-"""Wait before Temporal is asked again after it did not answer, seconds (ours)."""
+"""Wait before Temporal is asked again after it did not answer, seconds."""
 JOBS_LISTED = 50
 
 

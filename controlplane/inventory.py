@@ -31,7 +31,7 @@ from everstep.model.machine import Machine
 VARIABLE = "EVERSTEP_INVENTORY"
 """Names the file where no option does."""
 ANSWER_S = 3.0
-"""A machine that does not answer within this time does not answer, seconds (ours)."""
+"""A machine that does not answer within this time does not answer, seconds."""
 NAMED = 5
 """Machines that are named where many have the same trouble."""
 

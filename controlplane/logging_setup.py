@@ -26,8 +26,8 @@ from structlog.stdlib import ProcessorFormatter
 from structlog.typing import Processor
 
 from controlplane import tracebacks
+from everstep.base.redaction import masked
 from everstep.errors import ConfigError, EverstepError
-from everstep.redaction import masked
 
 FORMAT = "EVERSTEP_LOG_FORMAT"
 """``json`` or ``text``; an explicit argument wins."""

@@ -17,7 +17,7 @@ from everstep.errors import ClusterError, ConfigError, NoticeError
 LOCAL = "EVERSTEP_CLUSTER_NAME"
 """Name of the local cluster that a worker belongs to."""
 PROVISION_S = 50.0
-"""A program that has more machines come ends within this time, seconds (ours): the machines may come later."""
+"""A program that has more machines come ends within this time, seconds: the machines may come later."""
 
 
 def own_cluster() -> ListedCluster | None:

@@ -15,7 +15,7 @@ from everstep.errors import ConfigError
 from everstep.model.pool import OperatorMove, PoolState, pool_workflow_id
 
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A pool that does not answer within this time is not known (ours)."""
+"""A pool that does not answer within this time is not known."""
 
 
 async def pool_state(control: Control) -> PoolState | None:

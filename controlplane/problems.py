@@ -14,11 +14,11 @@ from typing import Literal
 
 from agent.checkpoints.tiers.remote_copier import REMOTE
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.drift import HELD_BACK
-from everstep.text import listed
+from everstep.base.text import listed
+from everstep.decisions.keep.drift import HELD_BACK
 
 SETTLE_S = 2.0
-"""A shorter failure is not shown: a peer that is launched later, a connection that is made anew (ours)."""
+"""A shorter failure is not shown: a peer that is launched later, a connection that is made anew."""
 NAMED = 4
 """Machines that are named; the others are counted."""
 

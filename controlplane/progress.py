@@ -20,9 +20,9 @@ from everstep.model.topology import Topology
 
 RECONNECT_S = 0.2
 RATE_WINDOW_S = 10.0
-"""Speeds are means over this long, seconds (ours)."""
+"""Speeds are means over this long, seconds."""
 QUIET_S, QUIET_STEPS = 10.0, 10
-"""A job is quiet when no step came for so many seconds, and for so many times as long as steps take (ours)."""
+"""A job is quiet when no step came for so many seconds, and for so many times as long as steps take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 
-from everstep.decisions.evict.simulate import RecordedEvent
+from everstep.decisions.act.evict.simulate import RecordedEvent
 from everstep.errors import ConfigError
-from everstep.log_files import STANDARD_INPUT, pieces
+from everstep.system.log_files import STANDARD_INPUT, pieces
 
 if TYPE_CHECKING:  # the stubs of gRPC: whoever only reads a recording waits for none
     from controlplane.queries.machines import MachineReport
 
 BAD_SHOWN = 10
-"""Bad lines of a recording that are named (ours)."""
+"""Bad lines of a recording that are named."""
 END_NS = 1 << 63
 """No time of a recording is so late, nanoseconds since 1970."""
 

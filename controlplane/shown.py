@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 LONGEST = 2_000
-"""Characters of one line (ours)."""
+"""Characters of one line."""
 
 
 def clean(text: str) -> str:

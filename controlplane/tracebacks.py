@@ -11,16 +11,16 @@ from typing import TextIO
 
 from structlog.typing import ExcInfo
 
-from everstep.redaction import masked
+from everstep.base.redaction import masked
 
 FRAMES = 30
-"""Of each exception those nearest to where it was raised (ours)."""
+"""Of each exception those nearest to where it was raised."""
 CHAINED = 8
-"""Exceptions in a chain, the newest (ours)."""
+"""Exceptions in a chain, the newest."""
 GROUP = 8
-"""Exceptions of a group, and how deep groups in groups are shown (ours)."""
+"""Exceptions of a group, and how deep groups in groups are shown."""
 HEAD, TAIL = 4_000, 12_000
-"""Characters that are kept of a long text, from its beginning and its end (ours)."""
+"""Characters that are kept of a long text, from its beginning and its end."""
 
 
 def bounded(text: str) -> str:

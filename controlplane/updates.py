@@ -12,7 +12,7 @@ from controlplane.client import Control
 from everstep.errors import ClusterError, ConfigError
 
 LIMIT = timedelta(seconds=15)
-"""A workflow that does not answer within this time is given up (ours): it may have to look at machines first."""
+"""A workflow that does not answer within this time is given up: it may have to look at machines first."""
 
 
 async def ask(control: Control, workflow_id: str, update: str, request: Any, *, who: str, missing: str) -> str:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 
 from controlplane.client import Control
 from controlplane.updates import ask
-from everstep import environment
 from everstep.errors import ClusterError, NoSuchFolder
 from everstep.model.job_state import job_workflow_id
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus
+from everstep.rank import environment
 
 POLL_S = 0.2
-"""Between two looks at a version that is tried or applied (ours)."""
+"""Between two looks at a version that is tried or applied."""
 OVER = frozenset({VersionStatus.REFUSED, VersionStatus.WITHDRAWN, VersionStatus.SUPERSEDED, VersionStatus.SUSPECT})
 
 

@@ -49,8 +49,9 @@ from agent.client import AgentPool
 from controlplane.notices_file import notice_settings
 from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
-from everstep import __version__, environment
+from everstep import __version__
 from everstep.errors import ClusterError
+from everstep.rank import environment
 from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
 
@@ -63,7 +64,7 @@ BUILD = f"everstep-{__version__}"
 0.16 s of CPU at each start."""
 COLLECT_AFTER = (20_000, 20, 50)
 """Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
-long: with the defaults the rules of 1,000 machines have it run all the time (ours)."""
+long: with the defaults the rules of 1,000 machines have it run all the time."""
 
 
 async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None) -> Client:

@@ -36,19 +36,19 @@ from drills.spec.stages import BEFORE_AN_UPDATE, MOMENTS, REPORT, STAGES
 from drills.spec.sure_faults import LINES, SURE
 from drills.spec.updates import DURING
 from drills.spec.updates import THEN as RIDES_ON
-from everstep.decisions.evict.facts import SHARED_MACHINES
-from everstep.decisions.replay.spec import why_not
+from everstep.decisions.act.evict.facts import SHARED_MACHINES
+from everstep.decisions.blame.replay.spec import why_not
 from everstep.errors import CannotInject, ConfigError
-from everstep.faults import exception_named
 from everstep.model.incident import Showing
 from everstep.model.job import JobSpec
 from everstep.model.topology import SHORT_ORDER
+from everstep.rank.drill_faults import exception_named
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
 NOTICED_S = 2.0
-"""Beyond the time after which a job that stands still is stalled: what is over sooner heals by itself (ours)."""
+"""Beyond the time after which a job that stands still is stalled: what is over sooner heals by itself."""
 LEDGER_LIMIT_S = 20.0
-"""The end of a job is written for 30 s; it is to be in the ledger (ours)."""
+"""The end of a job is written for 30 s; it is to be in the ledger."""
 HANG_LIMIT_S = 30.0
 AFTER_WHICH = ("kill-agent", "kill-peer", "xid", "gpu-lost")
 """Faults after which another one may follow."""

@@ -36,17 +36,17 @@ from drills.spec.describe import describe
 from drills.spec.findings import expected_of, with_spare
 from drills.spec.request import PACE, UNEVEN, DrillRequest, example
 from drills.spec.updates import PARKED
-from everstep import environment
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.rank import environment
 from workflows.messages import JobResult
 
 LIMIT_S = 600.0
-"""A drill's job must have ended within this long (ours)."""
+"""A drill's job must have ended within this long."""
 LOOK_S = 1.0
-"""Between two looks whether a job is parked (ours)."""
+"""Between two looks whether a job is parked."""
 
 
 class References:

@@ -32,9 +32,9 @@ from drills.judge.result import DrillResult
 from drills.observe import transactions
 from drills.runner import Drill, References
 from drills.spec.request import DrillRequest
-from everstep import faults
 from everstep.errors import ClusterError
 from everstep.model.incident import IncidentReport, Symptom
+from everstep.rank import drill_faults as faults
 
 JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "steps": 14, "at_step": 5}
 """Small and short: the incident's history does not depend on the size of the job."""
@@ -58,7 +58,7 @@ SWEPT: dict[str, dict[str, Any]] = {
 """Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version.
 A job that is updated has to live until another worker has come."""
 TRIES = 3
-"""Runs for an event at most, where a kill came late or the run's history did not have the event (ours)."""
+"""Runs for an event at most, where a kill came late or the run's history did not have the event."""
 
 CLOSES = (EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW)
 """Last events of a run's history."""

@@ -18,7 +18,8 @@ from temporalio.testing import WorkflowEnvironment
 from activities.payloads import DATA_CONVERTER
 from controlplane.local import temporal_binary
 from controlplane.local.temporal_server import DYNAMIC_CONFIG
-from everstep import environment, private
+from everstep.rank import environment
+from everstep.system import private_files as private
 from tests import templates
 from workflows import attributes
 

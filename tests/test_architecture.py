@@ -28,7 +28,7 @@ from everstep.model.words import Words
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("everstep", "agent", "activities", "workflows", "controlplane", "drills", "console")
 """Imports go to the left only."""
-STANDARD_LIBRARY_ONLY = ("step_reports", "environment", "faults", "model/topology")
+STANDARD_LIBRARY_ONLY = ("rank/step_reports", "rank/environment", "rank/drill_faults", "model/topology")
 """Modules of everstep that every rank imports."""
 HEAVY = ("torch", "numpy", "pydantic", "grpc", "temporalio", "google.protobuf", "sqlalchemy", "typer", "rich")
 REGISTRIES = ("py|pi.org", "files.python|hosted.org", "proxy.go|lang.org", "sum.go|lang.org", "registry.npm|js.org")

@@ -35,7 +35,8 @@ with workflow.unsafe.imports_passed_through():
         VersionChecked,
         VersionMade,
     )
-    from everstep.decisions.checkpoints.choose_restore import Restore
+    from everstep.base.text import listed
+    from everstep.decisions.keep.choose_restore import Restore
     from everstep.model.closed_incident import Left
     from everstep.model.diagnosis import Diagnosis
     from everstep.model.hang import HangFound
@@ -45,26 +46,25 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.replay import GroupRun
     from everstep.model.slow import SlowRound
     from everstep.model.version import CodeVersion, UpdateRequest
-    from everstep.text import listed
     from workflows import web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
 
 SLOWEST_RANK_BYTES = 500_000_000
-"""Bytes a second of one rank that restores from its own slot: a slower one is given up (ours)."""
+"""Bytes a second of one rank that restores from its own slot: a slower one is given up."""
 LONGEST_LOOK_S = 5.0
-"""One look at ranks takes no longer (ours)."""
+"""One look at ranks takes no longer."""
 TRACE_ROOM_S = 4.0
-"""Of the time that a trace has, for what comes beside its two looks, seconds (ours)."""
+"""Of the time that a trace has, for what comes beside its two looks, seconds."""
 SLOW_ROOM = timedelta(seconds=20)
-"""Beside its rounds' time a round of the vote has so long (ours)."""
+"""Beside its rounds' time a round of the vote has so long."""
 MAKE_LIMIT = timedelta(minutes=10)
-"""A snapshot that is not made, or not brought to the machines, within this time is given up (ours)."""
+"""A snapshot that is not made, or not brought to the machines, within this time is given up."""
 REPLAY_ROOM = timedelta(minutes=5)
-"""Of a group's run, for what comes before and after its steps (ours)."""
+"""Of a group's run, for what comes before and after its steps."""
 DIAGNOSE_PARTS = 3
-"""The tests of each machine, and each of two tests between machines, have ``diagnose_s`` in all (ours)."""
+"""The tests of each machine, and each of two tests between machines, have ``diagnose_s`` in all."""
 SLOWEST_BYTES = 20_000_000
-"""Bytes a second of one machine: a restore that is slower is given up (ours)."""
+"""Bytes a second of one machine: a restore that is slower is given up."""
 
 
 def prepare(spec: JobSpec, machines: list[Machine], run: str, **bounds: Any) -> ActivityHandle[float]:

@@ -1,4 +1,4 @@
-"""What follows when an incident of a job was closed from outside; see ``everstep.decisions.recover.reopen``."""
+"""What follows when an incident of a job was closed from outside; see ``everstep.decisions.act.recover.reopen``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TypeVar
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.checkpoints.lineage import extended
-    from everstep.decisions.recover.reopen import hold_reason, newest_begin, newest_generation, reopen_wait_s
+    from everstep.decisions.act.recover.reopen import hold_reason, newest_begin, newest_generation, reopen_wait_s
+    from everstep.decisions.keep.lineage import extended
     from everstep.model.closed_incident import CLOSED_OUTSIDE, Left
     from everstep.model.incident import Anomaly, IncidentReport
     from everstep.model.job_state import JobState, incident_workflow_id

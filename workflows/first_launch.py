@@ -7,15 +7,15 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
-    from everstep.decisions.checkpoints.choose_restore import NOTHING_HELD, Restore
-    from everstep.decisions.checkpoints.lineage import FROM_NOTHING, extended
-    from everstep.decisions.checkpoints.start_from_run import choose_start
-    from everstep.decisions.versions.book import VersionBook
+    from everstep.base.text import listed
+    from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.keep.choose_restore import NOTHING_HELD, Restore
+    from everstep.decisions.keep.lineage import FROM_NOTHING, extended
+    from everstep.decisions.keep.start_from_run import choose_start
     from everstep.errors import CheckpointError
     from everstep.model.incident import Evidence, Launched, StateCopy
     from everstep.model.job_state import JobState
     from everstep.model.pool import LeaseRequest
-    from everstep.text import listed
     from workflows import activity_calls, pool_calls, web_ui
 
 REFUSALS_NAMED = 4

@@ -12,17 +12,17 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.recover.confirm import confirm_bound_s
-    from everstep.decisions.recover.rules import backoff_s
+    from everstep.decisions.act.recover.confirm import confirm_bound_s
+    from everstep.decisions.act.recover.rules import backoff_s
     from everstep.model.incident import Anomaly, Confirmation, Launched, Symptom
     from everstep.model.job_state import JobState
     from workflows import activity_calls
     from workflows.messages import IncidentInput
 
 LEAST_BOUND_S = 1.0
-"""A look at ranks that should have stepped by now takes this long at most, seconds (ours)."""
+"""A look at ranks that should have stepped by now takes this long at most, seconds."""
 MOST_ASKED = 10
-"""So often a restart is asked about of which nothing can be found out; then it is stopped (ours)."""
+"""So often a restart is asked about of which nothing can be found out; then it is stopped."""
 KNOWN = "confirm until it is known"
 """Patch: an answer that does not come is asked for again."""
 

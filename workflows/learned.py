@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.checkpoints.lineage import extended
-    from everstep.decisions.evict.incident_facts import EVICTED_KEPT
-    from everstep.decisions.evict.rules import OF_LOOKING
-    from everstep.decisions.ladder.facts import kept
-    from everstep.decisions.recover.solved import still_counting
-    from everstep.decisions.versions.book import VersionBook
+    from everstep.decisions.act.evict.incident_facts import EVICTED_KEPT
+    from everstep.decisions.act.evict.rules import OF_LOOKING
+    from everstep.decisions.act.ladder.facts import kept
+    from everstep.decisions.act.recover.solved import still_counting
+    from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import IncidentReport, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.machine import Machine
@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 FAILURES_KEPT = 50
 TRIED_KEPT = 100
 LEFT_KEPT = 1000
-"""Machines that a job has left, of which it is remembered (ours)."""
+"""Machines that a job has left, of which it is remembered."""
 
 
 def learn(state: JobState, report: IncidentReport) -> bool:

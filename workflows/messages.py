@@ -86,7 +86,7 @@ class IncidentInput(Model):
     history: list[Failure]
     opened_ns: int
     lineage: list[tuple[int, int]] = Field(default_factory=list)
-    """The job's line of generations; see ``everstep.decisions.checkpoints.lineage``."""
+    """The job's line of generations; see ``everstep.decisions.keep.lineage``."""
     resume_path: str = ""
     """Folder of the disk checkpoint from which the job was started first; empty: none."""
     resume_path_step: int = -1
@@ -124,7 +124,7 @@ class ReplayCarried(Model):
     began: float
     """When the first run of the workflow began, seconds since the epoch."""
     runs: list[GroupRun] = Field(default_factory=list)
-    """Of groups, folded (``everstep.decisions.replay.fold``)."""
+    """Of groups, folded (``everstep.decisions.blame.replay.fold``)."""
 
 
 class ReplayInput(Model):

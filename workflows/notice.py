@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
 PATIENT_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2.0, maximum_interval=timedelta(minutes=10)
 )
-"""Soon at first, then as a receiver that is away for hours needs it (ours)."""
+"""Soon at first, then as a receiver that is away for hours needs it."""
 
 
 @workflow.defn(name=NOTICE_WORKFLOW)

@@ -12,10 +12,10 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.act.evict.by_operator import operator_anomaly
+    from everstep.decisions.act.evict.decide import decide
+    from everstep.decisions.act.evict.incident_facts import alerts_kept, facts_of
     from everstep.decisions.detect.machine_fault import without
-    from everstep.decisions.evict.by_operator import operator_anomaly
-    from everstep.decisions.evict.decide import decide
-    from everstep.decisions.evict.incident_facts import alerts_kept, facts_of
     from everstep.model.incident import Anomaly, IncidentReport, Symptom
     from everstep.model.job_state import IncidentSummary, JobState
     from everstep.model.pool import OperatorMove
@@ -23,13 +23,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.messages import lost_incident
 
 AGAIN_S = 3600.0
-"""The same fault of the same part is told again after this time at the earliest (ours)."""
+"""The same fault of the same part is told again after this time at the earliest."""
 SLOW = "the job is slow"
 """What a vote for a slow machine is about, among what was told."""
 WAITING = 32
-"""Faults that wait to be told, at most: more of them say nothing new (ours)."""
+"""Faults that wait to be told, at most: more of them say nothing new."""
 TOLD = 200
-"""Faults of which it is remembered that they were told (ours)."""
+"""Faults of which it is remembered that they were told."""
 
 
 class ObservedFaults:

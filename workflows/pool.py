@@ -16,6 +16,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities import messages
+    from everstep.base.text import listed
     from everstep.decisions.pool import book, look, provision, ready
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
@@ -31,30 +32,29 @@ with workflow.unsafe.imports_passed_through():
         Replaced,
         ReplaceRequest,
     )
-    from everstep.text import listed
     from workflows import web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, TASK_TIMEOUT
     from workflows.pool_page import pool_page
 
 LOOK_AGAIN = timedelta(seconds=30)
-"""Between two looks (ours)."""
+"""Between two looks."""
 LOOK_LIMIT = timedelta(minutes=2)
-"""A look that takes longer is given up: the next one may do better (ours)."""
+"""A look that takes longer is given up: the next one may do better."""
 SOON = timedelta(seconds=1)
-"""Before the next look where something waits for it (ours)."""
+"""Before the next look where something waits for it."""
 OFTEN = timedelta(seconds=3)
 """Between two looks while a job waits for machines that may come soon, or a machine may have ranks of the job that it
-left (ours)."""
+left."""
 PROVISION_LIMIT = timedelta(minutes=1)
-"""A cluster that was asked for machines has answered within this time (ours): the machines may come later."""
+"""A cluster that was asked for machines has answered within this time: the machines may come later."""
 READY_LIMIT = timedelta(minutes=10)
-"""Machines that were not made ready within this time are not tried again for the same version (ours)."""
+"""Machines that were not made ready within this time are not tried again for the same version."""
 READY_PATCH = "ready standbys"
 SETTLED_PATCH = "jobs that can let machines go are told"
 LIST_PATCH = "who left the list is noted"
 TAKEN_OUT_PATCH = "new runs do not get what is taken out"
 KNOWN_S = 8.0
-"""Who asks before the first look waits for it so long, and has to ask anew then (ours)."""
+"""Who asks before the first look waits for it so long, and has to ask anew then."""
 NOT_KNOWN = "PoolUnknown"
 """Type of the error by which that is said."""
 

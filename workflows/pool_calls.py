@@ -15,15 +15,15 @@ from temporalio.workflow import ActivityHandle
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import AwaitStandbysInput
+    from everstep.base.text import listed
     from everstep.model.job import JobSpec
     from everstep.model.machine import Machine
     from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
-    from everstep.text import listed
     from workflows import activity_calls, web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks
 
 POOL_S = 15.0
-"""A pool that does not answer for so long holds up no incident, and no end of a job (ours)."""
+"""A pool that does not answer for so long holds up no incident, and no end of a job."""
 PATCH = "pool"
 """Jobs of before this release have no lease of their machines."""
 

@@ -10,9 +10,9 @@ from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from workflows.web_ui import PAGE_CHARACTERS, count, link, table
 
 SHOWN = 20
-"""Machines in the table (ours)."""
+"""Machines in the table."""
 WHY_CHARACTERS = 110
-"""Of one of them (ours)."""
+"""Of one of them."""
 ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
 """Who is shown first: what a person may have to do something about."""
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.decisions.replay.judge import judge_runs
-from everstep.decisions.replay.plan import ReplayPlan
+from everstep.base.text import listed
+from everstep.decisions.blame.replay.judge import judge_runs
+from everstep.decisions.blame.replay.plan import ReplayPlan
 from everstep.model.job_state import job_workflow_id
 from everstep.model.replay import GroupRun, Replayed
-from everstep.text import listed
 from workflows import web_ui
 from workflows.messages import ReplayInput
 
 ROWS = 24
-"""Groups that the page has room for: those that showed a fault first (ours)."""
+"""Groups that the page has room for: those that showed a fault first."""
 LINE = 120
 
 

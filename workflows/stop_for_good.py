@@ -8,8 +8,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.base.text import listed
     from everstep.model.job_state import JobState
-    from everstep.text import listed
     from workflows import activity_calls
 
 

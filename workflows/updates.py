@@ -14,8 +14,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.versions.book import VersionBook
-    from everstep.decisions.versions.request import RequestAnswer, answer_to, back_already, same_as
+    from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.act.versions.request import RequestAnswer, answer_to, back_already, same_as
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.version import UpdateRequest, VersionStatus
@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.child_incident import Child
 
 WHY_CHARACTERS = 4000
-"""Of a traceback, as a job keeps it (ours)."""
+"""Of a traceback, as a job keeps it."""
 BACK_PATCH = "back once"
 DUE_PATCH = "timers follow due times"
 

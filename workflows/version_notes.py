@@ -8,9 +8,9 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
+    from everstep.base.text import listed
     from everstep.model.job_state import JobState
     from everstep.model.version import JobVersion, VersionStatus
-    from everstep.text import listed
     from workflows.options import on_ledger_when_back
     from workflows.recorded import record
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from everstep.base.text import what_went_wrong
 from everstep.model.job_state import JobState
 from everstep.model.version import JobVersion, Urgency, VersionStatus
-from everstep.text import what_went_wrong
 
 SHOWN = 6
 

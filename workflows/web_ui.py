@@ -6,13 +6,13 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from everstep.base.text import listed
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.health import Health
 from everstep.model.incident import NOT_CONFIRMED, Anomaly, CopyToRestore, Evidence, Restored, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.stage_record import StageRecord
-from everstep.text import listed
 from workflows.version_page import version_rows
 
 SUMMARY_CHARACTERS = 110

@@ -14,19 +14,19 @@ from activities.heartbeat import Say, request_id
 from activities.turns import gathered
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
+from everstep.base.backoff import Backoff
+from everstep.base.text import listed
 from everstep.errors import AgentUnreachable, ConfigError, EverstepError, StillDying, UnknownJob
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.text import listed
 
 T = TypeVar("T")
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
-"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
+"""Between two calls of a silent agent, at first and at most, seconds."""
 PROBE_S = 0.5
-"""An agent that has not answered by then is asked whether it is there, and again so often, seconds (ours)."""
+"""An agent that has not answered by then is asked whether it is there, and again so often, seconds."""
 PREPARE_S = 120.0
-"""A fork server that cannot fork after this long is given up, seconds (ours)."""
+"""A fork server that cannot fork after this long is given up, seconds."""
 NAMED = 8
 """Machines that a message names; the others are counted."""
 

@@ -17,16 +17,16 @@ from activities.messages import CheckVersionInput, VersionChecked
 from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
+from everstep.base.text import listed
 from everstep.errors import AgentError, AgentUnreachable, ConfigError, VersionStoreError
 from everstep.model.machine import Machine
-from everstep.text import listed
 
 TRY_MORE_S = 60.0
-"""An agent has this much longer than the trial itself to answer, e.g. for a fork server of its own, seconds (ours)."""
+"""An agent has this much longer than the trial itself to answer, e.g. for a fork server of its own, seconds."""
 OTHERS_NAMED = 3
-"""Machines that say something else than the first one that are quoted (ours)."""
+"""Machines that say something else than the first one that are quoted."""
 LINE_CHARACTERS = 200
-"""Of what each of them says (ours)."""
+"""Of what each of them says."""
 
 Outcome = pb.TryCodeReply
 

@@ -15,16 +15,16 @@ from activities.heartbeat import heartbeating
 from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.capacity import Room, lack_of_room
-from everstep.decisions.checkpoints.start_from_folder import folder_of, judge_folder
+from everstep.base.text import listed
+from everstep.decisions.keep.capacity import Room, lack_of_room
+from everstep.decisions.keep.start_from_folder import folder_of, judge_folder
 from everstep.model.incident import Evidence, Restored
 from everstep.model.machine import Machine
-from everstep.text import listed
 
 LISTING_S = 60.0
-"""A listing of disks and remote storage may take this long, seconds (ours)."""
+"""A listing of disks and remote storage may take this long, seconds."""
 MARGIN_S = 15.0
-"""An agent answers so long after the storage that it asks, or does not; seconds (ours)."""
+"""An agent answers so long after the storage that it asks, or does not; seconds."""
 
 
 class CheckpointActivities:

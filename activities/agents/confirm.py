@@ -14,17 +14,17 @@ from activities.messages import ConfirmInput
 from activities.turns import ShareOfTime, in_turns
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
-from everstep.decisions.recover.confirm import RankState, judge_confirmation, judge_timeout
+from everstep.base.backoff import Backoff
+from everstep.decisions.act.recover.confirm import RankState, judge_confirmation, judge_timeout
 from everstep.errors import AgentError
 from everstep.model.incident import Confirmation, Showing
 from everstep.model.machine import Machine
 
 INTERVAL_S = 0.05
 """Between two looks of an agent at its ranks, seconds. The ranks note their times themselves: a shorter one would
-only take CPU from ranks that start (ours)."""
+only take CPU from ranks that start."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
-"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
+"""Between two calls of a silent agent, at first and at most, seconds."""
 
 
 async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from agent.v1 import agent_pb2 as pb
-from everstep import environment
-from everstep.decisions.checkpoints.placement import Placement
 from everstep.decisions.detect.facts import ObservedExit
 from everstep.decisions.detect.root_cause import classification_of
-from everstep.import_variables import read_at_import
+from everstep.decisions.keep.placement import Placement
 from everstep.model.assignment import Assignment
 from everstep.model.incident import RankExit, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.rank import environment
+from everstep.rank.import_variables import read_at_import
 
 TIERS = {
     pb.HeldCheckpoint.OWN: Tier.OWN,

@@ -26,18 +26,18 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.diagnoser.messages import result_of
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
-from everstep.decisions.diagnose.judge import Shares, judge, passed
-from everstep.decisions.diagnose.rounds import next_round, shifted_rounds
+from everstep.base.backoff import Backoff
+from everstep.decisions.blame.diagnose.judge import Shares, judge, passed
+from everstep.decisions.blame.diagnose.rounds import next_round, shifted_rounds
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Health
 from everstep.model.machine import Machine
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
-"""Between two calls of a silent agent, at first and at most, seconds (ours)."""
+"""Between two calls of a silent agent, at first and at most, seconds."""
 GRACE_S = 120.0
-"""Beside the time that its tests have, an agent has this long to answer, seconds (ours): it imports torch first."""
+"""Beside the time that its tests have, an agent has this long to answer, seconds: it imports torch first."""
 UNABLE = "test-unable"
 """Reason of a test that could not be run (``agent.diagnoser.diagnostic``)."""
 

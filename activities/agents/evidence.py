@@ -21,19 +21,19 @@ from everstep.model.health import MachineFinding, worst_first
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 
 PACKED_LIMIT = 900_000
-"""Bytes of evidence as it crosses Temporal (ours): a search may add as much again."""
+"""Bytes of evidence as it crosses Temporal: a search may add as much again."""
 HELD_LIMIT = 4000
-"""Copies in one payload, about 250 bytes each and squeezed 25; more where one step of all ranks has more (ours)."""
+"""Copies in one payload, about 250 bytes each and squeezed 25; more where one step of all ranks has more."""
 DAMAGED_LIMIT = 100
-"""Damaged copies that are named (ours)."""
+"""Damaged copies that are named."""
 FINDINGS_LIMIT = 64
-"""Findings of inspections, of some 500 bytes each (ours)."""
+"""Findings of inspections, of some 500 bytes each."""
 TAILS = 32
-"""Ranks whose end of the output is kept whole: those that ended first (ours)."""
+"""Ranks whose end of the output is kept whole: those that ended first."""
 LINE = 300
-"""Characters of an exception's line (ours)."""
+"""Characters of an exception's line."""
 NARROWER = ((2, LINE), (2, 100), (1, 60))
-"""Where that does not fit: copies of each rank at a step, and characters of exceptions, ever fewer (ours). All are cut
+"""Where that does not fit: copies of each rank at a step, and characters of exceptions, ever fewer. All are cut
 alike, so that equal ones stay equal, and their class stays."""
 
 ON_FILES = {Tier.DISK, Tier.REMOTE}

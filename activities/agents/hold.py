@@ -13,21 +13,21 @@ from activities.heartbeat import Say
 from activities.messages import Held, HoldInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
+from everstep.base.backoff import Backoff
+from everstep.base.text import listed
 from everstep.errors import AgentError
 from everstep.model.machine import Machine
-from everstep.text import listed
 
 ASKED_S = 3.0
-"""A machine that does not answer within this time is not waited for (ours)."""
+"""A machine that does not answer within this time is not waited for."""
 INTERVAL_S = 0.02
-"""Between two looks of an agent at its ranks (ours)."""
+"""Between two looks of an agent at its ranks."""
 AHEAD = 1
-"""Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest (ours)."""
+"""Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest."""
 ASK_AGAIN_S = 30.0
 """Ranks that wait are asked again so often: they go on where nobody does for 120 s (``everstep/training/hold.py``)."""
 NAMED = 4
-"""Ranks that an answer names (ours)."""
+"""Ranks that an answer names."""
 
 
 async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:

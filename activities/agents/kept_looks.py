@@ -12,7 +12,7 @@ from activities.ledger import Ledger
 from everstep.errors import LedgerError
 
 KEEP_S = 0.2
-"""The ledger is waited for so long; it goes on taking what was seen after that (ours)."""
+"""The ledger is waited for so long; it goes on taking what was seen after that."""
 
 
 class KeptLooks:

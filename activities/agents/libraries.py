@@ -11,7 +11,7 @@ from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
 ANSWER_S = 1.0
-"""Machines that do not say it within this time are not waited for, seconds (ours)."""
+"""Machines that do not say it within this time are not waited for, seconds."""
 
 
 async def libraries_of(agents: AgentPool, job: str, machines: Sequence[Machine]) -> dict[str, str]:

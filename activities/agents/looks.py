@@ -15,12 +15,12 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.tracer.messages import files_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.hang.case import HangLimits
-from everstep.decisions.hang.decide import judge_hang
-from everstep.decisions.hang.evidence import HangEvidence
-from everstep.decisions.hang.found import found_of
-from everstep.decisions.hang.standstill import Standstill, standstill
-from everstep.decisions.hang.work import UsedUp, work_of
+from everstep.decisions.blame.hang.case import HangLimits
+from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.evidence import HangEvidence
+from everstep.decisions.blame.hang.found import found_of
+from everstep.decisions.blame.hang.standstill import Standstill, standstill
+from everstep.decisions.blame.hang.work import UsedUp, work_of
 from everstep.errors import EverstepError, EvidenceError
 from everstep.evidence.folder import STOPPED, FolderReader, evidence_of
 from everstep.evidence.py_spy import StackReader
@@ -29,9 +29,9 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 LOOK_S = 5.0
-"""One look takes no longer (ours)."""
+"""One look takes no longer."""
 ANSWERS_S = 1.0
-"""An agent has so much longer to answer (ours)."""
+"""An agent has so much longer to answer."""
 
 
 @dataclass

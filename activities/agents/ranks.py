@@ -38,14 +38,14 @@ from activities.messages import (
 from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.placement import place_backups
+from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.pool.libraries import differing
 from everstep.model.incident import Confirmation, Evidence, Launched
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 DYING_NAMED = 16
-"""Machines with ranks that do not die that an answer names (ours)."""
+"""Machines with ranks that do not die that an answer names."""
 OTHER_LIBRARIES = "OtherLibraries"
 """Type of the error of a machine that has other libraries than the job's other machines."""
 

@@ -30,26 +30,26 @@ from activities.turns import gathered
 from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
+from everstep.base.backoff import Backoff
+from everstep.base.text import listed
+from everstep.decisions.blame.replay.fold import LETTERS, WHY, bounded, digest
 from everstep.decisions.detect.root_cause import first_failure, headline_of
-from everstep.decisions.replay.fold import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
 from everstep.model.incident import RankExit
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd
-from everstep.text import listed
 
 INTERVAL_S = 0.1
-"""Between two looks of an agent at its ranks (ours)."""
+"""Between two looks of an agent at its ranks."""
 SETTLE_S = 0.5
-"""Once a rank has failed, the others of its group have so long to say that they did too (ours)."""
+"""Once a rank has failed, the others of its group have so long to say that they did too."""
 DYING_S = 60.0
-"""Ranks of a replay that were killed have so long to be gone (ours)."""
+"""Ranks of a replay that were killed have so long to be gone."""
 PATIENCE = 3.0
-"""A group still steps where the last one came within so many times the longest of those before it (ours)."""
+"""A group still steps where the last one came within so many times the longest of those before it."""
 LEAST_STEPS = 3
-"""Seen of a group, so that there are two that can be told apart from its start (ours)."""
+"""Seen of a group, so that there are two that can be told apart from its start."""
 NAMED = 4
 """Ranks that a text names."""
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)

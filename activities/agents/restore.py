@@ -19,16 +19,16 @@ from activities.heartbeat import Say, request_id
 from activities.messages import RestoreInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.shared_reads import readers
+from everstep.decisions.keep.shared_reads import readers
 from everstep.model.incident import Restored, StateCopy, Tier
 from everstep.model.machine import Machine
 
 RETRY_S = 0.5
-"""Before a copy that could not be fetched is tried again, seconds (ours)."""
+"""Before a copy that could not be fetched is tried again, seconds."""
 SLOWEST_MB_S = 20.0
-"""An agent that brings less is taken to hang, MB/s (ours)."""
+"""An agent that brings less is taken to hang, MB/s."""
 LEAST_S = 30.0
-"""Any answer may take this long, seconds (ours)."""
+"""Any answer may take this long, seconds."""
 
 
 @dataclass(slots=True)

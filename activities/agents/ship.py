@@ -9,16 +9,16 @@ from typing import TypeVar
 from activities.heartbeat import Say
 from activities.versions.store import StoredCode, VersionStore
 from agent.client import AgentClient
+from everstep.base.text import size_text
 from everstep.errors import CodeMissing, VersionStoreError
 from everstep.model.version import NAME_CHARACTERS
-from everstep.text import size_text
 
 AT_ONCE = 16
-"""Machines that get a snapshot at the same time: a worker has one network card (ours)."""
+"""Machines that get a snapshot at the same time: a worker has one network card."""
 ANSWER_S = 60.0
-"""A machine that takes nothing and unpacks nothing for this long does not answer, seconds (ours)."""
+"""A machine that takes nothing and unpacks nothing for this long does not answer, seconds."""
 SLOWEST_BYTES = 1_000_000
-"""Bytes a second to one machine; one that is slower does not answer (ours)."""
+"""Bytes a second to one machine; one that is slower does not answer."""
 
 T = TypeVar("T")
 

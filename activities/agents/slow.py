@@ -22,10 +22,10 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.tracer.messages import files_of
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.blame.slow.looks import RankAtWork, counted
+from everstep.decisions.blame.slow.own_past import RankTimes
+from everstep.decisions.blame.slow.running import slow_round
 from everstep.decisions.detect.cpu_watch import CpuPerStep
-from everstep.decisions.slow.looks import RankAtWork, counted
-from everstep.decisions.slow.own_past import RankTimes
-from everstep.decisions.slow.running import slow_round
 from everstep.errors import EverstepError, EvidenceError
 from everstep.evidence.folder import FolderReader
 from everstep.evidence.py_spy import StackReader
@@ -34,14 +34,14 @@ from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
 
 LOOKS = 10
-"""In a round; fewer where a look takes longer (ours)."""
+"""In a round; fewer where a look takes longer."""
 PACE_S = 2.0
-"""A machine has so long to say how fast its ranks are (ours)."""
+"""A machine has so long to say how fast its ranks are."""
 SLEEPS = "S"
 """State of a process that waits for something."""
 SILENT_KEPT = 8
 LOGGED = 16
-"""Ranks of which the log says in how many looks they did something of their own (ours)."""
+"""Ranks of which the log says in how many looks they did something of their own."""
 
 
 class SlowActivities:

@@ -12,7 +12,7 @@ from activities import messages
 from activities.heartbeat import heartbeating
 from activities.ledger import Ledger, NumbersUsed
 from activities.messages import DecideInput, RecordInput
-from everstep.decisions.ettr import WINDOW_S
+from everstep.decisions.training_time.ettr import WINDOW_S
 from everstep.model.incident import Confirmation, IncidentReport, Launched
 from everstep.model.job_state import ShareTrained
 

@@ -16,9 +16,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from everstep.errors import LedgerError
 
 BUSY_TIMEOUT_S = 15.0
-"""How long a writer waits for another one, seconds (ours)."""
+"""How long a writer waits for another one, seconds."""
 CONNECT_TIMEOUT_S = 5
-"""How long a connection to PostgreSQL may take, seconds (ours)."""
+"""How long a connection to PostgreSQL may take, seconds."""
 POOL_SIZE = 4
 _LOCK_CLASS = 0x45565354  # "EVST": keeps our advisory locks apart from those of others.
 _WRITE = "everstep_write"

@@ -55,12 +55,12 @@ from activities.ledger.tables import (
     MachineEvents,
 )
 from activities.ledger.time_spent import TimeSpent, ettr_of_run, spent_of_run
-from everstep import private
-from everstep.decisions.ettr import Ettr, Interval, Kind
+from everstep.decisions.training_time.ettr import Ettr, Interval, Kind
 from everstep.errors import LedgerError
 from everstep.model.incident import Anomaly, Evidence, IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.version import JobVersion
+from everstep.system import private_files as private
 
 P = ParamSpec("P")
 T = TypeVar("T")

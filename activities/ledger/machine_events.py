@@ -10,12 +10,12 @@ from activities.ledger.ledger import Ledger
 from activities.ledger.records import MachineEventRecord
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
+from everstep.base.backoff import Backoff
 
 RETRY_S = (1.0, 30.0)
-"""First and longest wait before the ledger is tried again, seconds (ours)."""
+"""First and longest wait before the ledger is tried again, seconds."""
 TOGETHER = 500
-"""Events that are written in one transaction, at most (ours)."""
+"""Events that are written in one transaction, at most."""
 
 log = structlog.get_logger("ledger")
 Written = asyncio.Future[None]

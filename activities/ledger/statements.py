@@ -23,7 +23,7 @@ from activities.ledger.tables import (
     Jobs,
     LedgerTable,
 )
-from everstep.decisions.ettr import Interval, Launch, Outage, unproductive
+from everstep.decisions.training_time.ettr import Interval, Launch, Outage, unproductive
 from everstep.errors import LedgerError
 from everstep.model.incident import Stage
 from everstep.model.job_state import incident_workflow_id

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, ScalarSelect, select
 
 from activities.ledger.statements import gaps, intervals
 from activities.ledger.tables import IncidentEvents, Incidents, Jobs
-from everstep.decisions.ettr import QUIET, Ettr, Interval, ettr
-from everstep.decisions.time_lost import Cause, IncidentTimes, time_lost
+from everstep.decisions.training_time.ettr import QUIET, Ettr, Interval, ettr
+from everstep.decisions.training_time.time_lost import Cause, IncidentTimes, time_lost
 
 
 @dataclass(frozen=True, slots=True)

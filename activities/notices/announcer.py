@@ -22,26 +22,26 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.notices.settings import NoticeSettings
 from activities.turns import gathered
+from everstep.base.log_once import Once
 from everstep.decisions import notices
 from everstep.decisions.notices import EndedJob
 from everstep.model.incident import Stage
 from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, notice_workflow_id
 from everstep.model.pool import PoolState, pool_workflow_id
 from everstep.model.stage_at_hand import StageAtHand
-from everstep.once import Once
 
 log = structlog.get_logger("notices")
 
 LOOK_S = 5.0
-"""Between two looks, seconds (ours)."""
+"""Between two looks, seconds."""
 SHORT_FOR_S = 60.0
-"""A shortage of machines has to last so long: one that is over within a minute concerns nobody (ours)."""
+"""A shortage of machines has to last so long: one that is over within a minute concerns nobody."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A workflow that does not answer within this time is asked at the next look (ours)."""
+"""A workflow that does not answer within this time is asked at the next look."""
 ASKED_AT_ONCE = 8
-"""Workflows that are asked side by side: each may be replayed for that (ours)."""
+"""Workflows that are asked side by side: each may be replayed for that."""
 KEPT = 10_000
-"""Events and workflows that are remembered, so that Temporal need not be asked about them again (ours)."""
+"""Events and workflows that are remembered, so that Temporal need not be asked about them again."""
 SUMMARY_CHARACTERS = 90
 """Of the line in the Web UI's list: Temporal takes 400 bytes."""
 PARKED = f'WorkflowType="Incident" AND ExecutionStatus="Running" AND Stage="{Stage.PARKED}"'

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from activities.notices import program
 from activities.notices.post import post
 from activities.notices.settings import Receiver, secrets_of, url_of
+from everstep.base.redaction import HIDDEN, masked
 from everstep.errors import NoticeError
 from everstep.model.notice import Notice
-from everstep.redaction import HIDDEN, masked
 
 
 async def deliver(receiver: Receiver, notice: Notice, env: Mapping[str, str] = os.environ) -> str:

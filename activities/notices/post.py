@@ -16,7 +16,7 @@ from activities.notices.settings import target
 from everstep.errors import NoticeError
 
 ANSWER_BYTES = 2048
-"""Of an answer so much is read (ours)."""
+"""Of an answer so much is read."""
 
 
 async def post(

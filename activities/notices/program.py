@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from everstep.errors import NoticeError
 
 LAST_BYTES = 4096
-"""Of what it writes the end is kept (ours)."""
+"""Of what it writes the end is kept."""
 PIPE_BYTES = 1 << 16
 """As much as a pipe holds."""
 

@@ -30,12 +30,12 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent.security import is_loopback
+from everstep.base.redaction import masked
 from everstep.errors import ConfigError
 from everstep.model.notice import NoticeKind
-from everstep.redaction import masked
 
 LONGEST_S = 300.0
-"""Longest deadline of one delivery, seconds (ours)."""
+"""Longest deadline of one delivery, seconds."""
 OURS = {"connection", "content-length", "content-type", "host", "idempotency-key", "transfer-encoding", "user-agent"}
 """Headers that a receiver cannot have otherwise."""
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -61,7 +61,7 @@ class Receiver(BaseModel):
     ca_file: Path | None = None
     """Certificates of authorities that are trusted beside the system's."""
     deadline_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
-    """A try that takes longer has failed, seconds (ours)."""
+    """A try that takes longer has failed, seconds."""
 
     def wants(self, kind: str) -> bool:
         """Whether it gets notices of a kind."""

@@ -32,16 +32,16 @@ from everstep.model.pool import (
 )
 
 ASK_AGAIN_S = 1.0
-"""Between two questions whether something has become free, seconds (ours)."""
+"""Between two questions whether something has become free, seconds."""
 ANSWER_LIMIT = timedelta(seconds=10)
-"""A pool that does not answer within this time is asked anew (ours)."""
+"""A pool that does not answer within this time is asked anew."""
 REFUSED_S = 10.0
-"""Machines that another job has are asked for again so long: it may just have ended (ours)."""
+"""Machines that another job has are asked for again so long: it may just have ended."""
 POOL_TASK_TIMEOUT = timedelta(seconds=3)
-"""A worker that dies within a task of the pool delays it so long (ours)."""
+"""A worker that dies within a task of the pool delays it so long."""
 
 KEEP_S = 30.0
-"""Between two looks whether the pool runs, seconds (ours)."""
+"""Between two looks whether the pool runs, seconds."""
 
 T = TypeVar("T", bound=BaseModel | int)
 

@@ -30,15 +30,15 @@ from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean
 from everstep.model.version import CodeVersion
 
 ANSWER_S = 3.0
-"""A machine that does not answer within this time cannot be used now, seconds (ours)."""
+"""A machine that does not answer within this time cannot be used now, seconds."""
 RELEASE_S = 30.0
-"""For the end of what a job left on a machine, seconds (ours)."""
+"""For the end of what a job left on a machine, seconds."""
 MACHINES_AT_ONCE = 64
-"""Machines that are asked side by side (ours)."""
+"""Machines that are asked side by side."""
 JOBS_AT_ONCE = 8
-"""Jobs that are asked side by side (ours)."""
+"""Jobs that are asked side by side."""
 JOB_ANSWER = timedelta(seconds=5)
-"""A job that does not say within this time where it runs is unknown (ours)."""
+"""A job that does not say within this time where it runs is unknown."""
 
 
 T = TypeVar("T")

@@ -24,11 +24,11 @@ from everstep.model.pool import Readied, ReadyRequest
 from everstep.model.version import CodeVersion
 
 AT_ONCE = 4
-"""Machines that are made ready side by side: nobody waits for them, and jobs need the worker (ours)."""
+"""Machines that are made ready side by side: nobody waits for them, and jobs need the worker."""
 TRY_S = 120.0
-"""A script that has not come to where it joins its job after this long is left there, seconds (ours)."""
+"""A script that has not come to where it joins its job after this long is left there, seconds."""
 JOB_ANSWER = timedelta(seconds=5)
-"""A job that does not say what it runs within this time is asked with the next look (ours)."""
+"""A job that does not say what it runs within this time is asked with the next look."""
 
 
 class ReadyActivities:

@@ -13,8 +13,8 @@ from activities.messages import MakeVersionInput, VersionMade
 from activities.versions.make import changed, folder_of, next_version
 from activities.versions.progress import telling
 from activities.versions.store import VersionStore
-from everstep import environment
 from everstep.errors import ConfigError, NoSuchFolder, VersionStoreError
+from everstep.rank import environment
 
 
 class MakeActivities:

@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from activities.versions.store import StoredCode
-from everstep.code_archive import CodeFile
+from everstep.base.redaction import HIDDEN, is_secret, masked
+from everstep.base.text import first_of, listed, printable
 from everstep.model.version import NAME_CHARACTERS, CodeVersion
-from everstep.redaction import HIDDEN, is_secret, masked
-from everstep.text import first_of, listed, printable
+from everstep.system.code_archive import CodeFile
 
 SUMMARY_CHARACTERS = 1500
-"""Of the line that sums a change up (ours)."""
+"""Of the line that sums a change up."""
 PATCH_CHARACTERS = 4000
-"""Of the patch that is told with it (ours)."""
+"""Of the patch that is told with it."""
 FILES_NAMED = 8
 COMPARED_BYTES, COMPARED_LINES = 200_000, 4000
-"""A file that is larger is not compared line by line (ours)."""
+"""A file that is larger is not compared line by line."""
 COMPARED_FILES = 50
-"""So many files are compared line by line (ours)."""
+"""So many files are compared line by line."""
 VALUE_CHARACTERS = 60
 
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep.base.text import first_of
 from everstep.errors import ConfigError
 from everstep.model.version import Origin
-from everstep.text import first_of
 
 LIMIT_S = 60.0
-"""A git that has not answered after this long is given up, seconds: the folder may be on storage that hangs (ours)."""
+"""A git that has not answered after this long is given up, seconds: the folder may be on storage that hangs."""
 _NOTHING_IS_RUN = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 NAMED = 4
-"""Commits between two versions that are named; the others are counted (ours)."""
+"""Commits between two versions that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Blob:
     path: str
     """Relative to the folder."""
     kind: str
-    """As in :class:`everstep.code_archive.CodeFile`."""
+    """As in :class:`everstep.system.code_archive.CodeFile`."""
     bytes: int
     folder: Path
     """In whose repository it is."""

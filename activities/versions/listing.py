@@ -14,7 +14,7 @@ CACHE = "__pycache__"
 ENVIRONMENT = "pyvenv.cfg"
 """A file that makes its folder an environment of Python, with thousands of files that are not the job's."""
 MAX_SEEN = 200_000
-"""Files that are looked at: a folder with more is not the code of a job (ours)."""
+"""Files that are looked at: a folder with more is not the code of a job."""
 IGNORE = ".gitignore"
 
 

@@ -27,7 +27,7 @@ from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, UpdateRequest
 
 STORAGE_S = 300.0
-"""A folder whose files were not read by then does not answer, seconds (ours)."""
+"""A folder whose files were not read by then does not answer, seconds."""
 NO_STORE = (
     "there is no store of versions, so that code can only run where it lies: start all workers with the same "
     "--versions URL, or EVERSTEP_VERSIONS"

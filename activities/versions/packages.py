@@ -15,9 +15,9 @@ from pathlib import Path
 import structlog
 
 LIMIT_S = 10.0
-"""An interpreter that has not listed them after this long is left (ours)."""
+"""An interpreter that has not listed them after this long is left."""
 MOST = 2000
-"""Distributions that are noted (ours)."""
+"""Distributions that are noted."""
 _PROGRAM = """
 import importlib.metadata, json
 found = {}

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from everstep.text import size_text
+from everstep.base.text import size_text
 
 EVERY_S = 1.0
-"""Between two lines about a snapshot; the first one comes after as long: most are over by then (ours)."""
+"""Between two lines about a snapshot; the first one comes after as long: most are over by then."""
 
 
 @dataclass(slots=True)

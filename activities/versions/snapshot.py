@@ -1,6 +1,6 @@
 """A snapshot of code: the files of a folder or of a git revision, within bounds, in one archive.
 
-``everstep/code_archive.py`` says what its digest is.
+``everstep/system/code_archive.py`` says what its digest is.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import BinaryIO, NoReturn, cast
 from activities.versions.git import GitFolder, read_blobs, work_tree_of
 from activities.versions.listing import files_of
 from activities.versions.progress import SnapshotProgress
-from everstep.code_archive import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, CodeFile, Packer, digest_of, leaves
+from everstep.base.text import listed, printable, size_text
 from everstep.errors import ConfigError, NoSuchFolder
 from everstep.model.version import Origin
-from everstep.text import listed, printable, size_text
+from everstep.system.code_archive import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, CodeFile, Packer, digest_of, leaves
 
 IN_MEMORY = 16 << 20
-"""A larger archive is a file in the folder for temporary files (ours)."""
+"""A larger archive is a file in the folder for temporary files."""
 NAMED = 5
-"""Files and folders that a refusal names (ours)."""
+"""Files and folders that a refusal names."""
 LEFT_OUT = "have git ignore what is no code (.gitignore), name a smaller folder with --code DIR, or run it in place"
 
 
@@ -37,7 +37,7 @@ class FoundFile:
 
     path: str
     kind: str
-    """As in :class:`everstep.code_archive.CodeFile`."""
+    """As in :class:`everstep.system.code_archive.CodeFile`."""
     bytes: int
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    code/<digest>.tar.gz                    a snapshot (everstep/code_archive.py)
+    code/<digest>.tar.gz                    a snapshot (everstep/system/code_archive.py)
     jobs/<job>/<id>.<digest|in-place>.json  what one version runs (everstep/model/version.py, CodeVersion)
 
 Files are there whole or not at all, and code is verified by its digest wherever it is read. Whoever writes the same
@@ -23,20 +23,20 @@ import structlog
 from activities.versions.snapshot import CodeSnapshot
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.state.reads import Reads
-from everstep import private
-from everstep.code_archive import DIGEST, MAX_BYTES, MAX_FILES, PIECE, CodeFile, digest_of, read_archive
-from everstep.decisions.versions.prune import Prunable, StoredVersion, prunable
-from everstep.environment import VERSIONS
+from everstep.base.text import one_line
+from everstep.decisions.act.versions.prune import Prunable, StoredVersion, prunable
 from everstep.errors import AgentError, DamagedCode, EverstepError, VersionStoreError
 from everstep.model.version import NAME_CHARACTERS, CodeVersion
-from everstep.text import one_line
+from everstep.rank.environment import VERSIONS
+from everstep.system import private_files as private
+from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, PIECE, CodeFile, digest_of, read_archive
 
 ANSWER_S = 60.0
-"""A store that has not answered by then does not, seconds (ours)."""
+"""A store that has not answered by then does not, seconds."""
 SLOWEST_BYTES = 1_000_000
-"""Bytes a second of a store; one that is slower does not answer (ours)."""
+"""Bytes a second of a store; one that is slower does not answer."""
 PRUNE_S = 30.0
-"""Nobody waits longer for what is not needed any more to be removed, seconds (ours)."""
+"""Nobody waits longer for what is not needed any more to be removed, seconds."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
 """Of an archive."""
 IN_PLACE, ARCHIVE, RECORD = "in-place", ".tar.gz", ".json"

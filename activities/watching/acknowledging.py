@@ -16,11 +16,11 @@ from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
 ROUND_S = 0.5
-"""Between two looks at what may be forgotten, seconds (ours)."""
+"""Between two looks at what may be forgotten, seconds."""
 RETRY_S = 0.2
-"""Before an acknowledgement is sent again for the first time, seconds (ours)."""
+"""Before an acknowledgement is sent again for the first time, seconds."""
 ACKNOWLEDGE_S = 30.0
-"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds (ours)."""
+"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds."""
 
 log = structlog.get_logger("watcher")
 

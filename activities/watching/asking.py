@@ -14,7 +14,7 @@ from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
 ASK_S = 2.0
-"""An agent that does not take a request on copies of state within this time is left out, seconds (ours)."""
+"""An agent that does not take a request on copies of state within this time is left out, seconds."""
 Call = Callable[[AgentClient], Awaitable[object]]
 
 log = structlog.get_logger("watcher")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from activities.watching.shown import Shown, distinct, kept_elsewhere, on_disk
-from everstep.decisions.checkpoints.align_backups import Aligned, AlignRule, Backed
-from everstep.decisions.checkpoints.common_disk_step import Agreed, agree, newest_of_all
-from everstep.decisions.checkpoints.disk_schedule import PersistRule
-from everstep.decisions.checkpoints.drift import DriftRule, Standing
+from everstep.decisions.keep.align_backups import Aligned, AlignRule, Backed
+from everstep.decisions.keep.common_disk_step import Agreed, agree, newest_of_all
+from everstep.decisions.keep.disk_schedule import PersistRule
+from everstep.decisions.keep.drift import DriftRule, Standing
 from everstep.model.job import JobSpec
 
 

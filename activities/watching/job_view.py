@@ -19,8 +19,7 @@ from activities.watching.shown import FirstShown, Shown, stored
 from activities.watching.untold import UntoldFaults
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import Aligned
-from everstep.decisions.checkpoints.common_disk_step import Agreed, StepsOnDisk
+from everstep.decisions.blame.hang.standstill import Standstill
 from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.exits import has_finished
@@ -29,19 +28,19 @@ from everstep.decisions.detect.machine_fault import due
 from everstep.decisions.detect.patience import bound_s
 from everstep.decisions.detect.slow_steps import SlowWatch
 from everstep.decisions.detect.step_watch import StepWatch
-from everstep.decisions.hang.standstill import Standstill
+from everstep.decisions.keep.align_backups import Aligned
+from everstep.decisions.keep.common_disk_step import Agreed, StepsOnDisk
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 SILENT_S = 10.0
-"""An agent that said nothing for this long, although it speaks every second, is named in a stall (ours)."""
+"""An agent that said nothing for this long, although it speaks every second, is named in a stall."""
 BARE_S = 5.0
-"""While a machine says that it knows nothing of the job, the job's workflow is asked this often whether it runs there
-(ours)."""
+"""While a machine says that it does not know the job, the job's workflow is asked this often whether it runs there."""
 
 JUST_AFTER_S = 0.005
-"""Then a time is over for certain (ours)."""
+"""Then a time is over for certain."""
 
 
 class StepsSeen(NamedTuple):

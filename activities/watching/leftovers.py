@@ -22,28 +22,28 @@ from temporalio.service import RPCError
 from activities.turns import gathered
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
+from everstep.base.log_once import Once
 from everstep.errors import EverstepError
 from everstep.model.job import owner_of
 from everstep.model.job_state import JobState, jobs_query
 from everstep.model.machine import Machine
-from everstep.once import Once
 
 log = structlog.get_logger("cleanup")
 
 LOOK_S = 5.0
-"""Between two looks at the list of jobs, seconds (ours)."""
+"""Between two looks at the list of jobs, seconds."""
 LONGEST_S = 10.0
-"""Longest wait before machines that did not answer are asked again, seconds (ours)."""
+"""Longest wait before machines that did not answer are asked again, seconds."""
 AT_ONCE = 64
-"""Machines of one job that are asked side by side (ours)."""
+"""Machines of one job that are asked side by side."""
 QUERIES_AT_ONCE = 8
-"""Jobs that are asked side by side where they ran: each of them is replayed for that (ours)."""
+"""Jobs that are asked side by side where they ran: each of them is replayed for that."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A workflow that does not say within this time where it ran is asked again (ours)."""
+"""A workflow that does not say within this time where it ran is asked again."""
 SETTLE = timedelta(seconds=5)
-"""So long after its end a job is looked at first: a last activity may still be under way (ours)."""
+"""So long after its end a job is looked at first: a last activity may still be under way."""
 REMEMBERED = timedelta(days=3)
-"""Jobs that ended longer ago are not looked at any more (ours)."""
+"""Jobs that ended longer ago are not looked at any more."""
 
 
 @dataclass(slots=True)

@@ -15,14 +15,14 @@ from activities.agents.looks import judge_looks, look
 from activities.heartbeat import steady_ns
 from activities.watching.job_view import JobView
 from agent.client import AgentPool
+from everstep.decisions.blame.hang.standstill import Standstill
 from everstep.decisions.detect.patience import LOOK_AGAIN, apart_s, first_look_s
-from everstep.decisions.hang.standstill import Standstill
 
 TICK_S = 0.1
-"""Between two looks at how long nothing happened, seconds (ours)."""
+"""Between two looks at how long nothing happened, seconds."""
 
 LEAST_S = 0.3
-"""From the end of one look to the next, seconds (ours)."""
+"""From the end of one look to the next, seconds."""
 
 log = structlog.get_logger("watcher")
 

@@ -19,16 +19,16 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.ledger import Ledger
 from activities.ledger.time_spent import TimeSpent
 from activities.watching.job_view import JobView
-from everstep.decisions.ettr import WINDOW_S
+from everstep.base.log_once import Once
+from everstep.decisions.training_time.ettr import WINDOW_S
 from everstep.model.job_state import SHOWN_ALREADY, ShareTrained
-from everstep.once import Once
 
 LOOK_S = 30.0
-"""Between two looks, seconds (ours): a minute of an hour is 2 % of it."""
+"""Between two looks, seconds: a minute of an hour is 2 % of it."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A workflow that does not answer within this time is told at the next look (ours)."""
+"""A workflow that does not answer within this time is told at the next look."""
 QUIET_S = 10.0
-"""Where no rank steps for so long, the job does not train since then (ours; as ``everstep status`` has it)."""
+"""Where no rank steps for so long, the job does not train since then (as ``everstep status`` has it)."""
 
 log = structlog.get_logger("training time")
 

@@ -12,7 +12,7 @@ from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import Anomaly
 
 FINDINGS_KEPT = 1000
-"""Of inspections, that the job was not told; more of them say nothing new (ours)."""
+"""Of inspections, that the job was not told; more of them say nothing new."""
 Key = tuple[str, str, str]
 
 

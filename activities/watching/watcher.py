@@ -37,36 +37,36 @@ from activities.watching.looking import Looking
 from activities.watching.with_workflow import learn_from, update_of
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.backoff import Backoff
-from everstep.decisions.checkpoints.common_disk_step import Agreed
+from everstep.base.backoff import Backoff
+from everstep.base.log_once import Once
+from everstep.decisions.keep.common_disk_step import Agreed
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
-from everstep.once import Once
 
 log = structlog.get_logger("watcher")
 
 LIST_S = 1.0
-"""Between two listings of the running jobs, seconds (ours)."""
+"""Between two listings of the running jobs, seconds."""
 RETRY_S = 0.2
-"""Before an agent or Temporal is asked again for the first time, seconds (ours); the longest wait for a silent agent
+"""Before an agent or Temporal is asked again for the first time, seconds; the longest wait for a silent agent
 is in the job's policy."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A job's workflow that does not say within this time what to watch is asked again (ours)."""
+"""A job's workflow that does not say within this time what to watch is asked again."""
 ADOPT_AGAIN_S = 30.0
-"""Longest wait between two such questions, seconds (ours)."""
+"""Longest wait between two such questions, seconds."""
 TICK_S = 0.5
-"""Between two looks at the rules that depend on time, seconds (ours)."""
+"""Between two looks at the rules that depend on time, seconds."""
 STOPPED_TICK_S = 0.1
-"""The same while a rank is stopped (ours)."""
+"""The same while a rank is stopped."""
 TELL_WHOLE_S = 30.0
-"""Agents are told this often which step is on all disks: some may not have heard it (ours)."""
+"""Agents are told this often which step is on all disks: some may not have heard it."""
 NO_HANDLER = "expected but not found"
 """What Temporal's SDK says of an update that a workflow does not know."""
 ENDS_TOLD = 64
-"""Ranks of a generation whose ends are logged one by one (ours)."""
+"""Ranks of a generation whose ends are logged one by one."""
 
 MachineEvent = Callable[[pb.Observation], asyncio.Future[None]]
 """Takes what happened to a machine; done once it is written down."""

@@ -24,12 +24,12 @@ from agent.checkpoints.save_watch import SaveWatch, make_fifo, own_files
 from agent.checkpoints.tiers.job_tiers import JobTiers
 from agent.checkpoints.tiers.open_with_timeout import TiersWithTimeout
 from agent.v1 import agent_pb2 as pb
-from everstep import private
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
 from everstep.slots.format import DAMAGED, Pin, SlotHeader, same_save
 from everstep.slots.names import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
+from everstep.system import private_files as private
 
 logger = structlog.get_logger()
 

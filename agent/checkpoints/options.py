@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
-from everstep import environment
+from everstep.rank import environment
 from everstep.slots.format import SlotHeader
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import structlog
 
-from everstep import private
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.format import SlotHeader
 from everstep.slots.names import BACKUP, OWN
 from everstep.slots.reader import SlotReader
+from everstep.system import private_files as private
 
 POLL_S = 0.25
-"""Headers are read this often even when nobody rings (ours)."""
+"""Headers are read this often even when nobody rings."""
 NAME = "bell"
 
 Saved = Callable[[int, SlotHeader], None]

@@ -36,25 +36,24 @@ import structlog
 
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
-from everstep import private
-from everstep.code_archive import DIGEST, MAX_BYTES, MAX_FILES, CodeFile, digest_of, unpack
 from everstep.errors import AgentError, CodeMissing, ConfigError, DamagedCode
+from everstep.system import private_files as private
+from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, CodeFile, digest_of, unpack
 
 FOLDER = "code"
 """In the state folder."""
 KEPT = 20
-"""Snapshots that are kept; beyond that the ones used longest ago go (ours)."""
+"""Snapshots that are kept; beyond that the ones used longest ago go."""
 KEPT_BYTES = 2_000_000_000
-"""Of all files of them (ours)."""
+"""Of all files of them."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
 """Of an archive: more than one of the largest snapshot takes."""
 IN_MEMORY = 1 << 20
-"""Bytes of an archive that is unpacked without being written first: turns of threads count where ranks have all cores
-(ours)."""
+"""Bytes of an archive that is unpacked without being written first."""
 CHUNK_PATIENCE_S = 30.0
-"""Whoever brings a snapshot and says nothing for this long is left (ours)."""
+"""Whoever brings a snapshot and says nothing for this long is left."""
 LOOK_PATIENCE_S = 5.0
-"""A disk that does not say within this time whether a snapshot is whole is not waited for (ours)."""
+"""A disk that does not say within this time whether a snapshot is whole is not waited for."""
 
 COMING, GOING = ".coming-", ".going-"
 

@@ -25,11 +25,11 @@ from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.health import Finding
 
 KEPT = 16
-"""Diagnoses whose results are kept for whoever asks again (ours)."""
+"""Diagnoses whose results are kept for whoever asks again."""
 ABANDONED_S = 15.0
-"""A diagnosis that nobody follows for so long is ended, seconds (ours): its worker died, and no other one asks."""
+"""A diagnosis that nobody follows for so long is ended, seconds: its worker died, and no other one asks."""
 WARM_S = 60.0
-"""The process that has torch imported is kept for so long after a test, seconds (ours): the next round comes soon."""
+"""The process that has torch imported is kept for so long after a test, seconds: the next round comes soon."""
 
 logger = structlog.get_logger()
 

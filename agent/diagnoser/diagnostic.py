@@ -51,7 +51,7 @@ class DiagnosticLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     deadline_s: float = Field(default=60.0, gt=0)
-    """It is killed after this time, seconds (ours)."""
+    """It is killed after this time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from everstep.model.reason import Reason
 
 MODULE = "agent.diagnoser.child"
 START_S = 60.0
-"""To start and to import torch, seconds (ours); the time that a test has begins after that."""
+"""To start and to import torch, seconds; the time that a test has begins after that."""
 DIES_S = 2.0
-"""Processes that were killed have this long to be gone, seconds (ours)."""
+"""Processes that were killed have this long to be gone, seconds."""
 ERROR_BYTES = 2000
-"""Of what it wrote, at most (ours)."""
+"""Of what it wrote, at most."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has started such threads cannot be forked from, and bits depend on their number."""
 

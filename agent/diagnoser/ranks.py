@@ -49,7 +49,7 @@ class Meeting:
 
 
 GOES_ON_S = 1.0
-"""Once a rank failed, the others have so long to say what they saw, seconds (ours)."""
+"""Once a rank failed, the others have so long to say what they saw, seconds."""
 WORDLESS, GLOO = "ended without a word", "gloo"
 """In what is said of a rank that was killed, and of one that waited for another one."""
 

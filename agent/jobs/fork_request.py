@@ -14,8 +14,8 @@ from agent.reporting.step_archive import Reports
 from agent.state.job_record import JobRecord
 from agent.tracer.tracer import server_of
 from agent.v1 import agent_pb2 as pb
-from everstep import environment
 from everstep.errors import ConfigError
+from everstep.rank import environment
 from everstep.slots.names import own_slots
 
 

@@ -19,17 +19,18 @@ from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
-from everstep import environment, private
 from everstep.errors import AgentError
-from everstep.processes import is_alive
-from everstep.step_reports import Snapshot
+from everstep.rank import environment
+from everstep.rank.step_reports import Snapshot
+from everstep.system import private_files as private
+from everstep.system.processes import is_alive
 
 PUSH_PATIENCE_S = 2.0
-"""A rank that is gone is reported by its fork server within this time, or without it (ours)."""
+"""A rank that is gone is reported by its fork server within this time, or without it."""
 UNTOLD = -1
 """``sequence`` of a rank whose end is to be told, and has no number yet."""
 SAID_PATIENCE_S = 2.0
-"""An end is told without the rank's last words where reading them takes longer (ours)."""
+"""An end is told without the rank's last words where reading them takes longer."""
 
 logger = structlog.get_logger()
 

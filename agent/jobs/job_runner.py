@@ -28,21 +28,21 @@ from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import kill_family, state, wait_gone
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
-from everstep import private
+from everstep.base.text import listed
 from everstep.errors import AgentError, ConfigError, Fenced, ForkServerLost, StillDying
-from everstep.processes import is_alive
-from everstep.text import listed
+from everstep.system import private_files as private
+from everstep.system.processes import is_alive
 
 RUN = "run"
 """File in a job's shared memory: of which run it is. It lasts as long as the memory, whatever becomes of the record."""
 KILL_PATIENCE_S = 10.0
-"""Ranks that are killed have this long to be gone before a command says that they are not yet (ours)."""
+"""Ranks that are killed have this long to be gone before a command says that they are not yet."""
 NAMED = 4
 """Processes that a message names; the others are counted."""
 OUTPUT_PATIENCE_S = 0.5
-"""A disk that is busy for longer gets no output of the ranks that are started now (ours)."""
+"""A disk that is busy for longer gets no output of the ranks that are started now."""
 DRAIN_PATIENCE_S = 1.0
-"""The last step records have this long to reach the disk when a job ends (ours)."""
+"""The last step records have this long to reach the disk when a job ends."""
 
 logger = structlog.get_logger()
 

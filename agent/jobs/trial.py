@@ -21,17 +21,18 @@ from agent.launcher.fork_client import Message, inherited_environment
 from agent.launcher.processes import NO_SESSION, kill_session
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
-from everstep import environment, private
 from everstep.errors import ConfigError, ForkServerLost
+from everstep.rank import environment
+from everstep.system import private_files as private
 
 FOLDER = "trials"
 """In the agent's folder in shared memory."""
 OUTCOME = "outcome"
 """File in the trial's folder: which process came to where it joins the job."""
 MOST_TEXT = 8192
-"""Bytes of what a trial says; of more the end (ours)."""
+"""Bytes of what a trial says; of more the end."""
 ANSWER_S = 30.0
-"""A fork server has this much longer than the trial to say how it ended (ours)."""
+"""A fork server has this much longer than the trial to say how it ended."""
 LONGEST_S = 3600.0
 KEPT_NAMES = (environment.TOPOLOGY,)
 """Of everstep's variables those that a trial gets: none that leads to what the job's ranks have."""

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from agent.launcher.processes import End
-from everstep.end_notice import EndNotice
-from everstep.processes import PROC
+from everstep.system.end_notice import EndNotice
+from everstep.system.processes import PROC
 
 EXITING = 0x4
 """PF_EXITING, a flag of a thread that ends: nothing of its program runs any more."""

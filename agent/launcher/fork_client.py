@@ -22,14 +22,15 @@ import structlog
 
 from agent.launcher.from_template import fork_from
 from agent.launcher.processes import kill_family, start_ticks
-from everstep import environment, private
 from everstep.errors import AgentError, Fenced, ForkServerLost
-from everstep.processes import is_alive
+from everstep.rank import environment
+from everstep.system import private_files as private
+from everstep.system.processes import is_alive
 
 Message = dict[str, Any]
 PROGRAM = Path(__file__).resolve().with_name("fork_server.py")
 START_TIMEOUT_S = 120.0
-"""A fork server that cannot fork after this long is given up (ours; imports take 1-4 s)."""
+"""A fork server that cannot fork after this long is given up (imports take 1-4 s)."""
 REQUEST_TIMEOUT_S = 30.0
 LINE_LIMIT = 1 << 26
 

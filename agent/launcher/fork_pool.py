@@ -13,17 +13,17 @@ import structlog
 
 from agent.launcher.fork_client import START_TIMEOUT_S, ForkServerClient, label_of
 from agent.launcher.processes import kill_family
-from everstep.backoff import Backoff
+from everstep.base.backoff import Backoff
 from everstep.errors import AgentError, ForkServerLost
 
 ADOPT_PATIENCE_S = 2.0
-"""A fork server that says nothing for this long is waited for in the background (ours)."""
+"""A fork server that says nothing for this long is waited for in the background."""
 CHECK_S = 30.0
-"""The warm fork server is asked so often whether it answers, seconds (ours)."""
+"""The warm fork server is asked so often whether it answers, seconds."""
 CHECK_LIMIT_S = 10.0
-"""One that does not within this time is replaced, seconds (ours)."""
+"""One that does not within this time is replaced, seconds."""
 AGAIN_S = (1.0, 60.0)
-"""Before one is started again that did not start, or died: at first and at most, seconds (ours)."""
+"""Before one is started again that did not start, or died: at first and at most, seconds."""
 
 logger = structlog.get_logger()
 

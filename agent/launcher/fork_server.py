@@ -60,11 +60,11 @@ Message = dict[str, Any]
 
 PR_SET_CHILD_SUBREAPER = 36
 ABANDONED_CHECK_S = 2.0
-"""How often the server looks whether its socket still has a name (ours)."""
+"""How often the server looks whether its socket still has a name."""
 KILL_PATIENCE_S = 10.0
-"""A kill is answered after this long even if something cannot be reaped (ours)."""
+"""A kill is answered after this long even if something cannot be reaped."""
 KEPT_GENERATIONS = 8
-"""Exited ranks of older generations are forgotten (ours)."""
+"""Exited ranks of older generations are forgotten."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """numpy and OpenMP read these when they are imported; a second thread would make forks unsafe."""
@@ -83,9 +83,9 @@ PRELOADED = (
     "torch.distributed.tensor.parallel",
     "torch.utils.data",
     "torch.utils.serialization.config",
-    "everstep.environment",
-    "everstep.faults",
-    "everstep.step_reports",
+    "everstep.rank.environment",
+    "everstep.rank.drill_faults",
+    "everstep.rank.step_reports",
 )
 PRELOADED_IF_THERE = (
     "everstep.training.run",

@@ -13,11 +13,11 @@ import structlog
 from agent.launcher.processes import End
 
 BEGIN_LIMIT_S = 5.0
-"""A template that does not listen this long after it was asked for first is not waited for (ours)."""
+"""A template that does not listen this long after it was asked for first is not waited for."""
 IMPORT_LIMIT_S = 120.0
-"""One that listens may still import, which takes 1-4 s; it is given up after this long (ours)."""
+"""One that listens may still import, which takes 1-4 s; it is given up after this long."""
 ANSWER_LIMIT_S = 0.2
-"""A template that does not say within this time how a process ended does not say so (ours)."""
+"""A template that does not say within this time how a process ended does not say so."""
 LOOK_S = 0.05
 
 logger = structlog.get_logger()

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from everstep.processes import PROC, is_alive, living, look
+from everstep.system.processes import PROC, is_alive, living, look
 
 PR_SET_CHILD_SUBREAPER = 36
 REMEMBERED_ENDS = 1024
 NO_SESSION = -1
 STATUS_PATIENCE_S = 0.2
-"""How long to wait for the exit status of a process that is seen to be gone (ours)."""
+"""How long to wait for the exit status of a process that is seen to be gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 BESIDE = "beside another copy of it, pid"
 """In the line that begins a generation: what must never be."""
 REACH_STORE_S = 20.0
-"""A rank that does not reach its rendezvous store for so long ends (ours). torch waits for 5 to 30 minutes, and all
+"""A rank that does not reach its rendezvous store for so long ends. torch waits for 5 to 30 minutes, and all
 other ranks with it."""
 REACH_AGAIN_S = 0.5
 NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EINVAL}
@@ -242,7 +242,7 @@ class _Output(io.FileIO):
 
 
 def _open_report(path: str) -> Any:
-    from everstep.step_reports import ReportFile
+    from everstep.rank.step_reports import ReportFile
 
     report = ReportFile.open(Path(path))
     report.mark("forked")
@@ -325,7 +325,7 @@ def _watch_optimizer(rank: int, report: Any) -> None:
         register_optimizer_step_pre_hook,
     )
 
-    from everstep.faults import RankFaults
+    from everstep.rank.drill_faults import RankFaults
 
     def after(*_: object) -> None:
         if report.count_optimizer_step() == 1 and not report.snapshot().attached:

@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 ABANDONED_CHECK_MS = 2000
-"""How often the template looks whether its socket still has a name (ours)."""
+"""How often the template looks whether its socket still has a name."""
 ASKING_LIMIT_S = 5.0
-"""An agent that connects and does not say what it wants within this time is left (ours)."""
+"""An agent that connects and does not say what it wants within this time is left."""
 REMEMBERED_ENDS = 1024
 _ARGUMENTS = slice(45, 47)
 """Begin and end of a process's arguments in memory, in /proc/self/stat after the name."""

@@ -30,7 +30,7 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 SIZES_UNKNOWN = "it makes its process group before it calls everstep.join(): whether its sizes fit was not tried"
 MOST_ERRORS = 4
-"""Files that do not compile and are shown; the others are counted (ours)."""
+"""Files that do not compile and are shown; the others are counted."""
 
 
 def run_trial(

@@ -11,7 +11,7 @@ from typing import Any
 from everstep.model.health import EVIDENCE_LINES, Finding
 
 KEPT = 64
-"""Different events that count at the same time, at most; the oldest go first (ours)."""
+"""Different events that count at the same time, at most; the oldest go first."""
 
 
 def add(events: list[dict[str, Any]], found: Finding, *, now_ns: int, lasts_s: float | None) -> None:

@@ -31,7 +31,7 @@ class Limits(BaseModel):
     interval_s: float = Field(default=2.0, gt=0)
     """From one look to the next, seconds. 2 for the host, 10 for GPUs, 30 for the network (ByteRobust, table 3)."""
     deadline_s: float = Field(default=10.0, gt=0)
-    """A look that takes longer is said to hang (ours)."""
+    """A look that takes longer is said to hang."""
 
 
 @dataclass(slots=True)

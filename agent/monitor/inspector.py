@@ -11,11 +11,11 @@ import structlog
 
 from agent.monitor.inspection import Inspection, Look
 from agent.monitor.kept import KeptStates
+from everstep.base.log_once import Once
 from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
-from everstep.once import Once
 
 UNABLE = Reason(
     "cannot-inspect",

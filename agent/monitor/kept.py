@@ -10,10 +10,10 @@ from typing import Any
 import structlog
 
 from agent.state.disk import StateDisk
-from everstep import private
+from everstep.base.log_once import Once
 from everstep.errors import ConfigError
-from everstep.once import Once
-from everstep.processes import boot_id
+from everstep.system import private_files as private
+from everstep.system.processes import boot_id
 
 FILE = "monitor.json"
 

@@ -10,7 +10,7 @@ from everstep.model.health import Finding, Health, Remedy, together
 from everstep.model.owner import Owner
 
 FINDINGS = 64
-"""In one answer, at most, the worst first (ours)."""
+"""In one answer, at most, the worst first."""
 
 
 def to_message(finding: Finding) -> pb.Finding:

@@ -20,16 +20,16 @@ from agent.monitor.kept import KeptStates
 from everstep.model.health import Finding, Health, verdict_of, worst_first
 
 OVER_S = 30.0
-"""A finding that was not seen again for this long is over (ours)."""
+"""A finding that was not seen again for this long is over."""
 AGAIN_S = 3600.0
 """A finding that comes and goes is told again after ``OVER_S`` at first, then after twice as long each time, and in the
-end this often (ours)."""
+end this often."""
 LOOK_S = 1.0
-"""Between two looks at which inspections hang, seconds (ours)."""
+"""Between two looks at which inspections hang, seconds."""
 CLEARED_S = 0.02
-"""Between two looks at whether what was cleared was looked at again, seconds (ours)."""
+"""Between two looks at whether what was cleared was looked at again, seconds."""
 TOLD = 64
-"""Findings of one inspection that are told; what comes beyond is shown and not told (ours)."""
+"""Findings of one inspection that are told; what comes beyond is shown and not told."""
 
 TOLD_BY = "monitor"
 """Under this name it keeps what was told."""

@@ -18,15 +18,15 @@ from typing import Any, ClassVar
 from agent.monitor import programs
 from agent.monitor.inspection import Inspection, Look, Site
 from agent.monitor.settings import CheckLimits
-from everstep import environment
 from everstep.errors import CannotLook, ConfigError
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
+from everstep.rank import environment
 
 ENTRY_POINTS = "everstep.inspections"
 OUTPUT_CHARACTERS = 64 << 10
-"""Of a program, at most (ours)."""
+"""Of a program, at most."""
 FROM_SIGNAL = 128
 """A shell's exit code for a program that a signal ended: this and the signal's number."""
 OK, WARNING, CRITICAL = 0, 1, 2

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from everstep.errors import CannotLook
 
 ENDS_S = 1.0
-"""A program that was killed has this long to be gone; then it is left to itself (ours)."""
+"""A program that was killed has this long to be gone; then it is left to itself."""
 TELLS_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
 """An agent collects all its children that end, wherever they were started (``agent.launcher.processes.Reaper``), so who
 started a program may not learn its exit code. A shell writes it behind the output, after a mark that nobody knows."""
 
 KEPT_BYTES, LAST_BYTES = 1 << 20, 4096
-"""Of what a program writes: the beginning, and the end (ours)."""
+"""Of what a program writes: the beginning, and the end."""
 NOT_RUN = (126, 127)
 """Exit codes by which a shell says that a program is none, or is not there."""
 

@@ -39,9 +39,9 @@ class CheckLimits(Limits):
     command: list[str] = Field(min_length=1)
     """The program with its arguments; no shell is between."""
     interval_s: float = Field(default=60.0, gt=0)
-    """From one run to the next, seconds (ours)."""
+    """From one run to the next, seconds."""
     deadline_s: float = Field(default=30.0, gt=0)
-    """A run that takes longer is ended, seconds (ours)."""
+    """A run that takes longer is ended, seconds."""
     sure: bool = False
     """What it finds names this machine with high confidence."""
 

@@ -12,8 +12,8 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.cpu_watch import CpuPerStep, CpuWatch
 from everstep.decisions.detect.metric_watch import MetricWatch, Series
 from everstep.errors import EverstepError
-from everstep.processes import main_thread_s
-from everstep.step_reports import Flops, ReportFile
+from everstep.rank.step_reports import Flops, ReportFile
+from everstep.system.processes import main_thread_s
 
 
 @dataclass(slots=True)

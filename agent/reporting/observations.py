@@ -19,15 +19,15 @@ from google.protobuf import json_format
 
 from agent.state.live import LiveLines
 from agent.v1 import agent_pb2 as pb
-from everstep.processes import boot_id
+from everstep.system.processes import boot_id
 
 REBOOT_LEAP = 1000
-"""More than can be lost unwritten in a crash of the machine (ours)."""
+"""More than can be lost unwritten in a crash of the machine."""
 OF_NO_JOB = "*"
 """What is acknowledged instead of a job's: that of the machine alone. An agent of an earlier release forgets the same
 by it, for no job has such a name."""
 KEPT = 10_000
-"""Unacknowledged observations beyond this number are dropped, the oldest first (ours)."""
+"""Unacknowledged observations beyond this number are dropped, the oldest first."""
 
 logger = structlog.get_logger()
 

@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
-from everstep import private
+from everstep.system import private_files as private
 
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 
 TAIL_BYTES = 4096
 SEARCHED_BYTES = 256 * 1024
-"""How far back a traceback is looked for (ours)."""
+"""How far back a traceback is looked for."""
 CHUNK = 64 * 1024
 POLL_S = 0.1
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from agent.state.disk import append
 from agent.v1 import agent_pb2 as pb
-from everstep import private
 from everstep.errors import EverstepError
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
+from everstep.system import private_files as private
 
 _RECORD = struct.Struct("<QIIqqddq")
 REPLY_RECORDS = 1000

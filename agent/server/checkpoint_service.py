@@ -21,9 +21,9 @@ from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
 MOST_RESTORES = 8
-"""Shards that one Restore brings at once (ours)."""
+"""Shards that one Restore brings at once."""
 DISK_PATIENCE_S = 5.0
-"""A disk that does not answer within this time does not hold up a Stop (ours)."""
+"""A disk that does not answer within this time does not hold up a Stop."""
 
 logger = structlog.get_logger()
 

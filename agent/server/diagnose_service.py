@@ -11,8 +11,8 @@ from agent.server.checkpoint_service import CheckpointsService
 from agent.server.job_registry import Context, JobRegistry, check_job
 from agent.statuses import status_of
 from agent.v1 import agent_pb2 as pb
+from everstep.base.text import listed
 from everstep.errors import AgentError, EverstepError
-from everstep.text import listed
 
 logger = structlog.get_logger()
 

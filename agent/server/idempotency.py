@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from agent.state.live import LiveLines
 
 KEPT = 1024
-"""Replies that are remembered; the oldest are forgotten first (ours)."""
+"""Replies that are remembered; the oldest are forgotten first."""
 
 logger = structlog.get_logger()
 

@@ -11,8 +11,8 @@ from agent.reporting import rank_logs
 from agent.state.job_record import RankRecord
 from agent.tracer.processes import STOPPED, state_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.classify.rank_end import classification
-from everstep.step_reports import Snapshot
+from everstep.decisions.blame.classify.rank_end import classification
+from everstep.rank.step_reports import Snapshot
 
 
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:

@@ -30,19 +30,19 @@ from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
-from everstep.memory import free, memory_available
 from everstep.model.run_id import is_older
-from everstep.processes import boot_id, is_alive
+from everstep.system.memory import free, memory_available
+from everstep.system.processes import boot_id, is_alive
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 STOPPED_S = 0.1
-"""A rank whose process is stopped is told of within this time (ours)."""
+"""A rank whose process is stopped is told of within this time."""
 ROOM_PATIENCE_S = 0.1
 CLEAR_S = 10.0
-"""Inspections that do not look again within this time are not waited for, seconds (ours)."""
+"""Inspections that do not look again within this time are not waited for, seconds."""
 STEPS_PATIENCE_S = 5.0
-"""A disk that takes longer to take the newest steps is not waited for (ours)."""
+"""A disk that takes longer to take the newest steps is not waited for."""
 
 logger = structlog.get_logger()
 

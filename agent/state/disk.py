@@ -19,13 +19,13 @@ from pathlib import Path
 
 import structlog
 
-from everstep import private
 from everstep.errors import EverstepError
+from everstep.system import private_files as private
 
 RETRY_S = 1.0
-"""Between two attempts of a write that failed (ours)."""
+"""Between two attempts of a write that failed."""
 SILENT_S = 2.0
-"""A disk that is busy with one write for longer is said to hang (ours)."""
+"""A disk that is busy with one write for longer is said to hang."""
 LOOK_S = 0.005
 
 logger = structlog.get_logger()

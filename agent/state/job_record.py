@@ -9,7 +9,7 @@ from agent.launcher.processes import End
 FILE = "job.json"
 """In the folder of a job."""
 KEPT_GENERATIONS = 2
-"""Ranks of older generations are forgotten (ours)."""
+"""Ranks of older generations are forgotten."""
 
 
 class RankRecord(BaseModel):

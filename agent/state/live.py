@@ -19,13 +19,13 @@ import structlog
 
 from agent.state.disk import StateDisk
 from agent.state.job_record import FILE, JobRecord
-from everstep import private
 from everstep.errors import ConfigError
+from everstep.system import private_files as private
 
 FOLDER = "_agent"
 """In the agent's folder in shared memory; no job can have that name."""
 WAITING_BYTES = 4 << 20
-"""Lines that wait for the disk are replaced by the file's whole contents beyond this (ours)."""
+"""Lines that wait for the disk are replaced by the file's whole contents beyond this."""
 FENCE_BYTES = 4096
 
 logger = structlog.get_logger()

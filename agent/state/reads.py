@@ -10,7 +10,7 @@ from typing import TypeVar
 from everstep.errors import AgentError
 
 MOST = 64
-"""Reads that may hang at once; further ones are refused (ours)."""
+"""Reads that may hang at once; further ones are refused."""
 
 T = TypeVar("T")
 

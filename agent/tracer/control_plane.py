@@ -17,7 +17,7 @@ from everstep.errors import CannotLook
 HANDLERS = ("fr_trace_json", "fr_trace_json?backend=nccl2", "dump_nccl_trace_json")
 """In this order, until one has entries: gloo's and the newer recorders, then the one of NCCL alone."""
 KEPT = 256
-"""Newest entries of a record that are kept, beside the newest of each group and those that are not done (ours)."""
+"""Newest entries of a record that are kept, beside the newest of each group and those that are not done."""
 FIELDS = (
     "record_id",
     "process_group",
@@ -32,7 +32,7 @@ FIELDS = (
     "time_created_ns",
 )
 MOST_BYTES = 64 << 20
-"""A larger answer is none (ours)."""
+"""A larger answer is none."""
 
 
 def flight_record(path: Path, limit_s: float) -> bytes:

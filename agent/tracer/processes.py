@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep.decisions.hang.stacks import ProcessRole
-from everstep.processes import PROC, ProcessInfo, living, look
+from everstep.decisions.blame.hang.stacks import ProcessRole
+from everstep.system.processes import PROC, ProcessInfo, living, look
 
 TRACING = "t"
 """State of a process that somebody looks into just now: it goes on when that is over."""

@@ -22,11 +22,11 @@ import structlog
 from agent.tracer.processes import STOPPED, TRACING, state_of
 
 LEAST_S = 0.2
-"""Time that a dump has at least, seconds (ours)."""
+"""Time that a dump has at least, seconds."""
 SETTLES_S = 0.5
-"""A process whose tracer was killed shows within this time whether it goes on (ours)."""
+"""A process whose tracer was killed shows within this time whether it goes on."""
 MOST_BYTES = 4 << 20
-"""Of one process: a dump that is larger is left out (ours)."""
+"""Of one process: a dump that is larger is left out."""
 PROBLEM_CHARACTERS = 200
 
 logger = structlog.get_logger()

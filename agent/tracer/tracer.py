@@ -18,16 +18,16 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import CannotLook
 
 LIMIT_S = 5.0
-"""One look takes no longer, where nobody says how long it may take (ours)."""
+"""One look takes no longer, where nobody says how long it may take."""
 LONGEST_S = 60.0
 RECORD_S = 0.5
-"""A rank's server answers within this time, or not at all: that of a stopped process takes questions (ours)."""
+"""A rank's server answers within this time, or not at all: that of a stopped process takes questions."""
 AT_ONCE = 16
-"""Processes that are read at the same time (ours)."""
+"""Processes that are read at the same time."""
 MOST_PROCESSES = 512
-"""Of one machine; further ones are left out (ours)."""
+"""Of one machine; further ones are left out."""
 MOST_BYTES = 16 << 20
-"""Of one reply; further stacks are left out (ours)."""
+"""Of one reply; further stacks are left out."""
 NO_PY_SPY = "py-spy is not here: install it beside everstep"
 
 

@@ -635,7 +635,7 @@ class CodeChunk(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """everstep/code_archive.py says of what; in the first chunk"""
+    """everstep/system/code_archive.py says of what; in the first chunk"""
     bytes: _builtins.int
     """of the whole archive; in the first chunk"""
     data: _builtins.bytes
@@ -1703,7 +1703,7 @@ Global___PersistReply: _TypeAlias = PersistReply  # noqa: Y015
 
 @_typing.final
 class AlignRequest(_message.Message):
-    """everstep/decisions/checkpoints/align_backups.py says what it rests on"""
+    """everstep/decisions/keep/align_backups.py says what it rests on"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3311,7 +3311,7 @@ class TracedProcess(_message.Message):
     pid: _builtins.int
     parent: _builtins.int
     role: _builtins.str
-    """everstep/decisions/hang/stacks.py has the words; empty: its stack says it"""
+    """everstep/decisions/blame/hang/stacks.py has the words; empty: its stack says it"""
     name: _builtins.str
     state: _builtins.str
     """as in /proc/PID/stat: T is a stopped process"""

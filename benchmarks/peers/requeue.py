@@ -11,7 +11,7 @@ from benchmarks.peers import step_log
 from benchmarks.peers.torchrun import all_of, end_tree, start_peer, wait_for
 
 STEPS = 5
-"""Steps before it is ended (ours)."""
+"""Steps before it is ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def main() -> None:
     log.event("started", started_ns)
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from everstep.faults import RankFaults
+    from everstep.rank.drill_faults import RankFaults
 
     log.event("imported", time.time_ns())
     faults = RankFaults.from_environment(rank)

@@ -15,11 +15,12 @@ from typing import Any
 
 from benchmarks.peers import step_log
 from benchmarks.timeline import UNACCOUNTED, Recovery, parts_between
-from everstep import environment, faults
 from everstep.errors import EverstepError
+from everstep.rank import drill_faults as faults
+from everstep.rank import environment
 
 LIMIT_S = 180.0
-"""A peer that has not stepped again by then counts as failed (ours)."""
+"""A peer that has not stepped again by then counts as failed."""
 LOOK_S = 0.05
 INTERRUPTED = threading.Event()
 """Set when the benchmark is to end: peers are waited for in a thread, which Ctrl-C does not reach."""

@@ -18,7 +18,7 @@ from benchmarks.peers import step_log
 from benchmarks.peers.torchrun import end_tree, start_peer, wait_for
 
 WARM_S = 1.0
-"""A job steps for so long before it loses machines (ours)."""
+"""A job steps for so long before it loses machines."""
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 PORT = "port"
 """File with the port of the rendezvous store."""

@@ -114,9 +114,9 @@ def hang(  # noqa: PLR0917 - options of a command
     from dataclasses import replace
 
     from console.views.hang import as_object, text_of
-    from everstep.decisions.hang.case import HangLimits
-    from everstep.decisions.hang.decide import judge_hang
-    from everstep.decisions.hang.verdict import HangConclusion, HangMethod
+    from everstep.decisions.blame.hang.case import HangLimits
+    from everstep.decisions.blame.hang.decide import judge_hang
+    from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
     from everstep.errors import EvidenceError
     from everstep.evidence.folder import read_folder
 
@@ -167,8 +167,8 @@ def timings(  # noqa: PLR0917 - options of a command
     Exit codes: 0 judged, "even" included; 1 the table cannot be read; 2 wrong usage; 4 nothing is known.
     """
     from console.views.slow import as_object, text_of
-    from everstep.decisions.slow.judge import judge_slow
-    from everstep.decisions.slow.verdict import SlowConclusion
+    from everstep.decisions.blame.slow.judge import judge_slow
+    from everstep.decisions.blame.slow.verdict import SlowConclusion
     from everstep.errors import ConfigError
     from everstep.evidence.timings import UNITS, read_timings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstep.text import listed
+from everstep.base.text import listed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,8 +60,8 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
     from controlplane.client import Control
     from controlplane.queries.checkpoints import ask_for_copies, report_of
     from controlplane.queries.status import saved_of
-    from everstep.decisions.checkpoints.lineage import UNKNOWN, Runs
-    from everstep.decisions.checkpoints.start_from_run import left_by_earlier_run
+    from everstep.decisions.keep.lineage import UNKNOWN, Runs
+    from everstep.decisions.keep.start_from_run import left_by_earlier_run
 
     async with await Control.connect(cluster) as control:
         run = await control.run_of(job)

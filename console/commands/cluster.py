@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 JOBS_PATIENCE_S = 30.0
-"""How long `down` waits for jobs to end orderly, seconds (ours)."""
+"""How long `down` waits for jobs to end orderly, seconds."""
 
 Name = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_UNKNOWN = 4
 SAID_S = 1.0
-"""Between two lines of progress, at least, seconds (ours)."""
+"""Between two lines of progress, at least, seconds."""
 TIMED = ("memory", "bitwise")
 """Tests that are repeated for a time."""
 
@@ -124,9 +124,9 @@ async def _idle(control: Control, names: list[str]) -> list[Machine]:
         ConfigError: there is no such machine, a job has it, or no machine is left.
     """
     from controlplane.pool import pool_state
+    from everstep.base.text import listed
     from everstep.errors import ConfigError
     from everstep.model.pool import PoolPlace
-    from everstep.text import listed
 
     known = {machine.name: machine for machine in control.all_machines}
     if unknown := [name for name in names if name not in known]:

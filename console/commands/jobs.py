@@ -29,9 +29,9 @@ Reference = Annotated[
 ]
 
 TAIL_OF_ALL = 10
-"""Lines of each rank when all are shown (ours)."""
+"""Lines of each rank when all are shown."""
 PATIENCE_S = 30.0
-"""How long stop, resume and abandon wait for their effect, beside what the job's policy allows (ours)."""
+"""How long stop, resume and abandon wait for their effect, beside what the job's policy allows."""
 POLL_S = 0.2
 
 

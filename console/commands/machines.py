@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from everstep.model.machine import Machine
 
 WATCH_S = 1.0
-"""Between two looks of --watch, seconds (ours)."""
+"""Between two looks of --watch, seconds."""
 
 
 def machines(  # noqa: PLR0917
@@ -146,8 +146,8 @@ async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
 
 def _known(control: Control, names: list[str]) -> list[Machine]:
     """The machines of these names, or all."""
+    from everstep.base.text import listed
     from everstep.errors import ConfigError
-    from everstep.text import listed
 
     known = {machine.name: machine for machine in control.all_machines}
     if unknown := [name for name in names if name not in known]:

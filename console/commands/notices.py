@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from everstep import environment
+from everstep.rank import environment
 
 EXIT_NOT_TAKEN = 1
 

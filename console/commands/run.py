@@ -34,7 +34,7 @@ InventoryFile = Annotated[
 ]
 
 REFUSAL_S = 5.0
-"""How long --detach waits to see whether the job is refused, seconds (ours)."""
+"""How long --detach waits to see whether the job is refused, seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job_state import TASK_QUEUE
+from everstep.rank import environment
 
 
 def worker(  # noqa: PLR0917

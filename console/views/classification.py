@@ -7,12 +7,12 @@ from typing import Any
 
 from console.views.incident_report import aligned
 from controlplane.shown import clean_line
-from everstep.decisions.classify.candidates import EvidenceLine
-from everstep.decisions.classify.verdict import LogVerdict
-from everstep.text import listed
+from everstep.base.text import listed
+from everstep.decisions.blame.classify.candidates import EvidenceLine
+from everstep.decisions.blame.classify.verdict import LogVerdict
 
 LONGEST = 200
-"""Characters of a line that a person is shown (ours)."""
+"""Characters of a line that a person is shown."""
 
 
 def text_of(verdict: LogVerdict) -> str:

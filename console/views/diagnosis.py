@@ -8,14 +8,14 @@ from rich.table import Table
 
 from console.terminal import styled
 from console.views.machines import STYLE
+from everstep.base.text import listed, size_text
 from everstep.model.diagnosis import SPEED, Diagnosis, MachineDiagnosis, Measured
 from everstep.model.health import Finding, Health
-from everstep.text import listed, size_text
 
 HEALTHY_SHOWN = 16
-"""More healthy machines than this are counted (ours)."""
+"""More healthy machines than this are counted."""
 FINDINGS_SHOWN = 5
-"""Of one machine (ours)."""
+"""Of one machine."""
 
 
 def diagnosis_table(found: Diagnosis) -> Table:

@@ -18,13 +18,13 @@ from controlplane.queries.events import IncidentEvent, incident_line
 from controlplane.shown import clean, clean_line
 
 TICK_S = 1.0
-"""Between two lines about steps in a pipe, seconds (ours)."""
+"""Between two lines about steps in a pipe, seconds."""
 QUIET_S = 10.0
-"""A job that does not move gets a line this often, seconds (ours)."""
+"""A job that does not move gets a line this often, seconds."""
 
 BAR = 12
 WIDE = 100
-"""A terminal with fewer columns gets no bar (ours)."""
+"""A terminal with fewer columns gets no bar."""
 BESIDE_LINE = 3
 """Columns of the spinner and the gaps, beside the bar."""
 

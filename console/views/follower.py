@@ -32,11 +32,11 @@ from workflows.messages import JobResult
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_PARKED, EXIT_DETACHED = 0, 1, 4, 130
 FRAME_S = 0.1
-"""Between two looks at the ranks, seconds (ours)."""
+"""Between two looks at the ranks, seconds."""
 CALM_S, BUSY_S = 1.0, 0.2
-"""Between two questions to the workflow, while all is well and while something is amiss, seconds (ours)."""
+"""Between two questions to the workflow, while all is well and while something is amiss, seconds."""
 LAST_STEPS = 64
-"""How far back the last step of an ended job is looked for (ours)."""
+"""How far back the last step of an ended job is looked for."""
 
 
 class Follower:

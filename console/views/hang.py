@@ -8,9 +8,9 @@ from typing import Any
 
 from console.views.incident_report import aligned
 from controlplane.shown import clean
-from everstep.decisions.hang.verdict import HangConclusion, HangVerdict, ParallelGroup, names_of
+from everstep.base.text import listed
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangVerdict, ParallelGroup, names_of
 from everstep.model.topology import Topology
-from everstep.text import listed
 
 
 def text_of(verdict: HangVerdict, topology: Topology, names: Sequence[str] = ()) -> str:

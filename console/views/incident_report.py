@@ -16,18 +16,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from controlplane.shown import clean_line
+from everstep.base.text import listed
 from everstep.decisions.detect.all import RULES
 from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
 from everstep.model.ladder import Rung
-from everstep.text import listed
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord
 
 LOG_LINES = 12
-"""Lines of a rank's error output in a report (ours)."""
+"""Lines of a rank's error output in a report."""
 EXITS_SHOWN = 8
 FINDINGS_SHOWN = 8
 

@@ -9,10 +9,10 @@ from console.views.incident_report import aligned
 from controlplane import text
 from controlplane.queries.report import IncidentTally, LedgerReport, RunShare
 from controlplane.queries.time_lost import LEAST_S, ORDER, causes_text
-from everstep.decisions.time_lost import Cause
+from everstep.decisions.training_time.time_lost import Cause
 
 SHOWN = 20
-"""Rows of a table; the others are counted (ours)."""
+"""Rows of a table; the others are counted."""
 
 
 def headline(report: LedgerReport) -> str:

@@ -9,18 +9,18 @@ from rich.table import Table
 from console.terminal import styled
 from controlplane import text
 from controlplane.queries.machines import MachineReport, OddMachine
+from everstep.base.text import listed
 from everstep.model.health import Finding, Health
 from everstep.model.pool import PoolPlace
-from everstep.text import listed
 
 STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}
 """Colour of a verdict; yellow for all others."""
 OUT_OF_USE = frozenset({str(PoolPlace.QUARANTINED), str(PoolPlace.CORDONED)})
 """Machines that are shown with why, and first."""
 HEALTHY_SHOWN = 16
-"""More healthy machines than this are counted (ours)."""
+"""More healthy machines than this are counted."""
 FINDINGS_SHOWN = 5
-"""Of one machine in the list (ours)."""
+"""Of one machine in the list."""
 
 
 def machines_table(reports: Sequence[MachineReport]) -> Table:

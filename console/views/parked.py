@@ -14,7 +14,7 @@ from everstep.errors import EverstepError
 from everstep.model.eviction import Eviction, named
 from everstep.model.incident import Evidence, RankExit
 from everstep.model.job_state import IncidentSummary
-from everstep.signals import signal_name
+from everstep.system.signals import signal_name
 
 LOG_LINES = 6
 LEDGER_PATIENCE_S = 3.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from console.views.incident_report import aligned, clock, since
 from controlplane import text
-from everstep.decisions.evict.describe import DescribedBreaker, DescribedPolicy, DescribedRule, RuleNumber
-from everstep.decisions.evict.explain import ExplainedAnswer, Explanation
-from everstep.decisions.evict.simulate import SimulatedEviction, Simulation
+from everstep.decisions.act.evict.describe import DescribedBreaker, DescribedPolicy, DescribedRule, RuleNumber
+from everstep.decisions.act.evict.explain import ExplainedAnswer, Explanation
+from everstep.decisions.act.evict.simulate import SimulatedEviction, Simulation
 from everstep.model.eviction import EvictMode
 
 INDENT = " " * 4
@@ -47,16 +47,17 @@ def what_it_may(rule: DescribedRule) -> str:
 def _about(one: DescribedRule | DescribedBreaker) -> list[str]:
     return [
         f"{INDENT}{one.asks}",
-        f"{INDENT}source: {one.source}",
+        *([f"{INDENT}source: {one.source}"] if one.source else []),
         *aligned([_cells(number) for number in one.numbers], INDENT),
     ]
 
 
 def _cells(number: RuleNumber) -> tuple[str, ...]:
+    meaning = f"{number.says} ({number.source})" if number.source else number.says
     if number.default is None:
-        return f"{number.name} = {number.value:g}", "fixed", f"{number.says} ({number.source})"
+        return f"{number.name} = {number.value:g}", "fixed", meaning
     kind = "default" if number.value == number.default else f"default {number.default:g}"
-    return f"policy.{number.name} = {number.value:g}", kind, f"{number.says} ({number.source})"
+    return f"policy.{number.name} = {number.value:g}", kind, meaning
 
 
 def explanation_lines(told: Explanation) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from console.views.hang import group_object
 from console.views.incident_report import aligned
 from controlplane.shown import clean
-from everstep.decisions.hang.verdict import names_of
-from everstep.decisions.slow.verdict import SlowVerdict
+from everstep.base.text import listed
+from everstep.decisions.blame.hang.verdict import names_of
+from everstep.decisions.blame.slow.verdict import SlowVerdict
 from everstep.model.topology import Topology
-from everstep.text import listed
 
 
 def text_of(verdict: SlowVerdict, topology: Topology, names: Sequence[str] = ()) -> str:

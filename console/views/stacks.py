@@ -14,7 +14,7 @@ from everstep.evidence.py_spy import MAIN, ProcessDump, StackReader, role_of_pro
 SERVERS = "agent/launcher/"
 """What starts a script has nothing to say of it."""
 PROCESSES_NAMED = 8
-"""With one stack (ours)."""
+"""With one stack."""
 
 
 def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) -> str:

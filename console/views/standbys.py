@@ -10,7 +10,7 @@ from everstep.decisions.pool.failure_rate import PAPER_MACHINE_DAYS, PAPER_RATE
 from everstep.decisions.pool.size import SHARE, SHORT_DAYS
 
 PAPER = "ByteRobust, table 5"
-NAMES = {"floor": "the floor (ours)", "binomial": f"the paper's rule ({PAPER})", "record": "our rule"}
+NAMES = {"floor": "the floor", "binomial": f"the paper's rule ({PAPER})", "record": "our rule"}
 
 
 def headline(report: StandbyReport) -> str:
@@ -24,7 +24,7 @@ def explanation(report: StandbyReport) -> list[str]:
     facts = [("rate", rate_text(report)), ("failures", _record_text(report)), ("repairs", _repairs_text(report))]
     rows: list[tuple[str, ...]] = [("Rule", "Says", "Held", "Idle", "Why")]
     rows += [_rule_row(report, rule) for rule in report.rules]
-    rows.append(("floor (ours)", str(report.floor), text.DASH, text.DASH, "never fewer"))
+    rows.append(("floor", str(report.floor), text.DASH, text.DASH, "never fewer"))
     tail = []
     if report.record and any(rule.days for rule in report.rules):
         tail = [
@@ -54,7 +54,7 @@ def _seen_text(rate: RateReport) -> str:
     seen = f"{text.counted(rate.failures, 'failure')} in {rate.machine_days:.0f} machine-days"
     if rate.machine_days >= 100 * PAPER_MACHINE_DAYS:
         return seen
-    return f"{seen}, and the paper's {PAPER_RATE} ({PAPER}) as one more in {PAPER_MACHINE_DAYS:.0f} (ours)"
+    return f"{seen}, and the paper's {PAPER_RATE} ({PAPER}) as one more in {PAPER_MACHINE_DAYS:.0f}"
 
 
 def _record_text(report: StandbyReport) -> str:
@@ -78,7 +78,7 @@ def _repairs_text(report: StandbyReport) -> str:
 
 def _rule_row(report: StandbyReport, rule: RuleReport) -> tuple[str, ...]:
     papers = f"enough on {100 * SHARE:.0f} % of days, if failures are independent and repaired by tomorrow"
-    name, why = (f"binomial ({PAPER})", papers) if rule.rule == "binomial" else ("record (ours)", _own_why(report))
+    name, why = (f"binomial ({PAPER})", papers) if rule.rule == "binomial" else ("record", _own_why(report))
     held = idle = "unknown"
     if rule.days:
         held = f"{rule.held} of {text.counted(rule.days, 'day')} ({text.ratio(rule.share)})"

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from controlplane import text
 from controlplane.shown import clean
+from everstep.base.text import what_went_wrong
 from everstep.model.version import NAME_CHARACTERS, JobVersion, Urgency, VersionStatus
-from everstep.text import what_went_wrong
 
 RANGES_SHOWN = 3
 

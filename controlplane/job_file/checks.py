@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from everstep.decisions.evict.rules import OPERATOR, RULES
-from everstep.decisions.ladder.next import DEFAULT_MODES
+from everstep.base.redaction import is_secret
+from everstep.decisions.act.evict.rules import OPERATOR, RULES
+from everstep.decisions.act.ladder.next import DEFAULT_MODES
 from everstep.model.diagnosis import Diagnostic
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
 from everstep.model.ladder import RungMode
-from everstep.redaction import is_secret
 
 
 def script_problems(script: Path) -> list[str]:

@@ -35,11 +35,11 @@ from pydantic import BaseModel, ValidationError
 
 from controlplane.job_file import checks
 from controlplane.toml_file import read_toml
+from everstep.base.redaction import HIDDEN, is_secret
 from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import IN_PLACE, JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.redaction import HIDDEN, is_secret
 
 PREFIX = "EVERSTEP_JOB_"
 TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": RecoveryPolicy}

@@ -6,12 +6,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep import private
 from everstep.errors import ClusterError
+from everstep.system import private_files as private
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 DAYS = "30"
-"""As long as such a cluster may live (ours)."""
+"""As long as such a cluster may live."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,10 @@ from controlplane.local.temporal_server import TemporalChoice, find, start_comma
 from controlplane.local.waiting import Progress
 from controlplane.monitor_file import monitor_settings
 from controlplane.notices_file import notice_settings
-from everstep import environment, private
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
+from everstep.rank import environment
+from everstep.system import private_files as private
 
 SHM_ROOT = Path(os.environ.get("EVERSTEP_SHM_ROOT") or f"/dev/shm/everstep-{os.getuid()}")
 """Shared memory of all clusters of this user. Another user who took the name is refused: name another one then."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from everstep import private
 from everstep.errors import ClusterError
 from everstep.model.job import JOB_NAME
 from everstep.model.job_state import TASK_QUEUE
 from everstep.model.machine import Machine
+from everstep.system import private_files as private
 
 
 def everstep_home() -> Path:

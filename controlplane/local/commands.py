@@ -11,7 +11,7 @@ from agent import launcher
 from everstep.model.machine import Machine
 
 TEMPLATE_ROOM = 4096
-"""Bytes for the command lines of the fork servers that are forked from the template (ours)."""
+"""Bytes for the command lines of the fork servers that are forked from the template."""
 
 
 def worker_command() -> list[str]:

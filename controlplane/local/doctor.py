@@ -23,7 +23,7 @@ from everstep.errors import ClusterError
 Status = Literal["ok", "missing", "optional"]
 
 SHM_WANTED = 1 << 30
-"""Bytes of shared memory for reports and checkpoints of a small job (ours)."""
+"""Bytes of shared memory for reports and checkpoints of a small job."""
 DISK_WANTED = 1 << 30
 
 

@@ -10,9 +10,9 @@ from controlplane.local.cluster import supervisor_of
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.lock import lock
 from controlplane.local.plan import ClusterPlan, ProcessPlan
-from everstep import private
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
+from everstep.system import private_files as private
 
 
 def grow(name: str, machines: int) -> None:

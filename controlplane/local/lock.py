@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from everstep import private
+from everstep.system import private_files as private
 
 
 @contextmanager

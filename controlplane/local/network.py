@@ -27,9 +27,9 @@ FIRST_CARD, SECOND_CARD = "eth0", "nic1"
 NAMED = Path("/run/netns")
 """Where iproute2 keeps the names of namespaces."""
 ALL_BITS, BURST = "10gbit", "16k"
-"""A link that is not slow; and what passes one that is without delay (ours)."""
+"""A link that is not slow; and what passes one that is without delay."""
 SETTLE_S = 5.0
-"""A killed process is gone within this long (ours)."""
+"""A killed process is gone within this long."""
 _CLONE_NEWNET = 0x40000000
 _NAME = re.compile(r"(everstep-(\d+)-(\d+)-\d+)-.+")
 _made = itertools.count()

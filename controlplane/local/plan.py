@@ -16,8 +16,8 @@ from typing import Literal
 
 from controlplane.local import procfs
 from controlplane.local.procfs import Process
-from everstep import private
-from everstep.processes import boot_id
+from everstep.system import private_files as private
+from everstep.system.processes import boot_id
 
 Kind = Literal["temporal", "worker", "agent", "template", "ledger"]
 

@@ -23,11 +23,11 @@ from controlplane.local.plan import State, hold, let_go
 from everstep.errors import ClusterError
 
 ROUNDS = 20
-"""What forks while we kill is found in the next round (ours)."""
+"""What forks while we kill is found in the next round."""
 STOP_LIMIT_S = 1.0
-"""A process stands still within this long after SIGSTOP, unless it waits for a disk (ours)."""
+"""A process stands still within this long after SIGSTOP, unless it waits for a disk."""
 LOOK_S = 0.0005
-"""Between two looks whether it is the moment (ours)."""
+"""Between two looks whether it is the moment."""
 
 
 @contextmanager

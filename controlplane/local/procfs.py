@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep import environment
-from everstep.processes import living, look, pids, read
+from everstep.rank import environment
+from everstep.system.processes import living, look, pids, read
 
 STOP_LOOK_S = 0.0005
-"""Between two looks whether a process stands still (ours)."""
+"""Between two looks whether a process stands still."""
 
 
 class Process(NamedTuple):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LIMIT_S = 90.0
-"""A process that does not answer after so long does not work (ours)."""
+"""A process that does not answer after so long does not work."""
 DEATHS = 3
-"""A process that died so often while we waited does not work (ours)."""
+"""A process that died so often while we waited does not work."""
 POLL_S = 0.05
 
 

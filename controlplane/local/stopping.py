@@ -10,10 +10,10 @@ from pathlib import Path
 
 from controlplane.local import mounts, procfs
 from controlplane.local.plan import STOP_ORDER, Kind, State
-from everstep import private
+from everstep.system import private_files as private
 
 GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "template": 3.0, "ledger": 5.0, "temporal": 5.0}
-"""How long a process may take after SIGTERM before SIGKILL (ours)."""
+"""How long a process may take after SIGTERM before SIGKILL."""
 NAMES: dict[Kind, str] = {
     "worker": "stopping workers",
     "agent": "stopping agents",

@@ -24,19 +24,20 @@ from pathlib import Path
 from controlplane.local import ports, procfs
 from controlplane.local.plan import ClusterPlan, ProcessPlan, Running, State, is_held
 from controlplane.local.stopping import make_shared_memory, remove_shared_memory, stop_all
-from everstep import environment, private
-from everstep.signals import signal_name
+from everstep.rank import environment
+from everstep.system import private_files as private
+from everstep.system.signals import signal_name
 
 QUICK_DEATH_S = 2.0
-"""A process that ends sooner than this died quickly (ours)."""
+"""A process that ends sooner than this died quickly."""
 FREE_RESTARTS = 2
-"""So many quick deaths in a row are answered at once (ours)."""
+"""So many quick deaths in a row are answered at once."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOG_LIMIT = 20 << 20
 """Bytes after which a log is set aside (one older file is kept) when its process starts again."""
 
 HELD_LOOK_S = 0.05
-"""Between two looks whether a process is still held (ours)."""
+"""Between two looks whether a process is still held."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 

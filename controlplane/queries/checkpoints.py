@@ -12,9 +12,9 @@ from activities.agents.evidence import held_of
 from agent.checkpoints.tiers.listing import UNFINISHED
 from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.choose_restore import MEMORY, nearest
-from everstep.decisions.checkpoints.lineage import UNKNOWN, Lineage, Runs, usable
-from everstep.decisions.checkpoints.placement import Placement, place_backups
+from everstep.decisions.keep.choose_restore import MEMORY, nearest
+from everstep.decisions.keep.lineage import UNKNOWN, Lineage, Runs, usable
+from everstep.decisions.keep.placement import Placement, place_backups
 from everstep.errors import AgentUnreachable
 from everstep.model.assignment import Assignment
 from everstep.model.incident import StateCopy, Tier
@@ -24,9 +24,9 @@ from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 LISTING_S = 60.0
-"""A listing of disks and remote storage may take this long, seconds (ours)."""
+"""A listing of disks and remote storage may take this long, seconds."""
 VERIFYING_S = 600.0
-"""And this long when every byte is read (ours)."""
+"""And this long when every byte is read."""
 
 
 class StepCopies(BaseModel):

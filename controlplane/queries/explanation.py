@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from controlplane.client import Control
 from controlplane.references import parse_incident
-from everstep.decisions.evict.explain import Explanation, StoryLine, explained, quiet_rules
+from everstep.decisions.act.evict.explain import Explanation, StoryLine, explained, quiet_rules
 from everstep.errors import ClusterError, LedgerError, NoSuchJob
 from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer

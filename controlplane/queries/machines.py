@@ -17,9 +17,9 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolState
 
 ASKED_AT_ONCE = 64
-"""Machines (ours)."""
+"""Machines."""
 ANSWER_S = 5.0
-"""A machine that does not answer within this time is unknown, seconds (ours)."""
+"""A machine that does not answer within this time is unknown, seconds."""
 
 
 class InspectionReport(BaseModel):

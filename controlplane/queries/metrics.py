@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from agent.reporting.metrics import shown_in
 from agent.v1 import agent_pb2 as pb
 from controlplane import text
+from everstep.base.text import listed
 from everstep.model.topology import Topology
-from everstep.text import listed
 
 NAMED = 4
 """Ranks that a line names; the others are counted."""

@@ -15,14 +15,14 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 LINE_BYTES = 256
-"""Guess of the length of a line; the guess doubles until enough lines are there (ours)."""
+"""Guess of the length of a line; the guess doubles until enough lines are there."""
 QUIET_S = 1.0
-"""Once a job is over, its log is complete when nothing came for so long (ours)."""
+"""Once a job is over, its log is complete when nothing came for so long."""
 RECONNECT_S = 0.5
 RECENT = 4 * 1024
-"""So much of what was shown is remembered, to find the place again after a break, bytes (ours)."""
+"""So much of what was shown is remembered, to find the place again after a break, bytes."""
 OVERLAP = 64 * 1024
-"""So much is read again after a break, bytes; the agents send it as one chunk (ours)."""
+"""So much is read again after a break, bytes; the agents send it as one chunk."""
 
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 STREAMS: dict[str, tuple[Stream, ...]] = {

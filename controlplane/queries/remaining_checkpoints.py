@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from controlplane.queries.checkpoints import ask_for_copies, report_of
-from everstep.decisions.checkpoints.start_from_run import left_by_earlier_run
+from everstep.decisions.keep.start_from_run import left_by_earlier_run
 from everstep.errors import AgentError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from everstep.model.job_state import JobState
 
 PATIENCE_S = 3.0
-"""Disks that have not been listed by then are not waited for (ours); remote storage takes longer and is not asked."""
+"""Disks that have not been listed by then are not waited for; remote storage takes longer and is not asked."""
 
 
 async def remaining_checkpoint(control: Control, state: JobState) -> str:

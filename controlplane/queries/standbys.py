@@ -150,7 +150,7 @@ def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> Failu
 
     Args:
         ledger: Open.
-        machines: That the cluster has; None: not known, it counts as those of the ledger's largest job (ours).
+        machines: That the cluster has; None: not known, it counts as those of the ledger's largest job.
         now_ns: The present.
 
     Returns:

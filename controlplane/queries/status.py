@@ -19,16 +19,16 @@ from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
 from controlplane.queries.time_lost import TimeLost, lost_of
 from controlplane.references import JobRun
-from everstep.decisions.ettr import Ettr
+from everstep.base.text import what_went_wrong
+from everstep.decisions.training_time.ettr import Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.machine import Machine
 from everstep.model.version import VersionStatus
-from everstep.text import what_went_wrong
 from workflows.version_page import pending_text
 
 DESCRIBE_S = 1.5
-"""An agent that needs longer is called silent (ours)."""
+"""An agent that needs longer is called silent."""
 LAST_INCIDENTS = 5
 
 

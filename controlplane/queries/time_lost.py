@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from controlplane import text
-from everstep.decisions.ettr import WINDOW_S, Ettr
-from everstep.decisions.time_lost import Cause
+from everstep.decisions.training_time.ettr import WINDOW_S, Ettr
+from everstep.decisions.training_time.time_lost import Cause
 from everstep.errors import EverstepError
 from everstep.model.incident import Stage
 from everstep.model.job_state import JobState
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Temporal's client: who only reads the ledger does not wait 
 ORDER: tuple[Cause, ...] = ("start", "detect", "decide", "evict", "restart", "recompute", "parked", "unknown")
 """As they come in an incident; all but what was productive."""
 LEAST_S = 0.005
-"""Less is not shown, seconds (ours)."""
+"""Less is not shown, seconds."""
 
 
 class TimeLost(BaseModel):

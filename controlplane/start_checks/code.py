@@ -9,11 +9,11 @@ from pathlib import Path
 
 from controlplane.client import Control
 from controlplane.start_checks.outside import outside_code
-from everstep import environment
 from everstep.errors import ConfigError
 from everstep.model.job import IN_PLACE, JobSpec
 from everstep.model.machine import Machine
 from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
+from everstep.rank import environment
 
 
 async def first_version(

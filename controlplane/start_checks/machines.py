@@ -7,14 +7,14 @@ from collections.abc import Collection, Sequence
 
 from controlplane.client import Control
 from controlplane.pool import pool_state
+from everstep.base.text import listed
 from everstep.errors import ClusterError, ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolPlace
-from everstep.text import listed
 
 NAMED = 5
-"""Machines that are named where many are not free for the same reason (ours)."""
+"""Machines that are named where many are not free for the same reason."""
 
 
 async def choose_machines(control: Control, spec: JobSpec, before: Collection[str] = ()) -> list[Machine]:

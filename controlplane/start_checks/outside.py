@@ -15,13 +15,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from activities.versions.listing import files_of
+from everstep.base.text import listed
 from everstep.model.job import JobSpec
-from everstep.text import listed
 
 NAMED = 4
-"""Places that are named (ours)."""
+"""Places that are named."""
 READ_FILES, READ_BYTES = 500, 200_000
-"""Files of a folder that are looked at for what they import, and how much of each (ours)."""
+"""Files of a folder that are looked at for what they import, and how much of each."""
 OURS = "everstep"
 """Its own code is that of the release, or of who works on it."""
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)

@@ -12,11 +12,11 @@ from activities.versions.changes import packages_changed
 from activities.versions.packages import packages_of
 from activities.versions.store import VersionStore
 from controlplane.client import Control
-from everstep import environment
+from everstep.base.text import first_of, listed
 from everstep.errors import ConfigError, NoSuchJob
 from everstep.model.job import JobSpec
 from everstep.model.version import NAME_CHARACTERS, CodeVersion, JobVersion, UpdateRequest, VersionStatus
-from everstep.text import first_of, listed
+from everstep.rank import environment
 
 NUMBER = re.compile(r"v?([1-9][0-9]{0,5})")
 """A version by its number: no prefix of an id is so short."""

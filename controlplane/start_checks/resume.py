@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from everstep.decisions.checkpoints.start_from_folder import folder_of
-from everstep.decisions.checkpoints.start_from_run import choose_start
+from everstep.decisions.keep.start_from_folder import folder_of
+from everstep.decisions.keep.start_from_run import choose_start
 from everstep.errors import CheckpointError, ConfigError
 from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun
@@ -89,7 +89,7 @@ async def check_step(
             or storage cannot be listed.
     """
     from controlplane.queries.checkpoints import ask_for_copies
-    from everstep.text import listed
+    from everstep.base.text import listed
 
     held, silent = await ask_for_copies(control.agents, spec, machines)
     silent_text = f"; {listed(silent, NAMED)} does not answer" if silent else ""

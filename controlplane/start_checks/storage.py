@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent.v1 import agent_pb2 as pb
+from everstep.base.text import listed
 from everstep.errors import AgentError, ConfigError
-from everstep.text import listed
 
 if TYPE_CHECKING:
     from controlplane.client import Control
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from everstep.model.machine import Machine
 
 ASKING_S = 15.0
-"""A machine that has not answered by then is left out: it is not known to lack anything (ours)."""
+"""A machine that has not answered by then is left out: it is not known to lack anything."""
 
 
 async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:

@@ -19,9 +19,9 @@ from controlplane.local import cluster as local
 from controlplane.local import mounts, procfs
 from controlplane.local.cluster_file import ClusterFile
 from drills.observe.processes import Tree
-from everstep import environment
 from everstep.errors import ClusterError, NoCluster, TreeUnknown
 from everstep.model.machine import Machine
+from everstep.rank import environment
 
 Say = Callable[[str], None]
 HOME = "EVERSTEP_HOME"

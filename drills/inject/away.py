@@ -18,7 +18,7 @@ from drills.spec.settings import STEPS_AGAIN
 from everstep.errors import AgentError, ClusterError
 
 RECOVERED_LIMIT_S = 60.0
-"""It has to, within this long beyond the drill's own seconds (ours)."""
+"""It has to, within this long beyond the drill's own seconds."""
 
 
 async def take_away(context: DrillContext) -> None:

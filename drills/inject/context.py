@@ -21,24 +21,24 @@ from drills.observe.processes import RankCopies
 from drills.observe.stored_copies import StoredCopies
 from drills.spec.loss import Loss, Promise, best_step, loss_of, promise_of
 from drills.spec.request import DrillRequest
-from everstep import faults
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.rank import drill_faults as faults
 
 LOOK_S = 0.05
 BACK_LIMIT_S = 60.0
-"""A killed part must be back within this long (ours)."""
+"""A killed part must be back within this long."""
 QUIET_S = 6.0
-"""Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s (ours)."""
+"""Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s."""
 CATCH_UP_S = 2.0
-"""A second fault waits for backups for so long (ours): a job takes some ten steps meanwhile."""
+"""A second fault waits for backups for so long: a job takes some ten steps meanwhile."""
 SETTLE_LIMIT_S = 20.0
-"""Backups and disks of a job that stands still are complete within this long (ours)."""
+"""Backups and disks of a job that stands still are complete within this long."""
 
 
 INCIDENT_LIMIT_S = 240.0
-"""An incident in which machines are tested, or a slow one is looked for, is over within this long (ours)."""
+"""An incident in which machines are tested, or a slow one is looked for, is over within this long."""
 
 
 @dataclass

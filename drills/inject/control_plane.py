@@ -1,7 +1,7 @@
 """Faults of the control plane, met inside a worker: it dies in a stage, or at an event, of an incident.
 
 A worker loads this when ``EVERSTEP_FAULTS`` is in *its* environment; nothing
-here runs otherwise. The plan (everstep/faults.py) is read anew at each place,
+here runs otherwise. The plan (everstep/rank/drill_faults.py) is read anew at each place,
 so that one cluster serves many drills. Three kinds of entry:
 
 ``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid"}``
@@ -72,17 +72,18 @@ from temporalio.worker import (
 from activities.messages import LaunchInput
 from drills.inject import last_report
 from drills.spec.stages import BEFORE_AN_UPDATE, REPORT, STAGES
-from everstep import environment, faults
 from everstep.model.job_state import incident_workflow_id, job_workflow_id
+from everstep.rank import drill_faults as faults
+from everstep.rank import environment
 
 Fault = dict[str, Any]
 
 MIDDLE_S = 0.02
-"""An activity is in its middle after this long; a shorter one at its end (ours)."""
+"""An activity is in its middle after this long; a shorter one at its end."""
 LOOK_S = 0.004
-"""Between two questions whether a history is at rest (ours)."""
+"""Between two questions whether a history is at rest."""
 REST_S = 1.0
-"""A result waits so long for the one before it and for the workflow task under way (ours)."""
+"""A result waits so long for the one before it and for the workflow task under way."""
 RECOVERS = ("Incident", "Replay")
 """Types of workflows that faults strike in."""
 

@@ -13,7 +13,7 @@ from everstep.errors import CannotInject
 FIRST, SECOND = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 """Where groups are made, by version of cgroups."""
 PERIOD_US = 20_000
-"""A group has its share anew so often, microseconds: short beside a step, so that all of a step is slow (ours)."""
+"""A group has its share anew so often, microseconds: short beside a step, so that all of a step is slow."""
 LEAST_US = 1_000
 """The kernel gives no group less."""
 

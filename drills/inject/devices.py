@@ -24,14 +24,14 @@ from drills.observe.observed import Absorbed
 from drills.spec.catalogue import CARDS
 from drills.spec.request import DrillRequest
 from drills.spec.sure_faults import FAKE_GPUS, GPU, LINES, xid_line
-from everstep import private
 from everstep.errors import CannotInject
 from everstep.model.machine import Machine
+from everstep.system import private_files as private
 
 GPUS = 8
-"""Of a machine, as most have (ours)."""
+"""Of a machine, as most have."""
 FLAP_S = 0.5
-"""A link that flaps is down for so long (ours)."""
+"""A link that flaps is down for so long."""
 KERNEL_LOG = Path("/dev/kmsg")
 HOT: dict[str, object] = {"temperature_c": 95}
 """Of a GPU that is too hot; 87 degrees is where an H100 slows down."""

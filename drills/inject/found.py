@@ -15,9 +15,9 @@ from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.machine import Machine
 
 TOLD_LIMIT_S = 20.0
-"""An incident tells it, or the ledger has it, within this long after that (ours)."""
+"""An incident tells it, or the ledger has it, within this long after that."""
 FOUND_LIMIT_S = 60.0
-"""An inspection has found what is broken within this long; the longest default period is 30 s (ours)."""
+"""An inspection has found what is broken within this long; the longest default period is 30 s."""
 OUTAGES = ("nic-down", "nic-flap", "nic-flap-repeated")
 """Reason codes of a link that was down."""
 

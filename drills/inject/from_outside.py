@@ -23,14 +23,14 @@ from drills.spec.catalogue import AWAY, DEVICES, SLOWED, UPDATES
 from drills.spec.loss import hung_machines
 from drills.spec.request import DrillRequest
 from drills.spec.settings import SILENT_S
-from everstep import faults
 from everstep.errors import CannotInject, ClusterError
+from everstep.rank import drill_faults as faults
 
 LAUNCH_LIMIT_S = 60.0
 TRANSFER_LIMIT_S = 60.0
-"""A backup is on its way within this long (ours)."""
+"""A backup is on its way within this long."""
 REACH_LIMIT_S = 300.0
-"""A job has started and come to the step within this long (ours)."""
+"""A job has started and come to the step within this long."""
 
 
 async def inject(context: DrillContext) -> None:

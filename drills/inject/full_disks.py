@@ -14,17 +14,17 @@ from everstep.errors import ClusterError
 from everstep.slots.names import own_slots
 
 AMPLE = 4 << 30
-"""Room at the beginning, bytes; a memory file system takes only what is used (ours)."""
+"""Room at the beginning, bytes; a memory file system takes only what is used."""
 REPORTS = 300_000
-"""Of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more (ours)."""
+"""Of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more."""
 GENERATIONS = 3
-"""Whose reports may lie there at once: parking takes some attempts (ours)."""
+"""Whose reports may lie there at once: parking takes some attempts."""
 SPARE = 64 << 10
 DISK_SPARE = 16 << 10
-"""Less than the share of a disk that its inspection calls full, also where a checkpoint is small (ours)."""
+"""Less than the share of a disk that its inspection calls full, also where a checkpoint is small."""
 START_LIMIT_S = 60.0
 SAID_LIMIT_S = 20.0
-"""A problem with backups or disks is told within this long (ours)."""
+"""A problem with backups or disks is told within this long."""
 
 
 @contextmanager

@@ -27,18 +27,18 @@ from pydantic import BaseModel
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from everstep import faults
 from everstep.errors import ClusterError
+from everstep.rank import drill_faults as faults
 
 if TYPE_CHECKING:
     from drills.inject.context import DrillContext
 
 LOOK_S, ASK_S = 0.0003, 0.004
-"""Between two looks at a store, and between two questions (ours)."""
+"""Between two looks at a store, and between two questions."""
 WORKER = "worker-0"
 """Name of the process that is killed."""
 ENDS_S = 5.0
-"""The process has so long to end when it is told to (ours)."""
+"""The process has so long to end when it is told to."""
 
 
 class HistoryWatch(BaseModel):

@@ -24,13 +24,13 @@ from temporalio.api.common.v1 import Payloads
 from temporalio.api.workflowservice.v1 import RespondActivityTaskCompletedRequest
 from temporalio.client import Client
 
-from everstep import faults
+from everstep.rank import drill_faults as faults
 
 SETTLE_S = 0.1
 """From the death of the worker until Temporal does not wait for its polls any more, and from the report
-until what follows from it is durable; a new worker needs longer to start (ours)."""
+until what follows from it is durable; a new worker needs longer to start."""
 ALIVE_S = 0.1
-"""Between two signs of life of the activity meanwhile (ours)."""
+"""Between two signs of life of the activity meanwhile."""
 
 
 class LastReport(BaseModel):

@@ -12,7 +12,7 @@ from everstep.errors import CannotInject
 ROOTS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
 """Where groups are made, by version of cgroups, and which file has their limit."""
 LIMIT = 64 << 20
-"""Bytes that the processes of the group may take beside what they had before (ours)."""
+"""Bytes that the processes of the group may take beside what they had before."""
 
 
 def folder_of_group() -> Path:

@@ -12,10 +12,10 @@ from drills.inject.memory_group import folder_of_group
 from drills.spec.catalogue import CONTROL_FAULTS, DEVICES, LOSSES, MACHINE_FAULTS, UPDATES
 from drills.spec.request import DrillRequest
 from drills.spec.updates import AGAIN, PARKED
-from everstep import faults
 from everstep.errors import CannotInject
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.rank import drill_faults as faults
 
 Fault = dict[str, Any]
 

@@ -13,7 +13,7 @@ from everstep.errors import ClusterError, EverstepError
 from everstep.model.pool import PoolMachine, PoolPlace
 
 LIMIT_S = 90.0
-"""An evicted machine that answers is clean within this time: the pool looks every 30 s (ours)."""
+"""An evicted machine that answers is clean within this time: the pool looks every 30 s."""
 OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
 
 

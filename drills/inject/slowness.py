@@ -16,7 +16,7 @@ from drills.spec.settings import SLOW_LINK_BYTES
 from everstep.errors import ClusterError
 
 MEASURE_S = 3.0
-"""For so long it is measured how much CPU time ranks have (ours)."""
+"""For so long it is measured how much CPU time ranks have."""
 
 
 async def slow_down(context: DrillContext) -> None:

@@ -14,14 +14,14 @@ from drills.inject.devices import fake_gpus
 from drills.inject.found import await_reason
 from drills.inject.plan import STANDBY_HOLD
 from drills.spec.sure_faults import FAKE_GPUS
-from everstep import faults
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.pool import PoolMachine, PoolPlace
+from everstep.rank import drill_faults as faults
 
 SICK = "gpu-lost"
 """What it has."""
 CHOSEN_LIMIT_S = 90.0
-"""The incident has got a machine, or waits for one, within this long (ours)."""
+"""The incident has got a machine, or waits for one, within this long."""
 
 
 async def before(context: DrillContext) -> None:

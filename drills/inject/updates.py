@@ -19,17 +19,17 @@ from drills.inject.context import LOOK_S, DrillContext
 from drills.observe.observed import Absorbed
 from drills.spec.request import DrillRequest
 from drills.spec.updates import AGAIN, LR_FROM, OTHER_RATE, PARKED, RATE
-from everstep import faults
-from everstep.decisions.versions.book import WAITS
+from everstep.decisions.act.versions.book import WAITS
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, incident_workflow_id, job_workflow_id
 from everstep.model.version import JobVersion, VersionStatus
+from everstep.rank import drill_faults as faults
 
 SIGNALS = 3
 """The same signal comes so often: it is applied once."""
 TRIED_LIMIT_S = 120.0
-"""A version was tried within this long, also where a part is away meanwhile (ours)."""
+"""A version was tried within this long, also where a part is away meanwhile."""
 ASK_AGAIN_S = 0.2
 
 

@@ -11,7 +11,7 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 NEAR_S = 10.0
-"""A machine that is away for about as long as it may be silent may leave, or stay (ours)."""
+"""A machine that is away for about as long as it may be silent may leave, or stay."""
 
 
 def due(request: DrillRequest, spec: JobSpec) -> list[str]:

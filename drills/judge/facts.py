@@ -27,9 +27,9 @@ from everstep.model.version import JobVersion
 from workflows.messages import IncidentInput
 
 WRITTEN_S = 20.0
-"""What is written to a ledger that was away is there within this long after the job's end (ours)."""
+"""What is written to a ledger that was away is there within this long after the job's end."""
 SETTLE_S = 5.0
-"""What ends by itself after a job has this long to be gone (ours)."""
+"""What ends by itself after a job has this long to be gone."""
 
 
 @dataclass(frozen=True, slots=True)

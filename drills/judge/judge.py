@@ -26,16 +26,16 @@ from everstep.model.job import JobSpec
 MAX_LOST = 1
 """A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
 MAX_PACE = 1.5
-"""Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median (ours)."""
+"""Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median."""
 AWAY_STEPS = 2
-"""A part that was back within so many steps' time was not away for long enough to show anything (ours)."""
+"""A part that was back within so many steps' time was not away for long enough to show anything."""
 LAG = 2
-"""Backups that are so many steps behind show that their peer takes none (ours)."""
+"""Backups that are so many steps behind show that their peer takes none."""
 MAX_BLIND_S = 10.0
 """Nobody looked for two copies of a rank for so long: they could have come and gone. Far above what a busy machine
-does to a look every 0.1 s (ours)."""
+does to a look every 0.1 s."""
 SHOWN = 5
-"""Differences that are named (ours)."""
+"""Differences that are named."""
 MUST_SAY = ("disk-full", "shm-full")
 """Faults with which training goes on, so that somebody has to be told."""
 FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")

@@ -13,7 +13,7 @@ from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job import JobSpec
 
 DISK_STEPS = 2
-"""The checkpoint that was under way as the fault struck, and the one before it (ours)."""
+"""The checkpoint that was under way as the fault struck, and the one before it."""
 
 
 def not_finite_told(

@@ -14,7 +14,7 @@ from everstep.model.incident import IncidentReport
 from everstep.model.version import JobVersion
 
 SHOWN = 5
-"""Steps that are named (ours)."""
+"""Steps that are named."""
 
 
 def update_right(

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import psutil
 
 from everstep.errors import TreeUnknown
-from everstep.processes import ProcessInfo, is_alive, living
+from everstep.system.processes import ProcessInfo, is_alive, living
 
 SAMPLE_S = 0.1
-"""Between two looks at /proc (ours); what comes and goes in between is seen by what ranks write at their start."""
+"""Between two looks at /proc; what comes and goes in between is seen by what ranks write at their start."""
 _RANK = re.compile(r"everstep r(\d+)")
 _STORE = re.compile(r"everstep s\d+")
 _OUTPUT = re.compile(r"/machines/([^/]+)/jobs/([^/]+)/")

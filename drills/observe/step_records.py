@@ -20,7 +20,7 @@ from agent.state.job_record import JobRecord
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, EverstepError
 from everstep.model.machine import Machine
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 
 _MARKER = re.compile(r"^--- everstep: rank (\d+), generation (\d+),(.*)$", re.MULTILINE)
 _FINAL = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)

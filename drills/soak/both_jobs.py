@@ -15,7 +15,7 @@ from drills.spec.catalogue import AWAY
 from everstep.errors import ClusterError
 
 STRIKE_LIMIT_S = 240.0
-"""The soak's job has lost its machine within this long (ours)."""
+"""The soak's job has lost its machine within this long."""
 
 
 class BothJobs:

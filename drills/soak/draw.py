@@ -28,12 +28,12 @@ from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from drills.spec.stages import MOMENTS, REPORT
 from drills.spec.sure_faults import SURE
-from everstep.decisions.replay.plan import replica_machines
+from everstep.decisions.blame.replay.plan import replica_machines
 from everstep.errors import ConfigError
 from everstep.model.topology import AXES, Topology
 
 PLACES = 100
-"""Two faults that strike at one place so often are taken to have no other (ours)."""
+"""Two faults that strike at one place so often are taken to have no other."""
 RIDES: tuple[dict[str, Any], ...] = (
     {"lazy": True, "then": "kill-rank"},
     {"lazy": True, "then": "kill-machine"},
@@ -41,35 +41,34 @@ RIDES: tuple[dict[str, Any], ...] = (
     {"lazy": True, "window": 2.0},
 )
 FAILS_AFTER = (0, 1, 2)
-"""Steps after which a bad version fails: before the next gate (ours)."""
+"""Steps after which a bad version fails: before the next gate."""
 EXCEPTIONS = ("ValueError", "RuntimeError", "IndexError")
 CODES = (0, 1, 3)
 XIDS = (79, 48, 94, 13, 31, 45)
-"""Of a machine that is broken, and those that programs cause too (ours)."""
+"""Of a machine that is broken, and those that programs cause too."""
 HANG_S = (1.0, 2.0, 4.0)
-"""For how long an agent hangs, seconds: for some steps, and not much longer than from a fault to the next gate
-(ours)."""
+"""For how long an agent hangs, seconds: for some steps, and not much longer than from a fault to the next gate."""
 BY_THEMSELVES = ("spin", "deadlock", "skip-collective", "hang-dataloader", "wrong-order")
-"""To all others these are like a rank that is stopped, which meets them in their place (ours)."""
+"""To all others these are like a rank that is stopped, which meets them in their place."""
 OPENS = tuple(name for name in (*RANK_FAULTS, *LOSSES) if name not in (*OWN_JOBS, *BY_THEMSELVES))
 """Faults of the long job that open an incident within which another one can strike."""
 AWAY_S = (6.0, 12.0)
-"""For how long something is away, seconds (ours)."""
+"""For how long something is away, seconds."""
 LINK_DOWN_S = (6.0, 30.0)
-"""For how long a link is down, seconds: the job goes on by itself, or stands still for too long (ours)."""
+"""For how long a link is down, seconds: the job goes on by itself, or stands still for too long."""
 MEET_AWAY = ("kill-rank", "kill-machine")
-"""What strikes together with something that is away: without the network a rank, or a machine, is lost (ours)."""
+"""What strikes together with something that is away: without the network a rank, or a machine, is lost."""
 BESIDE = (*OPENS, *MACHINE_FAULTS, "hang-peer")
 """Faults that can strike together with another one, or within its recovery: they wait for nothing but their step."""
 OFTEN = 8
-"""Every kind comes at least so often before all meetings begin again (ours)."""
+"""Every kind comes at least so often before all meetings begin again."""
 EACH_STAGE = 3
 """What dies in a stage of the other's recovery comes so much more often than two faults of ranks: it has several
-stages to die in (ours)."""
+stages to die in."""
 STANDBYS = 2
-"""Machines that the pool has beside those of jobs: no more are lost for good at once (ours; ``SoakPlan.standbys``)."""
+"""Machines that the pool has beside those of jobs: no more are lost for good at once ( ``SoakPlan.standbys``)."""
 OTHER = 2
-"""Machines of the second job (ours; ``SoakPlan.other``)."""
+"""Machines of the second job ( ``SoakPlan.other``)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 """Stages of every incident."""
 OF_AN_UPDATE = ("hold", *STAGES)

@@ -32,20 +32,20 @@ from drills.soak.plan import GAP, Episode
 from drills.soak.result import EpisodeResult, undisturbed
 from drills.spec.catalogue import CONTROL_FAULTS, HANGS
 from drills.spec.loss import loss_of
-from everstep import faults
 from everstep.errors import ClusterError, EverstepError, SoakStuck
+from everstep.rank import drill_faults as faults
 
 LIMIT_S = 240.0
-"""A job has come from one gate to the next within this long (ours)."""
+"""A job has come from one gate to the next within this long."""
 STAGE_LIMIT_S = 60.0
-"""The incident of the first fault has come to the stage of the second within this long (ours)."""
+"""The incident of the first fault has come to the stage of the second within this long."""
 CLOSED_LIMIT_S = 15.0
-"""An incident whose job steps again is closed within this long, e.g. once a killed worker is back (ours)."""
+"""An incident whose job steps again is closed within this long, e.g. once a killed worker is back."""
 MAY_LEAVE_S = 8.0
-"""A link that is down for longer may cost the job its machine (ours): as ``silent_evict_s``, with some room."""
+"""A link that is down for longer may cost the job its machine: as ``silent_evict_s``, with some room."""
 LOOK_S = 0.05
 STATE_S = 1.0
-"""Between two looks whether the job is parked or over (ours)."""
+"""Between two looks whether the job is parked or over."""
 
 
 class Episodes:

@@ -17,30 +17,30 @@ from drills.spec.catalogue import AWAY, CONTROL_FAULTS, HANGS, LOSSES, MACHINE_F
 from drills.spec.loss import Promise, loss_of
 from drills.spec.request import DrillRequest
 from drills.spec.updates import expected_update
-from everstep.decisions.versions.book import WAITS
+from everstep.decisions.act.versions.book import WAITS
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
 from everstep.model.version import VersionStatus
 
 WARM_UP = 3
-"""Gates after which a process has what it needs: its memory and descriptors are measured from there on (ours)."""
+"""Gates after which a process has what it needs: its memory and descriptors are measured from there on."""
 GROWTH = 1.5
-"""A process may grow to so many times the memory that it had: caches fill up (ours); or, where that is more, …"""
+"""A process may grow to so many times the memory that it had: caches fill up; or, where that is more, …"""
 GROWTH_MB = {"temporal": 400.0}
-"""… by so many MB, by name (ours), …"""
+"""… by so many MB, by name, …"""
 GROWTH_MB_OTHER = 60.0
-"""… and by so many of any other name (ours)."""
+"""… and by so many of any other name."""
 MORE_DESCRIPTORS = 24
-"""A process may hold so many more descriptors than it did: connections come and go (ours)."""
+"""A process may hold so many more descriptors than it did: connections come and go."""
 MORE_FILES = 6
 """So many files of one name, numbers left aside, may lie in shared memory: reports of generations that are about to be
-cleared, what two fork servers keep (ours)."""
+cleared, what two fork servers keep."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
 STAND_STILL = (*HANGS, "link-down", "cut-off")
 """Faults of which a stall is all that can be seen."""
 FORK_SERVERS = 2
-"""Of one machine: that of the job, and one that waits for the next (ours)."""
+"""Of one machine: that of the job, and one that waits for the next."""
 
 
 ProcessAs = tuple[int, str, str]

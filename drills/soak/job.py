@@ -14,9 +14,11 @@ from drills.inject.plan import Fault, Planned, planned
 from drills.soak.plan import SoakPlan
 from drills.spec.catalogue import CONTROL_FAULTS, UPDATES
 from drills.spec.request import DrillRequest
-from everstep import environment, faults, private
 from everstep.errors import EverstepError
 from everstep.model.job import JobSpec
+from everstep.rank import drill_faults as faults
+from everstep.rank import environment
+from everstep.system import private_files as private
 
 POLICY: dict[str, Any] = {
     "stall_floor_s": 45.0,
@@ -34,18 +36,17 @@ POLICY: dict[str, Any] = {
 }
 """A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
 it, and dozens of machines that leave it none to ask an operator. What strikes after the next gate is not held against
-a version that came before it. A machine that comes back does so before it is given up, on a busy computer too
-(ours)."""
+a version that came before it. A machine that comes back does so before it is given up, on a busy computer too."""
 
 
 ANSWER_S = 15.0
-"""A worker that was killed answers again within this long (ours)."""
+"""A worker that was killed answers again within this long."""
 GATE_S = 600.0
-"""Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute (ours)."""
+"""Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute."""
 STRIKE_S = 20.0
-"""Ranks wait for what strikes from outside for this long at most, before that is a stall (ours)."""
+"""Ranks wait for what strikes from outside for this long at most, before that is a stall."""
 BEFORE_GATE = 2
-"""So many steps before the next gate they wait for it (ours)."""
+"""So many steps before the next gate they wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

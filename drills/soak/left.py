@@ -14,8 +14,8 @@ from pathlib import Path
 
 from controlplane.local import mounts
 from drills.clusters.local import HOME, DrillCluster, Say
-from everstep import private
 from everstep.errors import ClusterError, ConfigError
+from everstep.system import private_files as private
 
 
 @contextmanager

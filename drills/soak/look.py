@@ -27,17 +27,17 @@ from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import job_workflow_id
 from everstep.model.version import JobVersion
-from everstep.processes import is_alive
-from everstep.processes import pids as all_pids
+from everstep.system.processes import is_alive
+from everstep.system.processes import pids as all_pids
 
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
 SHM = Path("/dev/shm")
 FREED_S = 5.0
-"""A semaphore that nobody holds is left when it is still there after this long (ours)."""
+"""A semaphore that nobody holds is left when it is still there after this long."""
 ALIGNED_S = 5.0
 """Machines that were behind back up named steps together (ADR 0015): where a job stands still between two of them, the
-last step is waited for no longer than this (ours)."""
+last step is waited for no longer than this."""
 _SHARED = re.compile(r"sem\.|psm_|torch_|nccl-")
 """Names that Python's semaphores and shared memory, torch's tensors between processes and NCCL's buffers begin with."""
 _NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")

@@ -15,7 +15,7 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolPlace, PoolState
 
 SETTLE_S = 15.0
-"""The pool knows whose a machine is within this long, e.g. once a killed worker is back (ours)."""
+"""The pool knows whose a machine is within this long, e.g. once a killed worker is back."""
 LOOK_S = 0.2
 
 

@@ -24,9 +24,9 @@ from everstep.model.machine import Machine
 STEPS = 1_000_000
 """It does not end by itself."""
 STEP_S = 0.5
-"""Seldom: it is there to have machines, and two cores are few (ours)."""
+"""Seldom: it is there to have machines, and two cores are few."""
 STEPS_LIMIT_S = 60.0
-"""It steps again within this long (ours)."""
+"""It steps again within this long."""
 LOOK_S = 0.2
 
 

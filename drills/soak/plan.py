@@ -12,18 +12,18 @@ from drills.checks import check_sense
 from drills.spec.catalogue import CONTROL_FAULTS, OWN_JOBS, UPDATES
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
-from everstep import private
 from everstep.errors import ConfigError, TopologyError
 from everstep.model.topology import Topology
+from everstep.system import private_files as private
 
 FIRST_GATE = 10
-"""Step of the first gate: by then two checkpoints are on every disk (ours)."""
+"""Step of the first gate: by then two checkpoints are on every disk."""
 GAP = 20
-"""Steps from a gate to the next one: room for a fault that strikes twice, and for checkpoints on disk (ours)."""
+"""Steps from a gate to the next one: room for a fault that strikes twice, and for checkpoints on disk."""
 LEAD = 5
-"""Steps from a gate to the fault (ours)."""
+"""Steps from a gate to the fault."""
 AFTER = 5
-"""Steps after the last gate (ours)."""
+"""Steps after the last gate."""
 
 How = Literal["alone", "together", "within"]
 Setting = Literal["one job", "own jobs", "network"]
@@ -32,7 +32,7 @@ their own, there too within a long job or in a job of its own."""
 
 
 class Sizes(BaseModel):
-    """Sizes of the job; by default there are several parallel groups of each kind (ours)."""
+    """Sizes of the job; by default there are several parallel groups of each kind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from drills.soak.plan import Episode, Setting
-from everstep import private
+from everstep.system import private_files as private
 
 
 class EpisodeResult(BaseModel):

@@ -38,7 +38,7 @@ from everstep.model.job_state import job_workflow_id
 
 PLAN, JOURNAL, CLUSTER = "plan.json", "journal.jsonl", "cluster.json"
 END_LIMIT_S = 120.0
-"""The job ends within this long after its last gate (ours)."""
+"""The job ends within this long after its last gate."""
 
 Each = Callable[[EpisodeResult, SoakResult], None]
 

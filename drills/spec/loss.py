@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names, placement_of
-from everstep.decisions.checkpoints.placement import survives
+from everstep.decisions.keep.placement import survives
 from everstep.model.job import JobSpec
 from everstep.model.topology import Topology
 

@@ -29,7 +29,7 @@ from everstep.model.job_state import incident_workflow_id, replay_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 
 UNEVEN_MS = 30
-"""More to compute than the other ranks have, milliseconds of CPU time (ours)."""
+"""More to compute than the other ranks have, milliseconds of CPU time."""
 DEFAULTS: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Sizes of the job of a drill."""
 ALIKE: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 1, "pp": 1}
@@ -37,11 +37,11 @@ ALIKE: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 1, "pp": 1
 PACE, UNEVEN = "--step-seconds", "--uneven"
 """The example's options for the length of its steps, and for ranks that have more to compute."""
 LIGHT = ["--seq", "16", "--dim", "88"]
-"""Little to compute in a step of the example, and a state as large as ever: that is what a drill is about (ours)."""
+"""Little to compute in a step of the example, and a state as large as ever: that is what a drill is about."""
 LAYERS = 1
-"""Few, for they exchange data, which on one machine costs more than all that is computed in between (ours)."""
+"""Few, for they exchange data, which on one machine costs more than all that is computed in between."""
 THEN_AFTER = 10
-"""Steps between the first and the second fault of a drill that has two (ours)."""
+"""Steps between the first and the second fault of a drill that has two."""
 
 
 class DrillRequest(BaseModel):

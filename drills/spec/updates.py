@@ -17,7 +17,7 @@ DURING = ("", "kill-rank", PARKED, AGAIN, "kill-workers", "kill-temporal", "kill
 THEN = ("", "kill-rank", "kill-machine", "kill-forkserver")
 """What a lazy update may ride on."""
 RATE, OTHER_RATE = 1e-3, 4e-3
-"""Learning rates of the example that updates bring: the steps under them give other losses (ours)."""
+"""Learning rates of the example that updates bring: the steps under them give other losses."""
 LR_FROM = "--lr-from"
 """The example's option for them."""
 

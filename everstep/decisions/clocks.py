@@ -9,9 +9,9 @@ when it says that it answered before it was asked, or after the answer was heard
 from __future__ import annotations
 
 SLACK_S = 1.0
-"""A clock may be off by this much and is believed (ours): then the order of two ends on two machines is no better."""
+"""A clock may be off by this much and is believed: then the order of two ends on two machines is no better."""
 LATE_S = 10.0
-"""What a stream brings was said at most so long ago (ours)."""
+"""What a stream brings was said at most so long ago."""
 
 
 def shift_ns(told_ns: int, *, asked_ns: int, heard_ns: int) -> int:

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from everstep.base.text import listed
 from everstep.model.incident import Stage
 from everstep.model.notice import Notice, NoticeKind, stamp
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from everstep.model.stage_at_hand import StageAtHand
-from everstep.text import listed
 
 LATE_S = 6 * 3600.0
 """An event that was over longer ago is not told any more, seconds: a worker that is given receivers for the first time
-would tell of all that ever happened (ours)."""
+would tell of all that ever happened."""
 TWICE_S = 24 * 3600.0
-"""A machine that is evicted again within this time is told of, seconds (ours)."""
+"""A machine that is evicted again within this time is told of, seconds."""
 SPARE = {PoolPlace.STANDBY, PoolPlace.FREE}
 TEXT_CHARACTERS = 500
-"""Of one notice (ours)."""
+"""Of one notice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What steady progress is: one measure for whatever asks whether something was got over (ours).
+"""What steady progress is: one measure for whatever asks whether something was got over.
 
 Whether a failure is solved, whether a version of the code runs well, whether what was tried still counts.
 """

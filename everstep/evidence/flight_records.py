@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from everstep.decisions.hang.evidence import WORLD, CommunicationRecord, PendingOperation
+from everstep.decisions.blame.hang.evidence import WORLD, CommunicationRecord, PendingOperation
 from everstep.errors import EvidenceError
 from everstep.evidence.unreadable import UNREADABLE
 
@@ -26,7 +26,7 @@ PICKLE = b"\x80"
 SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base", "broadcast")
 """Operations to which all ranks give tensors of one size."""
 ORDER = 64
-"""Newest collectives of which it is kept in which order a rank entered them (ours)."""
+"""Newest collectives of which it is kept in which order a rank entered them."""
 _NO_RECORD: tuple[type[Exception], ...] = (*UNREADABLE, pickle.UnpicklingError)
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from everstep.decisions.hang.evidence import NOTHING, CommunicationRecord, HangEvidence, RankEvidence
-from everstep.decisions.hang.stacks import ProcessRole
+from everstep.decisions.blame.hang.evidence import NOTHING, CommunicationRecord, HangEvidence, RankEvidence
+from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.errors import ConfigError, EvidenceError
 from everstep.evidence.flight_records import PICKLE, flight_record, parse_record
 from everstep.evidence.nccl_ras import parse_ras, ras_evidence

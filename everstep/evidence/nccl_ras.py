@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everstep.decisions.hang.evidence import CommunicationRecord, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.evidence import CommunicationRecord, PendingOperation, RankEvidence
 from everstep.errors import EvidenceError
 from everstep.evidence.unreadable import UNREADABLE, rank_number
 

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.decisions.hang.stacks import LeafKind, ProcessRole, Signature, StackFrame, joined, normalise, role_of
+from everstep.decisions.blame.hang.stacks import (
+    LeafKind,
+    ProcessRole,
+    Signature,
+    StackFrame,
+    joined,
+    normalise,
+    role_of,
+)
 from everstep.errors import EvidenceError
 from everstep.evidence.unreadable import UNREADABLE
 

@@ -20,7 +20,7 @@ from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
-from everstep.decisions.slow.timings import PhaseTime
+from everstep.decisions.blame.slow.timings import PhaseTime
 from everstep.errors import ConfigError, EvidenceError
 from everstep.evidence.unreadable import MOST_RANKS, UNREADABLE, rank_number
 from everstep.model.topology import SHORT_ORDER, Topology

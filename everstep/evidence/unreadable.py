@@ -16,7 +16,7 @@ UNREADABLE: tuple[type[Exception], ...] = (
 )
 """All of these mean that the file is not what it is taken for."""
 MOST_RANKS = 1 << 20
-"""A number from here on is none of a rank, but a date or a process (ours)."""
+"""A number from here on is none of a rank, but a date or a process."""
 
 
 def rank_number(value: Any) -> int:

@@ -11,9 +11,9 @@ from everstep.training.deferred_reports import plain
 from everstep.training.run import Run
 
 LOSS = ("loss", "train/loss", "train_loss", "training_loss", "loss/train", "train/loss_step", "train_loss_step")
-"""Names of the loss of a training step, whatever their case; the first that is logged counts (ours)."""
+"""Names of the loss of a training step, whatever their case; the first that is logged counts."""
 GRAD_NORM = ("grad_norm", "train/grad_norm", "gradient_norm", "train/gradient_norm", "grad_norm/train", "total_norm")
-"""Names of the gradient norm (ours)."""
+"""Names of the gradient norm."""
 
 
 class Tap:

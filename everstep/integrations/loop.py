@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from everstep import environment
 from everstep.errors import ConfigError
+from everstep.rank import environment
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.launch_environment import from_environment, origin_of
 from everstep.training.rng import RandomState

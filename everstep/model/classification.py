@@ -8,7 +8,7 @@ from everstep.model.message import Model
 
 
 class Classification(Model):
-    """What ended a rank, by its exit, its exception and the end of its output (``everstep.decisions.classify``)."""
+    """What ended a rank, by its exit, exception and last output (``everstep.decisions.blame.classify``)."""
 
     fault: str
     """The class, e.g. ``gpu out of memory``; ``unknown`` where nothing says it."""

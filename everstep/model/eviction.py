@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from everstep.base.text import listed
 from everstep.model.message import Model
 from everstep.model.words import Words
-from everstep.text import listed
 
 ANSWERS_KEPT = 200
-"""Answers of one incident (ours)."""
+"""Answers of one incident."""
 BREAKER = "breaker"
 """Stands for a rule in the answer of the breaker."""
 
@@ -37,7 +37,7 @@ class EvictAnswer(Model):
     """What one rule said of one machine."""
 
     rule: str
-    """Its name, which does not change (``everstep.decisions.evict.rules``)."""
+    """Its name, which does not change (``everstep.decisions.act.evict.rules``)."""
     machine: str
     """Empty: the answer is of all that are to be evicted together."""
     yes: bool

@@ -14,7 +14,7 @@ OVER_EVICTS = "over-evicts"
 
 
 class HangFound(Model):
-    """The verdict of one analysis, as an incident keeps it (``everstep.decisions.hang``)."""
+    """The verdict of one analysis, as an incident keeps it (``everstep.decisions.blame.hang``)."""
 
     generation: int
     """Of the ranks that were looked at."""

@@ -15,9 +15,9 @@ from everstep.model.owner import Owner
 from everstep.model.words import Words
 
 EVIDENCE_LINES = 5
-"""Of one finding (ours)."""
+"""Of one finding."""
 EVIDENCE_CHARACTERS = 300
-"""Of one line of evidence (ours)."""
+"""Of one line of evidence."""
 
 
 class Health(Words):

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from everstep.base.redaction import PATTERNS, redacted
 from everstep.errors import TopologyError
 from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import SHORT_ORDER, Laid, Topology, parse_laid, parse_mesh
-from everstep.redaction import PATTERNS, redacted
 
 M = TypeVar("M")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -108,7 +108,7 @@ class ShareTrained(Model):
     @classmethod
     def shown(cls, ettr: float | None, last_hour: float | None) -> ShareTrained:
         """In whole percent: what a workflow shows changes its history, and that of a job that is parked for a week is
-        to stay short (ours)."""
+        to stay short."""
         ratios = (None if ratio is None else round(ratio, 2) for ratio in (ettr, last_hour))
         return cls(ettr=next(ratios), last_hour=next(ratios))
 
@@ -139,7 +139,7 @@ class JobState(BaseModel):
     resume_path_step: int = -1
     """Completed steps of that checkpoint; -1: not known yet."""
     lineage: list[tuple[int, int]] = Field(default_factory=list)
-    """Of each generation: its number and where it began; see ``everstep.decisions.checkpoints.lineage``."""
+    """Of each generation: its number and where it began; see ``everstep.decisions.keep.lineage``."""
     backups: str = ""
     """Where the backups lie and what may be lost with their owners, for people."""
     status: JobStatus = "starting"

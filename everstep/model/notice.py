@@ -18,7 +18,7 @@ from everstep.model.words import Words
 NOTICE_WORKFLOW = "Notice"
 """Type of the workflow that delivers one."""
 PATIENCE_S = 24 * 3600.0
-"""A receiver that does not take a notice is tried again for so long, seconds (ours)."""
+"""A receiver that does not take a notice is tried again for so long, seconds."""
 
 
 class NoticeKind(Words):

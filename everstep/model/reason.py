@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everstep.base.text import printable
 from everstep.model.health import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, Health, Remedy
 from everstep.model.owner import Owner
-from everstep.text import printable
 
 ITEM_CHARACTERS = 100
-"""Of the part of a machine that a finding is about (ours)."""
+"""Of the part of a machine that a finding is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Reason:
     verdict: Health = Health.FAULTY
     sure: bool = False
     """It names this machine with high confidence."""
-    source: str = "ours"
-    """Where the rule is from."""
+    source: str = ""
+    """The paper's section, or the document, that the rule is from; empty: no paper has it."""
 
     def found(
         self,

@@ -11,7 +11,7 @@ from everstep.model.message import Model
 
 
 class SlowRound(Model):
-    """One round of the vote (``everstep.decisions.slow``)."""
+    """One round of the vote (``everstep.decisions.blame.slow``)."""
 
     number: int
     looks: int = 0

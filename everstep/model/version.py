@@ -13,13 +13,13 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
+from everstep.base.redaction import PATTERNS, redacted
 from everstep.model.job import VARIABLE, JobSpec
 from everstep.model.message import Model
 from everstep.model.words import Words
-from everstep.redaction import PATTERNS, redacted
 
 NAME_CHARACTERS = 12
-"""Of a content address, where people read it (ours)."""
+"""Of a content address, where people read it."""
 
 
 class Urgency(Words):

@@ -12,14 +12,14 @@ from typing import Self
 
 import xxhash
 
+from everstep.base.text import size_text
 from everstep.errors import CheckpointError
-from everstep.text import size_text
 
 WRITING = ".writing"
 """End of the names of files that are not whole yet. Readers of checkpoints do not take them for any."""
 FLUSH_BYTES = 64 << 20
 """Written data is brought to the disk, and given up by the page cache, in pieces of this size: training's own files
-stay in memory, and the end of a large file does not take long (ours)."""
+stay in memory, and the end of a large file does not take long."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 

@@ -24,7 +24,7 @@ from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, aligned
 
 CHUNK_BYTES = 4 << 20
-"""Most that is held in memory, beside a state's structure (ours)."""
+"""Most that is held in memory, beside a state's structure."""
 
 ReadAt = Callable[[int, memoryview], int]
 """``read(offset, buffer)``: fills the buffer or a part of it; returns the bytes read, 0 when there are none."""

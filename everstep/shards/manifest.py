@@ -21,7 +21,7 @@ from everstep.slots.format import SlotHeader
 VERSION = 1
 SHARED_BYTES = 16384
 """Tensors from this size on make up the digest. What differs between the ranks of a data-parallel group although
-its parameters are alike is smaller: states of random number generators (5 KB), positions, batch statistics (ours)."""
+its parameters are alike is smaller: states of random number generators (5 KB), positions, batch statistics."""
 
 
 class _Model(BaseModel):

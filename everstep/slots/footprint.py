@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from everstep.base.text import size_text
 from everstep.slots.format import file_bytes
-from everstep.text import size_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import xxhash
 
-from everstep import private
+from everstep.base.text import size_text
 from everstep.errors import CheckpointError
-from everstep.pages import STRIDE, WRITE, populate
 from everstep.slots.format import (
     EMPTY,
     FILE,
@@ -43,7 +42,8 @@ from everstep.slots.format import (
     inspect_slot,
     pins_of,
 )
-from everstep.text import size_text
+from everstep.system import private_files as private
+from everstep.system.pages import STRIDE, WRITE, populate
 
 
 class SlotMapping:

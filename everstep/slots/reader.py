@@ -9,7 +9,6 @@ from pathlib import Path
 
 import xxhash
 
-from everstep import private
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.format import (
     CHUNK,
@@ -27,9 +26,10 @@ from everstep.slots.format import (
     inspect_slot,
     pins_of,
 )
+from everstep.system import private_files as private
 
 LOOKS = 3
-"""Looks at a slot that changes while it is read (ours)."""
+"""Looks at a slot that changes while it is read."""
 
 
 class SlotReader:

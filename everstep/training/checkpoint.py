@@ -16,8 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
-from everstep.faults import RankFaults
 from everstep.model.topology import Topology
+from everstep.rank.drill_faults import RankFaults
 from everstep.slots.file import Payload, SlotFile
 from everstep.slots.tensor_table import TensorSpec
 from everstep.training.codec import decode, encode

@@ -18,9 +18,9 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 LARGE = 1 << 16
-"""Tensors of so many bytes or more are copied by a memmove of their own in the copying thread (ours)."""
+"""Tensors of so many bytes or more are copied by a memmove of their own in the copying thread."""
 PIECE = 32 << 20
-"""Tensors of a device are copied in pieces of this size, so that other copies need not wait for a whole one (ours)."""
+"""Tensors of a device are copied in pieces of this size, so that other copies need not wait for a whole one."""
 
 
 class Batch:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from everstep.model.topology import Topology
-from everstep.step_reports import Flops
+from everstep.rank.step_reports import Flops
 
 PER_PARAMETER = 6
 """Floating point operations for each parameter and token, forward and backward (Kaplan et al. 2020, section 2.1); what

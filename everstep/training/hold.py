@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 
 UNASKED_S = 120.0
-"""A rank that was not asked for so long goes on: whoever wanted it to wait is gone (ours)."""
+"""A rank that was not asked for so long goes on: whoever wanted it to wait is gone."""
 LOOK_S = 0.005
-"""Between two looks; whoever waits here is killed, so nobody waits for this (ours)."""
+"""Between two looks; whoever waits here is killed, so nobody waits for this."""
 
 
 def is_asked(reports: ReportFile, completed_steps: int) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep import environment
 from everstep.errors import ConfigError, TopologyError
 from everstep.model.topology import SHORT_ORDER, Axis, Laid, Topology, parse_laid
+from everstep.rank import environment
 
 
 class JoinSizes(NamedTuple):

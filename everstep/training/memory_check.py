@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from everstep.errors import CheckpointError
-from everstep.memory import free, memory_available
 from everstep.slots.file import SlotFile
 from everstep.slots.footprint import footprint, refusal
 from everstep.slots.format import aligned
 from everstep.slots.names import BACKUP, OWN
+from everstep.system.memory import free, memory_available
 
 MOMENTS = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "Adadelta", "Rprop"), 2),

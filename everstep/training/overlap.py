@@ -20,9 +20,9 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 PROBES = 64
-"""Tensors that are probed at most (ours): some microseconds a save."""
+"""Tensors that are probed at most: some microseconds a save."""
 PROBE_BYTES = 64
-"""Of each of them: a cache line (ours)."""
+"""Of each of them: a cache line."""
 
 Watched = list[tuple[str, Tensor]]
 

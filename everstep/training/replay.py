@@ -7,11 +7,11 @@ import sys
 import time
 from contextlib import suppress
 
-from everstep import environment
+from everstep.rank import environment
 from everstep.training.launch_environment import from_environment
 
 UNSTOPPED_S = 600.0
-"""A rank that nobody stopped for so long ends itself (ours)."""
+"""A rank that nobody stopped for so long ends itself."""
 
 
 def steps_of_replay() -> int:

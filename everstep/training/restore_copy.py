@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from torch import Tensor
 
 from everstep.errors import CorruptCheckpoint
-from everstep.pages import READ, STRIDE, WRITE, populate
 from everstep.slots.tensor_table import TensorSpec
+from everstep.system.pages import READ, STRIDE, WRITE, populate
 from everstep.training.layout import view_of
 
 PIECE = 256 << 10
-"""Bytes that are copied, and hashed at once: two of these fit into a core's own cache (ours)."""
+"""Bytes that are copied, and hashed at once: two of these fit into a core's own cache."""
 WORTH = 64 << 10
-"""Least bytes whose pages are made present ahead; for less, page faults are as fast (ours)."""
+"""Least bytes whose pages are made present ahead; for less, page faults are as fast."""
 
 Verify = Callable[[Iterable[int]], None]
 """Compares the checksum of the slot; asks for the next offset up to which it may hash when it has hashed up to the

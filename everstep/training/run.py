@@ -14,12 +14,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep import environment
 from everstep.errors import ConfigError
-from everstep.faults import RankFaults
 from everstep.model.topology import Axis, Coordinate, Topology
+from everstep.rank import environment
+from everstep.rank.drill_faults import RankFaults
+from everstep.rank.step_reports import Flops, ReportFile
 from everstep.slots.file import SlotFile
-from everstep.step_reports import Flops, ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.hold import is_asked, wait_here

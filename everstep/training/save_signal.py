@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 REOPEN_S = 1.0
-"""A FIFO that could not be opened or written is opened again so much later (ours)."""
+"""A FIFO that could not be opened or written is opened again so much later."""
 
 
 class SaveSignal:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from everstep.bulk import yield_the_core
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
+from everstep.system.bulk_threads import yield_the_core
 from everstep.training.codec import Encoded
 from everstep.training.copier import Copier, HostCopier
 from everstep.training.copy_plan import HOST, CopyPlan, Pieces
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from everstep.training.cuda_copier import PinnedMemory
 
 DRAIN_S = 30.0
-"""A script that leaves its loop early waits so long at most for the last save (ours)."""
+"""A script that leaves its loop early waits so long at most for the last save."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from everstep import environment
+from everstep.rank import environment
 
 
 def end_if_tried(note: str = "") -> None:

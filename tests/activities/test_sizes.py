@@ -12,13 +12,13 @@ from activities.agents.convert import backup_peers, checkpoint_options, rank_lau
 from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.lineage import Runs
-from everstep.decisions.checkpoints.placement import place_backups
-from everstep.decisions.checkpoints.search import merged
-from everstep.decisions.checkpoints.shared_reads import readers
-from everstep.decisions.recover.confirm import judge_confirmation
-from everstep.decisions.recover.rules import RestartFacts, judge
-from everstep.decisions.recover.state import RecoveryState
+from everstep.decisions.act.recover.confirm import judge_confirmation
+from everstep.decisions.act.recover.rules import RestartFacts, judge
+from everstep.decisions.act.recover.state import RecoveryState
+from everstep.decisions.keep.lineage import Runs
+from everstep.decisions.keep.placement import place_backups
+from everstep.decisions.keep.search import merged
+from everstep.decisions.keep.shared_reads import readers
 from everstep.model.incident import Anomaly, CopyToRestore, Evidence, Showing, Symptom, Tier
 from tests.sized import (
     MOST,

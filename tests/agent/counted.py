@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 from tests.agent.agents import Job, RunningAgent
 
 COUNTED = """

@@ -18,8 +18,8 @@ from agent import certificates
 from agent.certificates import check_pair
 from agent.client import AgentClient
 from agent.security import ClientSecurity, ServerSecurity, is_loopback
-from everstep import environment
 from everstep.errors import AgentError, ConfigError
+from everstep.rank import environment
 from tests.agent.agents import HOST, RunningAgent, running_agent
 from tests.strangers import python_as_nobody
 

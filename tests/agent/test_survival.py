@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPORTING = """
 import os, time
 from pathlib import Path
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 report = ReportFile.open(Path(os.environ["EVERSTEP_REPORT_FILE"]))
 report.attach()
 for step in range(100_000):

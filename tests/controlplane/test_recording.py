@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.queries.machines import MachineReport
 from controlplane.recording import BAD_SHOWN, MachineRecorder, read_recording
-from everstep.decisions.evict.simulate import RecordedEvent
+from everstep.decisions.act.evict.simulate import RecordedEvent
 from everstep.errors import ConfigError
 from everstep.model.health import Finding, Health
 

@@ -22,7 +22,7 @@ from agent.client import AgentPool
 from agent.v1 import agent_pb2 as pb
 from controlplane.worker import run_worker
 from controlplane.worker_metrics import samples_of, temporal_runtime
-from everstep.decisions.ettr import Ettr
+from everstep.decisions.training_time.ettr import Ettr
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine

@@ -14,13 +14,13 @@ from drills.inject.plan import planned
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.spec.request import DrillRequest
-from everstep import environment
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.ladder import Rung
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.rank import environment
 from tests.drills.conftest import Clusters
 from workflows.incident.workflow import IncidentWorkflow
 

@@ -16,8 +16,8 @@ from temporalio.worker import Replayer
 
 from drills import DrillCluster, DrillResult
 from drills.spec.stages import MOMENTS, STAGES
-from everstep import faults
 from everstep.model.job_state import job_workflow_id
+from everstep.rank import drill_faults as faults
 from tests.drills.conftest import Clusters, DrillOf
 from workflows.registry import WORKFLOWS, sandbox
 

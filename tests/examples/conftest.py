@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from controlplane.local.ports import Claims
-from everstep import environment
+from everstep.rank import environment
+from everstep.rank.step_reports import ReportFile
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
 from everstep.slots.reader import SlotReader, held
-from everstep.step_reports import ReportFile
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from everstep import environment
+from everstep.rank import environment
 
 SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch", "12", "--steps", "8"]
 

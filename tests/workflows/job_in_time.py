@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.decisions.evict.rules import FAILED_REPLAY, FAILED_TEST
-from everstep.decisions.recover.climbed import Climbed
-from everstep.decisions.recover.plan import RestartPlan, plan_restart
-from everstep.decisions.recover.rules import Action
-from everstep.decisions.recover.state import RecoveryState
-from everstep.decisions.versions.book import VersionBook
+from everstep.decisions.act.evict.rules import FAILED_REPLAY, FAILED_TEST
+from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
+from everstep.decisions.act.recover.rules import Action
+from everstep.decisions.act.recover.state import RecoveryState
+from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.eviction import EvictAnswer
 from everstep.model.incident import (
     Anomaly,

@@ -14,9 +14,9 @@ from temporalio.client import WorkflowUpdateFailedError
 
 from activities.messages import StopInput
 from controlplane.client import Control
-from everstep import environment
 from everstep.model.eviction import EvictMode
 from everstep.model.incident import Confirmation, Evidence
+from everstep.rank import environment
 from tests.workflows.asking import ASK_S
 from tests.workflows.conftest import anomaly
 from tests.workflows.test_evict import POLICY, STANDBYS, WHO, explanation_of, failed, faulty, gone, report_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from everstep.decisions.recover.climbed import Climbed
-from everstep.decisions.recover.state import RecoveryState
+from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.recover.state import RecoveryState
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.ladder import Rung, Tried

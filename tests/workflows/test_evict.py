@@ -12,7 +12,7 @@ from activities.messages import StopInput
 from controlplane.client import Control
 from controlplane.queries.explanation import from_workflow
 from controlplane.references import parse_incident
-from everstep.decisions.evict.explain import Explanation
+from everstep.decisions.act.evict.explain import Explanation
 from everstep.model.eviction import EvictMode
 from everstep.model.health import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.ladder.paths import PATHS
-from everstep.decisions.recover.rules import Action
+from everstep.decisions.act.ladder.paths import PATHS
+from everstep.decisions.act.recover.rules import Action
 from everstep.model.incident import Symptom
 from everstep.model.ladder import Rung
 from everstep.model.recovery_policy import RecoveryPolicy

@@ -13,11 +13,11 @@ from temporalio.worker import Worker
 from console.views.status_text import problem_lines
 from controlplane.client import Control
 from controlplane.queries.status import JobLine, job_lines, job_report
-from everstep import environment
 from everstep.errors import ClusterError
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
+from everstep.rank import environment
 from tests.workflows.other_release import UNREADABLE, OtherJob
 from workflows.job import JobWorkflow
 

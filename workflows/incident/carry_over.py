@@ -10,8 +10,8 @@ from __future__ import annotations
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.checkpoints.lineage import extended
-    from everstep.decisions.recover.state import RecoveryState
+    from everstep.decisions.act.recover.state import RecoveryState
+    from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import Failure
     from everstep.model.ladder import Rung
     from everstep.model.stage_record import StageRecord

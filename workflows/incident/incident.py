@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.checkpoints.lineage import Runs
-    from everstep.decisions.evict.rules import OPERATOR
-    from everstep.decisions.ladder.facts import EXPLAINS
-    from everstep.decisions.recover.climbed import Climbed
-    from everstep.decisions.recover.state import RecoveryState
-    from everstep.decisions.versions.book import VersionBook
-    from everstep.decisions.versions.next import VersionChange
+    from everstep.decisions.act.evict.rules import OPERATOR
+    from everstep.decisions.act.ladder.facts import EXPLAINS
+    from everstep.decisions.act.recover.climbed import Climbed
+    from everstep.decisions.act.recover.state import RecoveryState
+    from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.act.versions.next import VersionChange
+    from everstep.decisions.keep.lineage import Runs
     from everstep.model.eviction import Eviction, EvictionState, named
     from everstep.model.hang import HangFound
     from everstep.model.incident import Evidence, Launched, Stage
@@ -44,7 +44,7 @@ HINTS = "machines that are not named for sure are tested"
 UNKNOWN = "unknown causes are counted apart"
 """Patch: before, what was tried for a known cause counted for the next failure of the same incident."""
 LEDGER_S = 5.0
-"""Time for entries to reach the ledger before an incident continues as new (ours)."""
+"""Time for entries to reach the ledger before an incident continues as new."""
 
 
 class Abandoned(Exception):  # control flow: an operator ended the incident

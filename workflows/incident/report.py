@@ -9,9 +9,9 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
+    from everstep.base.text import listed
     from everstep.model.eviction import Eviction
     from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport, Symptom
-    from everstep.text import listed
     from workflows import web_ui
     from workflows.incident.incident import Incident
     from workflows.options import on_ledger, on_ledger_when_back

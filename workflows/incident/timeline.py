@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
 CLOSING_S = 1.0
-"""An incident that is over waits so long for the ledger (ours)."""
+"""An incident that is over waits so long for the ledger."""
 ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
 

@@ -17,7 +17,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.recover.rules import Action
+    from everstep.decisions.act.recover.rules import Action
     from everstep.model.eviction import EvictionState
     from everstep.model.incident import GOES_ON, Confirmation, IncidentReport, Stage, Symptom
     from everstep.model.stage_at_hand import StageAtHand

@@ -1,4 +1,4 @@
-"""What a rank's agent makes of an ``Align``; ``everstep/decisions/checkpoints/align_backups.py`` says why. Pure.
+"""What a rank's agent makes of an ``Align``; ``everstep/decisions/keep/align_backups.py`` says why. Pure.
 
 All of it is in the rank's ``SavedState``, so that what is reported is what is
 acted upon.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
+from everstep.decisions.keep.align_backups import NO_NAMED_STEP
 from everstep.slots.format import EMPTY, Pin
 
 

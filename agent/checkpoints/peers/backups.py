@@ -21,15 +21,15 @@ from agent.checkpoints.peers.backup import Backup, Transfer
 from agent.checkpoints.peers.messages import Offer, as_header
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import backup_files
-from everstep import private
+from everstep.base.text import size_text
 from everstep.errors import BackupRefused, ConfigError, Fenced
-from everstep.memory import free, memory_available
 from everstep.slots.format import SlotHeader
 from everstep.slots.names import backup_slots
-from everstep.text import size_text
+from everstep.system import private_files as private
+from everstep.system.memory import free, memory_available
 
 TAKE_OVER_S = 5.0
-"""A connection that was cut lets go of its file within this time (ours)."""
+"""A connection that was cut lets go of its file within this time."""
 
 logger = structlog.get_logger()
 

@@ -18,15 +18,15 @@ from agent.checkpoints.peers.handshake import Handshakes
 from agent.checkpoints.peers.messages import Offer, Request, as_message, parse
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import STALL_S, Message, Wire, session_key
-from everstep.bulk import yield_the_core
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
 from everstep.slots.names import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
+from everstep.system.bulk_threads import yield_the_core
 
 MOST_CONNECTIONS = 256
-"""More of those that know a token are turned away: each has a thread (ours)."""
+"""More of those that know a token are turned away: each has a thread."""
 IDLE_S = 120.0
-"""A connection on which nothing is asked for so long is closed; a sender makes a new one (ours)."""
+"""A connection on which nothing is asked for so long is closed; a sender makes a new one."""
 PIECE = 4 << 20
 
 logger = structlog.get_logger()

@@ -14,7 +14,7 @@ from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 
 OPEN_S = 5.0
-"""An agent that does not answer gRPC within this time is not asked longer for now (ours)."""
+"""An agent that does not answer gRPC within this time is not asked longer for now."""
 CONNECT_S = 3.0
 LOOK_S = 0.1
 ENDS = "the agent, or what needed the connection, ends"

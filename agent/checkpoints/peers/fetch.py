@@ -19,7 +19,7 @@ from everstep.slots.format import SlotHeader, same_save
 from everstep.slots.reader import SlotReader
 
 ATTEMPTS = 3
-"""So many connections in a row may break without a byte of progress (ours)."""
+"""So many connections in a row may break without a byte of progress."""
 RETRY_S = 0.3
 PIECE = 4 << 20
 

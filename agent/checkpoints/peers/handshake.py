@@ -25,17 +25,17 @@ from agent.checkpoints.peers.wire import MAGIC, Greeting, Message, Wire
 from everstep.errors import WireError
 
 GREET_S = 5.0
-"""Who has not shown by then that it knows a token is turned away (ours)."""
+"""Who has not shown by then that it knows a token is turned away."""
 MOST_UNPROVEN = 512
-"""Connections that have shown nothing yet, from all addresses together (ours)."""
+"""Connections that have shown nothing yet, from all addresses together."""
 MOST_FROM_ONE = 64
-"""Those of them from one address (ours): the ranks of a machine connect one by one."""
+"""Those of them from one address: the ranks of a machine connect one by one."""
 BACKLOG = 512
-"""Connections that wait to be accepted (ours)."""
+"""Connections that wait to be accepted."""
 TELL_S = 60.0
-"""Between two lines in the log about those that were turned away (ours)."""
+"""Between two lines in the log about those that were turned away."""
 FULL_S = 0.1
-"""The process has no file descriptor left: before the next try (ours)."""
+"""The process has no file descriptor left: before the next try."""
 
 KeyOf = Callable[[str, bytes, bytes], bytes]
 """``key_of(job, server_nonce, client_nonce)``: the key of a connection; never the right one without a token."""

@@ -12,7 +12,7 @@ from everstep.errors import WireError
 from everstep.slots.format import SlotHeader
 
 LARGEST = 1 << 46
-"""No shard is larger than 64 TiB: the header of one that is would be nonsense (ours)."""
+"""No shard is larger than 64 TiB: the header of one that is would be nonsense."""
 
 
 class Header(BaseModel):

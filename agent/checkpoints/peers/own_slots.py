@@ -15,7 +15,7 @@ from agent.checkpoints.options import Place
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
 from agent.checkpoints.peers.own_file import on_own_file
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP
+from everstep.decisions.keep.align_backups import NO_NAMED_STEP
 from everstep.slots.format import EMPTY, Pin, SlotHeader
 from everstep.slots.reader import SlotReader
 

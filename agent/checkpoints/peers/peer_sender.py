@@ -1,7 +1,7 @@
 """One peer machine, and the thread that sends the saves of some ranks there.
 
 By itself it sends every step that it can; when machines are aligned
-(``everstep/decisions/checkpoints/align_backups.py``), the named step only, and then nothing until it
+(``everstep/decisions/keep/align_backups.py``), the named step only, and then nothing until it
 is told that all ranks have it.
 """
 
@@ -23,23 +23,23 @@ from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from agent.v1 import agent_pb2 as pb
-from everstep.bulk import yield_the_core
-from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS
-from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
-from everstep.decisions.checkpoints.step_rate import StepRate
+from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS
+from everstep.decisions.keep.next_backup import choose_step, next_stride
+from everstep.decisions.keep.step_rate import StepRate
 from everstep.errors import AgentError, CorruptCheckpoint
 from everstep.slots.format import EMPTY, Pin, SlotHeader
 from everstep.slots.names import own_slots
 from everstep.slots.reader import SlotReader
+from everstep.system.bulk_threads import yield_the_core
 
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 5.0
-"""A peer that failed is tried again after the first, then ever longer, up to the second (ours)."""
+"""A peer that failed is tried again after the first, then ever longer, up to the second."""
 JOIN_S = 1.0
-"""A thread that waits for a connection is left to itself after this; it sends nothing any more (ours)."""
+"""A thread that waits for a connection is left to itself after this; it sends nothing any more."""
 LET_GO_S = 60.0
 """When no backup went through for so long, a rank need not spare the step of the newest one: the slot serves better
-to hold what the other ranks may still have to save; unless all ranks are known to have that step (ours)."""
+to hold what the other ranks may still have to save; unless all ranks are known to have that step."""
 DEFAULT_PIECE = 4 << 20
 
 ConnectTo = Callable[[str, str, threading.Event], Wire]

@@ -7,7 +7,7 @@ import threading
 from everstep.slots.file import SlotFile
 
 PIECE = 4 << 20
-"""Bytes that are made ready at a time: about a millisecond (ours)."""
+"""Bytes that are made ready at a time: about a millisecond."""
 
 
 class Prefault:

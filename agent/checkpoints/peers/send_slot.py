@@ -14,7 +14,7 @@ from everstep.slots.reader import SlotReader
 
 ALLOCATE_BYTES_PER_S = 250e6
 """A peer that has to allocate memory is given time for this rate; 300 MB/s was measured in a machine that had never
-used the pages, 1.9 GB/s otherwise (ours)."""
+used the pages, 1.9 GB/s otherwise."""
 
 
 class Fate(Enum):

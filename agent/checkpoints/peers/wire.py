@@ -28,10 +28,10 @@ MAGIC = b"EVSTXCH1"
 NONCE_BYTES = 32
 MAC_BYTES = 32
 MESSAGE_LIMIT = 64 << 10
-"""Bytes of one message; far more than any needs (ours)."""
+"""Bytes of one message; far more than any needs."""
 CHUNK_LIMIT = 256 << 20
 STALL_S = 10.0
-"""A side that makes no progress for so long is given up (ours)."""
+"""A side that makes no progress for so long is given up."""
 _U32 = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 

@@ -23,18 +23,18 @@ import structlog
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.tiers.background import Gate, yield_the_disk
 from agent.checkpoints.tiers.retention import DiskRetention
-from everstep.bulk import yield_the_core
-from everstep.decisions.checkpoints.next_disk_step import NextDiskStep, choose_step, stride_after
+from everstep.base.text import size_text
+from everstep.decisions.keep.next_disk_step import NextDiskStep, choose_step, stride_after
 from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
 from everstep.slots.format import Pin, SlotHeader
 from everstep.slots.names import own_slots
 from everstep.slots.reader import SlotReader
-from everstep.text import size_text
+from everstep.system.bulk_threads import yield_the_core
 
 SHUT_PATIENCE_S = 5.0
-"""Stop waits this long for a file that counts already; a disk that hangs longer is left alone (ours)."""
+"""Stop waits this long for a file that counts already; a disk that hangs longer is left alone."""
 
 logger = structlog.get_logger()
 

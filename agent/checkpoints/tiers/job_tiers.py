@@ -40,9 +40,9 @@ MACHINES = "machines"
 """Folder beside a job's checkpoints with a file for each machine that writes there, which names the generation: where
 there are two of one generation, machines share the folder."""
 LISTING_S = 45.0
-"""Disks and remote storage that are not listed within this time do not answer, unless whoever asks says so (ours)."""
+"""Disks and remote storage that are not listed within this time do not answer, unless whoever asks says so."""
 VERIFYING_S = 600.0
-"""And this long when every byte is read (ours)."""
+"""And this long when every byte is read."""
 
 logger = structlog.get_logger()
 

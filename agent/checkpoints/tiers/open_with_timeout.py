@@ -13,9 +13,9 @@ from everstep.errors import EverstepError
 from everstep.slots.format import SlotHeader
 
 OPEN_S = 5.0
-"""A disk that does not answer within this time is left to itself: ranks are started without it (ours)."""
+"""A disk that does not answer within this time is left to itself: ranks are started without it."""
 AGAIN_S = 5.0
-"""Between two attempts where opening fails, e.g. for want of room (ours)."""
+"""Between two attempts where opening fails, e.g. for want of room."""
 SILENT = "the disk does not answer"
 
 logger = structlog.get_logger()

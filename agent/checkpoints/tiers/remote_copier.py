@@ -19,16 +19,16 @@ from agent.checkpoints.tiers.background import Gate, yield_the_disk
 from agent.checkpoints.tiers.listing import ABANDONED, steps_in
 from agent.checkpoints.tiers.opened import Opened
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
-from everstep.bulk import yield_the_core
-from everstep.decisions.checkpoints.next_backup import roundness
+from everstep.decisions.keep.next_backup import roundness
 from everstep.errors import CheckpointError, CopyInterrupted
 from everstep.model.topology import Topology
 from everstep.shards.folders import held_on_disk, step_folder, step_name
 from everstep.shards.manifest import data_name, manifest_name, parse_summary
+from everstep.system.bulk_threads import yield_the_core
 
 FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 300.0
-"""What failed is tried again after 2 s, 4 s, … 5 minutes (ours)."""
+"""What failed is tried again after 2 s, 4 s, … 5 minutes."""
 CLOSE_PATIENCE_S = 2.0
 REMOTE = "remote storage"
 """Begins what is said of it."""

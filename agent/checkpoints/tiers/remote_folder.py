@@ -24,7 +24,7 @@ _MOVES = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "memory"}
 """Protocols of file systems, where a move is a rename."""
 _COPY_BYTES = 8 << 20
 _READ_AHEAD = 32 << 20
-"""What is asked for at once when a whole file is read: a request to an object store takes tens of ms (ours)."""
+"""What is asked for at once when a whole file is read: a request to an object store takes tens of ms."""
 
 
 class RemoteFolder:

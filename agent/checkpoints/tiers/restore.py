@@ -13,7 +13,6 @@ from agent.checkpoints.peers.fetch import check_save
 from agent.checkpoints.tiers.listing import roots_of
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.v1 import agent_pb2 as pb
-from everstep import private
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.shards.file import ReadAt, open_shard, restore
 from everstep.shards.folders import step_folder, step_name
@@ -29,11 +28,12 @@ from everstep.shards.manifest import (
 )
 from everstep.slots.file import SlotFile
 from everstep.slots.names import own_slots
+from everstep.system import private_files as private
 
 T = TypeVar("T")
 
 MERGED_BYTES = 1 << 20
-"""Pieces of a remote file that lie closer than this are asked for together: a request costs as much (ours)."""
+"""Pieces of a remote file that lie closer than this are asked for together: a request costs as much."""
 
 
 def restore_shard(

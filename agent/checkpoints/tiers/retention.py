@@ -15,8 +15,7 @@ import structlog
 
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.v1 import agent_pb2 as pb
-from everstep import private
-from everstep.decisions.checkpoints.kept_disk_steps import (
+from everstep.decisions.keep.kept_disk_steps import (
     Kept,
     steps_to_keep,
     told,
@@ -24,6 +23,7 @@ from everstep.decisions.checkpoints.kept_disk_steps import (
     went_back,
 )
 from everstep.errors import ConfigError
+from everstep.system import private_files as private
 
 NAME = "disk"
 """File in a job's shared memory."""

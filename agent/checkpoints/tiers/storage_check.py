@@ -25,7 +25,7 @@ from everstep.errors import ConfigError
 logger = structlog.get_logger()
 
 PATIENCE_S = 10.0
-"""Storage that does not answer within this time is not judged (ours)."""
+"""Storage that does not answer within this time is not judged."""
 _BLOCK = 4096
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 """What a share says whose server is away for a moment."""

@@ -27,7 +27,7 @@ KEPT = "gpu-clocks.json"
 """The file."""
 COMMAND = "nvidia-smi"
 ANSWER_S = 15.0
-"""``nvidia-smi`` has this long to end, seconds (ours)."""
+"""``nvidia-smi`` has this long to end, seconds."""
 QUERY = ("index", "clocks.applications.graphics", "clocks.applications.memory", "power.limit", "persistence_mode")
 
 

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import gpus, hardware
-from everstep.decisions.diagnose.bandwidth import SLOW_SHARE, below
+from everstep.base.text import size_text
+from everstep.decisions.blame.diagnose.bandwidth import SLOW_SHARE, below
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.reason import Reason
-from everstep.text import size_text
 
 DAMAGED = Reason(
     "gpu-copy-damaged", "bytes that are copied to a GPU and back arrive changed", remedy=Remedy.REPLACE, sure=True
@@ -28,11 +28,11 @@ class GpuCopyLimits(DiagnosticLimits):
     """Of copies to GPUs and back."""
 
     mb: float = Field(default=256.0, gt=0)
-    """Of one copy, megabytes (ours)."""
+    """Of one copy, megabytes."""
     rounds: int = Field(default=5, ge=1)
-    """The fastest one counts (ours)."""
+    """The fastest one counts."""
     slow_share: float = Field(default=SLOW_SHARE, gt=0, lt=1)
-    """A GPU with less than this share of the median of the machine's GPUs is slow (ours)."""
+    """A GPU with less than this share of the median of the machine's GPUs is slow."""
 
 
 class GpuCopyTest(DiagnosticTest):

@@ -45,7 +45,7 @@ SETUP = Reason(
     source="DCGM: error severity 5",
 )
 SHARE = 0.9
-"""Of its time the program has so much; the rest is for setting clocks back (ours)."""
+"""Of its time the program has so much; the rest is for setting clocks back."""
 _REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
 
 
@@ -66,7 +66,7 @@ class EudTestLimits(DcgmTestLimits):
     """Of EUD."""
 
     deadline_s: float = Field(default=1200.0, gt=0)
-    """It is killed after this time, seconds (ours)."""
+    """It is killed after this time, seconds."""
     run: str = "eud"
     """Name of the test."""
 

@@ -15,27 +15,27 @@ from pydantic import Field
 
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import hardware
+from everstep.base.text import size_text
 from everstep.errors import CannotLook
-from everstep.memory import free
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.health import Remedy
 from everstep.model.reason import Reason
-from everstep.text import size_text
+from everstep.system.memory import free
 
 DAMAGED = Reason("disk-damaged", "a disk does not keep what is written", remedy=Remedy.REPLACE, sure=True)
 FAILS = Reason("disk-io-error", "a disk answers with errors", remedy=Remedy.REPLACE, sure=True)
 BLOCK = 1 << 22
 LEAST_BYTES = BLOCK
-"""Less room than this is not worth a test (ours)."""
+"""Less room than this is not worth a test."""
 
 
 class DiskTestLimits(DiagnosticLimits):
     """Of the disk test."""
 
     mb: float = Field(default=128.0, gt=0)
-    """Size of the file, megabytes (ours)."""
+    """Size of the file, megabytes."""
     share: float = Field(default=0.05, gt=0, le=0.5)
-    """Of the room that is free, at most: a test fills no disk (ours)."""
+    """Of the room that is free, at most: a test fills no disk."""
 
 
 class DiskTest(DiagnosticTest):

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import hardware
+from everstep.base.text import size_text
 from everstep.errors import CannotLook
-from everstep.memory import memory_available
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.health import Remedy
 from everstep.model.reason import Reason
-from everstep.text import size_text
+from everstep.system.memory import memory_available
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 DAMAGED = Reason("memory-damaged", "memory does not keep what is written", remedy=Remedy.REPLACE, sure=True)
 LEAST_BYTES = 1 << 20
-"""Less memory than this is not worth a test (ours)."""
+"""Less memory than this is not worth a test."""
 PART = 1 << 20
-"""Words that are compared at a time: what the comparison needs itself stays small (ours)."""
+"""Words that are compared at a time: what the comparison needs itself stays small."""
 NAMED = 3
-"""Places that are named (ours)."""
+"""Places that are named."""
 FIXED = (0, 0xFFFF_FFFF_FFFF_FFFF, 0x5555_5555_5555_5555, 0xAAAA_AAAA_AAAA_AAAA)
 
 
@@ -37,11 +37,11 @@ class MemoryTestLimits(DiagnosticLimits):
     """Of the memory test."""
 
     mb: float = Field(default=256.0, gt=0)
-    """So much is tested, megabytes; what is not allocated is not tested (ours)."""
+    """So much is tested, megabytes; what is not allocated is not tested."""
     share: float = Field(default=0.1, gt=0, le=0.5)
-    """Of the memory that is available, at most (ours)."""
+    """Of the memory that is available, at most."""
     seconds: float = Field(default=2.0, gt=0)
-    """Patterns are repeated for so long, each of them once at least (ours)."""
+    """Patterns are repeated for so long, each of them once at least."""
 
 
 class MemoryTest(DiagnosticTest):

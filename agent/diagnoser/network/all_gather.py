@@ -36,15 +36,15 @@ class AllGatherLimits(DiagnosticLimits):
     """Of all-gather."""
 
     deadline_s: float = Field(default=60.0, gt=0)
-    """It is killed after this time, seconds (ours)."""
+    """It is killed after this time, seconds."""
     ranks: int = Field(default=0, ge=0)
-    """Processes on each machine; 0: one for each GPU, or one without GPUs (ours)."""
+    """Processes on each machine; 0: one for each GPU, or one without GPUs."""
     mb: float = Field(default=16.0, gt=0)
-    """Which each of them has, megabytes (ours)."""
+    """Which each of them has, megabytes."""
     rounds: int = Field(default=5, ge=1)
-    """The fastest one counts (ours)."""
+    """The fastest one counts."""
     answer_s: float = Field(default=10.0, gt=0)
-    """A process that waits for another one for so long gives up, seconds (ours)."""
+    """A process that waits for another one for so long gives up, seconds."""
 
 
 class AllGatherTest(DiagnosticTest):

@@ -43,13 +43,13 @@ class AllToAllLimits(DiagnosticLimits):
     """Of all-to-all."""
 
     ranks: int = Field(default=0, ge=0)
-    """Processes; 0: one for each GPU, or 4 without GPUs (ours)."""
+    """Processes; 0: one for each GPU, or 4 without GPUs."""
     mb: float = Field(default=16.0, gt=0)
-    """Which each of them sends in one exchange, megabytes (ours)."""
+    """Which each of them sends in one exchange, megabytes."""
     rounds: int = Field(default=5, ge=1)
-    """Exchanges; the fastest one counts (ours)."""
+    """Exchanges; the fastest one counts."""
     answer_s: float = Field(default=20.0, gt=0)
-    """A process that waits for another one for so long gives up, seconds (ours)."""
+    """A process that waits for another one for so long gives up, seconds."""
     command: str = nccl_tests.ALL_TO_ALL
     """The program of nccl-tests, on PATH or with its path."""
 

@@ -20,18 +20,18 @@ DAMAGED = Reason(
     "loopback-damaged", "bytes that the machine sends itself arrive changed", remedy=Remedy.REPLACE, sure=True
 )
 ANSWER_S = 10.0
-"""A connection to itself that stands still for so long is given up, seconds (ours)."""
+"""A connection to itself that stands still for so long is given up, seconds."""
 
 
 class LoopbackLimits(DiagnosticLimits):
     """Of the loopback test."""
 
     rounds: int = Field(default=3, ge=1)
-    """The fastest one counts: other work on the machine slows it down and never speeds it up (ours)."""
+    """The fastest one counts: other work on the machine slows it down and never speeds it up."""
     seconds: float = Field(default=0.3, gt=0)
-    """Of one round, at most (ours)."""
+    """Of one round, at most."""
     mb: float = Field(default=512.0, gt=0)
-    """Of one round, at most, megabytes (ours)."""
+    """Of one round, at most, megabytes."""
 
 
 class LoopbackTest(DiagnosticTest):

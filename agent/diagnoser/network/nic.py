@@ -31,13 +31,13 @@ class NicLimits(DiagnosticLimits):
     """Of the test between two machines' interfaces."""
 
     deadline_s: float = Field(default=30.0, gt=0)
-    """It is killed after this time, seconds (ours)."""
+    """It is killed after this time, seconds."""
     seconds: float = Field(default=1.0, gt=0)
-    """In each direction, at most (ours)."""
+    """In each direction, at most."""
     mb: float = Field(default=4096.0, gt=0)
-    """In each direction, at most, megabytes (ours)."""
+    """In each direction, at most, megabytes."""
     answer_s: float = Field(default=5.0, gt=0)
-    """A connection that does not come about, or stands still for so long, failed, seconds (ours)."""
+    """A connection that does not come about, or stands still for so long, failed, seconds."""
 
 
 class NicTest(DiagnosticTest):

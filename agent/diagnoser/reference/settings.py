@@ -13,7 +13,7 @@ class ReferenceLimits(DiagnosticLimits):
     """Of bitwise alignment: the model has the job's structure, and a size of its own."""
 
     seconds: float = Field(default=5.0, ge=0)
-    """The step is repeated for so long, and done twice at least: faults come and go (ours)."""
+    """The step is repeated for so long, and done twice at least: faults come and go."""
     tp: int = Field(default=2, ge=1)
     """Tensor-parallel size (ByteRobust, section 4.2: TP2·PP2·DP2, or EP2·PP2·DP2)."""
     ep: int = Field(default=1, ge=1)
@@ -32,7 +32,7 @@ class ReferenceLimits(DiagnosticLimits):
     batch: int = Field(default=4, ge=1)
     sequence: int = Field(default=32, ge=2)
     answer_s: float = Field(default=20.0, gt=0)
-    """A process that waits for another one for so long gives up, seconds (ours)."""
+    """A process that waits for another one for so long gives up, seconds."""
 
     @property
     def inner(self) -> int:

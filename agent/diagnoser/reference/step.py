@@ -19,12 +19,12 @@ from agent.diagnoser.ranks import gpu_of
 from agent.diagnoser.reference.model import ReferenceStage, batch_of
 from agent.diagnoser.reference.parallel import Mesh, add_up, pass_on, take
 from agent.diagnoser.reference.settings import ReferenceLimits
-from everstep import faults
+from everstep.rank import drill_faults as faults
 
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 1e-2
 """Of AdamW: its defaults, which agents of earlier releases compute with too."""
 LEAST_ROUNDS = 2
-"""A step is compared with itself, at least (ours)."""
+"""A step is compared with itself, at least."""
 
 
 def before_cuda() -> None:

@@ -52,9 +52,9 @@ class DcgmLimits(Limits):
     interval_s: float = Field(default=30.0, gt=0)
     """From one look to the next, seconds: DCGM itself looks every 30 s."""
     deadline_s: float = Field(default=60.0, gt=0)
-    """A look that takes longer is said to hang; it runs ``dcgmi`` up to four times (ours)."""
+    """A look that takes longer is said to hang; it runs ``dcgmi`` up to four times."""
     answer_s: float = Field(default=10.0, gt=0)
-    """``dcgmi`` has this long to end, seconds (ours)."""
+    """``dcgmi`` has this long to end, seconds."""
     command: str = "dcgmi"
     """The program, on PATH or with its path."""
     group: int = Field(default=0, ge=0)

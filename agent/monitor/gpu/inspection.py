@@ -17,9 +17,9 @@ from agent.monitor.gpu.measures import facts, measures
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, item_of
 from agent.monitor.inspection import Inspection, Limits, Look, Site
-from everstep import processes
 from everstep.model.health import Finding, Health
 from everstep.model.reason import Reason
+from everstep.system import processes
 
 JUDGES: tuple[GpuJudge, ...] = (
     available.recovery_action,
@@ -36,8 +36,7 @@ JUDGES: tuple[GpuJudge, ...] = (
     links.fabric,
 )
 FAULT_FROM_MISS = 2
-"""The driver hangs from this many readings on that were missed one after the other; before, nothing is concluded
-(ours)."""
+"""The driver hangs from this many readings on that were missed one after the other; before, nothing is concluded."""
 LOADED = (GpuTrouble.MISMATCH, GpuTrouble.LOST, GpuTrouble.RESET_REQUIRED, GpuTrouble.OTHER)
 """A process in which the library said this says it again, whatever was done about it."""
 FAKE, REAL = "fake", "nvml"

@@ -17,16 +17,16 @@ from contextlib import suppress
 from pydantic import BaseModel, ValidationError
 
 from agent.monitor.gpu.reading import GpusReading
-from everstep import processes
 from everstep.errors import CannotLook
+from everstep.system import processes
 
 MODULE = "agent.monitor.gpu.child"
 DIES_S = 1.0
-"""A process that was killed has this long to be gone (ours)."""
+"""A process that was killed has this long to be gone."""
 ERROR_BYTES = 2000
-"""Of what it wrote as it crashed, at most (ours)."""
+"""Of what it wrote as it crashed, at most."""
 ANSWER_BYTES = 16 << 20
-"""An answer that is longer is none (ours: 16 GPUs have some 100 KB)."""
+"""An answer that is longer is none (16 GPUs have some 100 KB)."""
 
 
 class GpusSilent(Exception):

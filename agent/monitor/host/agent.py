@@ -21,7 +21,7 @@ class AgentLimits(Limits):
     """Of the agent."""
 
     files_share: float = Field(default=0.9, gt=0, le=1)
-    """More open files than this share of those allowed is too many (ours)."""
+    """More open files than this share of those allowed is too many."""
 
 
 class AgentInspection(Inspection):

@@ -63,9 +63,9 @@ class ClockLimits(Limits):
     """Of the clock."""
 
     jump_s: float = Field(default=1.0, gt=0)
-    """Moved by more than this between two looks it was set (ours)."""
+    """Moved by more than this between two looks it was set."""
     lasts_s: float = Field(default=600.0, gt=0)
-    """That it was set counts for this long (ours)."""
+    """That it was set counts for this long."""
 
 
 class ClockInspection(Inspection):

@@ -32,9 +32,9 @@ class CpuLimits(Limits):
 
     interval_s: float = Field(default=10.0, gt=0)
     waiting_share: float = Field(default=0.6, gt=0, le=1)
-    """Overloaded: for this share of the last five minutes some process waited for a processor (ours)."""
+    """Overloaded: for this share of the last five minutes some process waited for a processor."""
     hot_lasts_s: float = Field(default=600.0, gt=0)
-    """That a processor was too hot counts for this long (ours)."""
+    """That a processor was too hot counts for this long."""
 
 
 class CpuInspection(Inspection):

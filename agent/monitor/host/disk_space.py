@@ -9,9 +9,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look
+from everstep.base.text import size_text
 from everstep.model.health import Finding, Remedy
 from everstep.model.reason import Reason
-from everstep.text import size_text
 
 FULL = Reason(
     "disk-full",
@@ -27,7 +27,7 @@ class DiskSpaceLimits(Limits):
 
     interval_s: float = Field(default=2.0, gt=0)
     free_share: float = Field(default=0.02, ge=0, le=1)
-    """Less room than this share of the file system is full (ours)."""
+    """Less room than this share of the file system is full."""
     free_files_share: float = Field(default=0.01, ge=0, le=1)
     """The same for files (inodes)."""
     paths: list[str] = Field(default_factory=lambda: ["/", "/tmp"])

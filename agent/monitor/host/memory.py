@@ -9,11 +9,11 @@ from pydantic import Field
 
 from agent.monitor.host.procfiles import meminfo, pressure
 from agent.monitor.inspection import Inspection, Limits, Look
-from everstep.memory import memory_available
+from everstep.base.text import size_text
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
-from everstep.text import size_text
+from everstep.system.memory import memory_available
 
 LOW = Reason(
     "memory-low",
@@ -29,9 +29,9 @@ class MemoryLimits(Limits):
     """Of memory."""
 
     available_share: float = Field(default=0.02, ge=0, le=1)
-    """Less of it available than this share is low (ours)."""
+    """Less of it available than this share is low."""
     lost_share: float = Field(default=0.03, gt=0, le=1)
-    """It has lost memory where it has less by this share than it once had (ours: kernels of other releases keep
+    """It has lost memory where it has less by this share than it once had (kernels of other releases keep
     different amounts for themselves)."""
 
 

@@ -50,7 +50,7 @@ NETWORK = frozenset(
 )
 """Kinds of file systems that lie on other machines."""
 OPEN_QUESTIONS = 64
-"""File systems that owe an answer, at most (ours)."""
+"""File systems that owe an answer, at most."""
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 PSEUDO = frozenset(
     {
@@ -66,7 +66,7 @@ class MountsLimits(Limits):
     """Of mounts."""
 
     answer_s: float = Field(default=10.0, gt=0)
-    """A network file system that does not answer within this time hangs, seconds (ours)."""
+    """A network file system that does not answer within this time hangs, seconds."""
     required: list[str] = Field(default_factory=list)
     """Mount points that must be there. What else is mounted comes and goes, as volumes and home folders do."""
 

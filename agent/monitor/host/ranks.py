@@ -11,10 +11,10 @@ from pydantic import Field
 
 from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, RankSeen
-from everstep.memory import oom_kills
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
+from everstep.system.memory import oom_kills
 
 OOM_KILLS = Reason(
     "oom-kill-counted",
@@ -46,9 +46,9 @@ class RanksLimits(Limits):
     """Of ranks."""
 
     waits_s: float = Field(default=30.0, gt=0)
-    """A rank that waits in the kernel, or is stopped, at every look for this long is named (ours)."""
+    """A rank that waits in the kernel, or is stopped, at every look for this long is named."""
     lasts_s: float = Field(default=600.0, gt=0)
-    """That the kernel killed processes counts for this long (ours)."""
+    """That the kernel killed processes counts for this long."""
 
 
 class RanksInspection(Inspection):

@@ -36,9 +36,9 @@ class KernelLogLimits(Limits):
     """Longest wait for a line; one that comes is read at once (ByteRobust, table 3: 2 s)."""
     xid_lasts_s: float = Field(default=24 * 3600.0, gt=0)
     """An Xid after which the GPU has to be reset counts for this long; one that asks for more, until the machine is
-    started anew (ours)."""
+    started anew."""
     application_lasts_s: float = Field(default=600.0, gt=0)
-    """What a program caused, and that lines were lost, counts for this long (ours)."""
+    """What a program caused, and that lines were lost, counts for this long."""
 
 
 class KernelLogInspection(Inspection):

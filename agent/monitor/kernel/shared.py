@@ -9,7 +9,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from everstep import private
+from everstep.system import private_files as private
 
 FILE = "boot"
 """In the state folder of a machine: which start of it this is; it is not there before the first loss of power."""

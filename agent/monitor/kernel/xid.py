@@ -57,7 +57,7 @@ def _several(codes: tuple[int, ...], means: str, kind: XidKind, remedy: Remedy, 
 
 _K, _A = XidKind, Remedy
 PLUGIN = "NVIDIA's Kubernetes device plugin counts it as the application's"
-OURS = "ours: the catalogue of 2025-10 has no entry"
+OURS = "the catalogue of 2025-10 has no entry"
 
 TABLE: tuple[Xid, ...] = (
     *_several((8, 11, 25, 32, 69, 80), "a channel or push buffer failed", _K.APPLICATION, _A.CHECK_CODE),

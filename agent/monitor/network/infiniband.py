@@ -85,7 +85,7 @@ OF_LINK = (
 )
 """Counters that damage on the link itself moves (NVSentinel)."""
 OF_BOTH_ENDS = (
-    # Fatal for NVSentinel; it is the other end that has no room, so this machine is not blamed (ours).
+    # Fatal for NVSentinel; it is the other end that has no room, so this machine is not blamed.
     Limit("rnr_nak_retry_err", 0, 1),
     Limit("symbol_error", 10, 1),
     Limit("link_error_recovery", 5, 60),
@@ -101,7 +101,7 @@ class InfinibandLimits(NetworkLimits):
     """Of InfiniBand; ``interfaces`` and ``ignore`` are names of devices, e.g. ``mlx5_*``."""
 
     down_s: float = Field(default=10.0, ge=0)
-    """A port that stays inactive for this long is faulty, seconds; what comes back sooner is a flap (ours)."""
+    """A port that stays inactive for this long is faulty, seconds; what comes back sooner is a flap."""
     lasts_s: float = Field(default=300.0, gt=0)
     """A flap, and errors, count for this long, seconds (ByteRobust acts on the second alert in 5 minutes)."""
     ignore_counters: list[str] = Field(default_factory=list)
@@ -109,7 +109,7 @@ class InfinibandLimits(NetworkLimits):
     idle_s: float = Field(default=600.0, gt=0)
     """RDMA traffic that was there and is not for this long has ceased, seconds (ByteRobust, section 3)."""
     idle_bytes_per_s: float = Field(default=10_000.0, ge=0)
-    """Less than this on all ports together is no traffic: management goes on always (ours)."""
+    """Less than this on all ports together is no traffic: management goes on always."""
 
 
 class InfinibandInspection(Inspection):

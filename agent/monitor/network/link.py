@@ -51,7 +51,7 @@ NOT_FOUND = Reason(
     Health.UNKNOWN,
 )
 PAUSE_S = 0.1
-"""After a change: what follows at once is seen together (ours)."""
+"""After a change: what follows at once is seen together."""
 MEGABITS = 1_000_000 // 8
 """Bytes a second of one Mbit/s."""
 
@@ -60,7 +60,7 @@ class LinkLimits(NetworkLimits):
     """Of links."""
 
     down_s: float = Field(default=10.0, ge=0)
-    """A link that stays down for this long is faulty, seconds; what comes back sooner is a flap (ours)."""
+    """A link that stays down for this long is faulty, seconds; what comes back sooner is a flap."""
     lasts_s: float = Field(default=300.0, gt=0)
     """A flap counts for this long, seconds (ByteRobust acts on the second alert in 5 minutes)."""
 

@@ -60,15 +60,15 @@ class LossLimits(NetworkLimits):
     """Of packet loss."""
 
     retransmitted_share: float = Field(default=0.01, gt=0, le=1)
-    """More than this share of all TCP segments sent again is loss (ours)."""
+    """More than this share of all TCP segments sent again is loss."""
     least_segments: int = Field(default=10_000, gt=0)
-    """Fewer segments within an interval say nothing (ours)."""
+    """Fewer segments within an interval say nothing."""
     error_share: float = Field(default=0.001, gt=0, le=1)
-    """More damaged packets than this share of all (ours)."""
+    """More damaged packets than this share of all."""
     drop_share: float = Field(default=0.01, gt=0, le=1)
-    """More packets dropped than this share of all (ours)."""
+    """More packets dropped than this share of all."""
     least_packets: int = Field(default=10_000, gt=0)
-    """Fewer packets within an interval say nothing (ours)."""
+    """Fewer packets within an interval say nothing."""
     looks: int = Field(default=2, ge=1)
     """So many looks in a row have to see it (ByteRobust, table 3: two misses)."""
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from everstep.errors import CannotLook
 
 ANSWER_S = 5.0
-"""The kernel has this long to answer (ours)."""
+"""The kernel has this long to answer."""
 TRIES = 3
-"""A list that changed while it was read is read again so often (ours)."""
+"""A list that changed while it was read is read again so often."""
 BUFFER_BYTES = 1 << 18
 
 _HEADER = struct.Struct("=IHHII")

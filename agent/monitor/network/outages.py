@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 KEPT = 32
-"""Times of flaps of one link that are kept apart; older ones are put together (ours)."""
+"""Times of flaps of one link that are kept apart; older ones are put together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How long a rank computes in a step, on a CPU, against its own past.
 
 Whoever waits for others sleeps; so that time on a CPU, with the time in which it could have run and had none, is its
-own computing, however long the others keep it waiting (ours). Where it waits by looking around for ever, as with GPUs,
+own computing, however long the others keep it waiting. Where it waits by looking around for ever, as with GPUs,
 it is all of the step, on all ranks alike, and says nothing.
 """
 
@@ -13,9 +13,9 @@ from statistics import median
 from typing import NamedTuple
 
 KEPT = 32
-"""Earlier times that the newest one is compared with (ours)."""
+"""Earlier times that the newest one is compared with."""
 KNOWN = 3
-"""Before there are so many of them there is nothing to compare with (ours)."""
+"""Before there are so many of them there is nothing to compare with."""
 
 
 class CpuPerStep(NamedTuple):

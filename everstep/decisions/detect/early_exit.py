@@ -49,6 +49,6 @@ EARLY_EXIT = Rule(
     name="early-exit",
     finds="a rank left with code 0 and the others did not follow",
     threshold="{policy.exit_grace_s:g} s where others are in their loop, {policy.stall_floor_s:g} s where nobody knows",
-    source="ours",
+    source="",
     judge=judge,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.hang.standstill import Standstill
+from everstep.decisions.blame.hang.standstill import Standstill
 from everstep.model.health import Finding
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec

@@ -32,6 +32,6 @@ LOST_MACHINE = Rule(
     name="lost-machine",
     finds="a machine came back and knows nothing of the ranks that it ran",
     threshold="at once",
-    source="ours",
+    source="",
     judge=judge,
 )

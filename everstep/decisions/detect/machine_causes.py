@@ -10,10 +10,10 @@ from everstep.model.incident import RankExit
 from everstep.model.owner import Owner
 
 WITHIN_S = 600.0
-"""A fault that names its machine for sure explains an end only if it is not older than this at the time (ours): what a
+"""A fault that names its machine for sure explains an end only if it is not older than this at the time: what a
 job has lived with for longer is not what ended it."""
 NEAR_S = 60.0
-"""The same of a fault that does not (ours)."""
+"""The same of a fault that does not."""
 KILLED_FOR_MEMORY = ("oom-kill", "oom-kill-limit")
 """Reason codes of the kernel's line about a process that it killed because memory was used up."""
 SIGKILL = 9

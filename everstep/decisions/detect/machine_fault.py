@@ -17,15 +17,15 @@ from everstep.model.health import Health, MachineFinding
 from everstep.model.incident import Anomaly, Symptom
 
 WAIT_S = 1.0
-"""A rank that the same fault ends does so within this time, and its incident tells of both (ours)."""
+"""A rank that the same fault ends does so within this time, and its incident tells of both."""
 GATHER_S = 10.0
-"""Faults of the same reason on several machines are gathered for this long, and told together (ours)."""
+"""Faults of the same reason on several machines are gathered for this long, and told together."""
 LATELY_S = 60.0
-"""So are those that come within this time after one of the same reason was told (ours)."""
+"""So are those that come within this time after one of the same reason was told."""
 FINDINGS_LISTED = 64
-"""Of one anomaly; the others are counted (ours)."""
+"""Of one anomaly; the others are counted."""
 EVIDENCE_OF_OTHERS = 1
-"""Lines of evidence of each finding but the first, where there are several (ours)."""
+"""Lines of evidence of each finding but the first, where there are several."""
 
 
 def due(facts: JobFacts) -> list[FindingSeen]:

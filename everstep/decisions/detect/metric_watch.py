@@ -5,7 +5,7 @@ done about it is for the rules to say.
 
 ByteRobust (section 4.1) takes a loss or gradient norm that jumps five times, or is
 NaN, for an anomaly, and does not say against what it measures: here that is the
-median of the rank's own last ``WINDOW`` values (ours).
+median of the rank's own last ``WINDOW`` values.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from everstep.step_reports import GRAD_NORM, LOSS, StepRecord
+from everstep.rank.step_reports import GRAD_NORM, LOSS, StepRecord
 
 WINDOW = 64
-"""Values of which the median is taken; before there are so many, nothing is called a jump (ours)."""
+"""Values of which the median is taken; before there are so many, nothing is called a jump."""
 JUMP_FACTOR = 5.0
 """So many times the median is a jump (ByteRobust, section 4.1)."""
 JUMP_STEPS = 3
-"""A single value may be an outlier: so many in a row are a jump (ours)."""
+"""A single value may be an outlier: so many in a row are a jump."""
 PACE_STEPS = 32
-"""Steps over which a speed is taken (ours)."""
+"""Steps over which a speed is taken."""
 PACES_KEPT = 32
-"""Earlier speeds that the newest one is compared with (ours)."""
+"""Earlier speeds that the newest one is compared with."""
 PACES_KNOWN = 4
-"""Before there are so many of them there is nothing to compare with (ours)."""
+"""Before there are so many of them there is nothing to compare with."""
 SLOW_FACTOR = 1.25
-"""Steps that take so many times as long as those before are a decline (ours)."""
+"""Steps that take so many times as long as those before are a decline."""
 
 
 @dataclass(slots=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from everstep.base.text import listed
 from everstep.decisions.detect.facts import JobFacts, RankFacts, ReportedNumber
 from everstep.decisions.detect.rule import Rule
 from everstep.model.incident import Anomaly, Symptom
-from everstep.text import listed
 
 AWAIT_S = 5.0
-"""Where no rank steps for so long, reports that are still missing are not waited for (ours)."""
+"""Where no rank steps for so long, reports that are still missing are not waited for."""
 LATE_STEPS = 8
-"""So many steps past the one in question a rank has not reported it: it reports fewer steps than others (ours)."""
+"""So many steps past the one in question a rank has not reported it: it reports fewer steps than others."""
 NAMED = 4
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from everstep.decisions.blame.hang.standstill import Stillness
 from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.hang.standstill import Stillness
 from everstep.model.recovery_policy import RecoveryPolicy
 
 PAUSES = 1.5
-"""So many times as long as ever before, as far as the job was watched: no pause for an evaluation or a checkpoint is
-(ours)."""
+"""A pause for an evaluation or a checkpoint is at most so many times as long as the longest one seen before."""
 LOOKS_APART_S = (1.0, 10.0)
-"""Between two looks at a job that stands still: a median step, at least and at most, seconds (ours)."""
+"""Between two looks at a job that stands still: a median step, at least and at most, seconds."""
 TWO_LOOKS_S = 0.5
-"""Two looks take so long themselves (ours); where they take longer, a hang is told later."""
+"""Two looks take so long themselves; where they take longer, a hang is told later."""
 LOOK_AGAIN = 2.0
-"""Looks come again after so many times as long a standstill (ours)."""
+"""Looks come again after so many times as long a standstill."""
 
 
 def stall_s(facts: JobFacts) -> float:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from everstep.decisions.classify.rank_end import classification
+from everstep.base.text import listed
+from everstep.decisions.blame.classify.rank_end import classification
 from everstep.model.classification import Classification
 from everstep.model.incident import Failure, RankExit, Symptom
-from everstep.signals import signal_name
-from everstep.text import listed
+from everstep.system.signals import signal_name
 
 _SOURCE = re.compile(r"\[(?:/[^\]\s]*/)([\w.-]+:\d+)\] ")
 """Where in its own source gloo or c10d raised: of the path only file and line fit into a headline."""

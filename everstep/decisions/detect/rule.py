@@ -20,6 +20,6 @@ class Rule:
     threshold: str
     """When that is an anomaly; ``{policy.…}`` and ``{checkpoint.…}`` stand for the numbers of a job."""
     source: str
-    """Where the threshold is from; *ours*: the papers leave it open."""
+    """Where the threshold is from; empty: the papers leave it open."""
     judge: Callable[[JobFacts], Anomaly | None]
     """Keeps nothing between two calls."""

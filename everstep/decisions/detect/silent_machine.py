@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from everstep.base.text import listed
 from everstep.decisions.detect.exits import is_success
 from everstep.decisions.detect.facts import JobFacts
 from everstep.decisions.detect.patience import PAUSES
 from everstep.decisions.detect.rule import Rule
 from everstep.model.incident import Anomaly, Symptom
-from everstep.text import listed
 
 
 def judge(facts: JobFacts) -> Anomaly | None:
@@ -57,6 +57,6 @@ SILENT_MACHINE = Rule(
     finds="nothing is heard of a machine, and no rank completes a step",
     threshold="{policy.silent_s:g} s of both, and 1.5 times the longest time between steps so far; "
     "{policy.exit_grace_s:g} s where all other ranks ended with code 0",
-    source="ours",
+    source="",
     judge=judge,
 )

@@ -19,11 +19,11 @@ from everstep.decisions.detect.step_watch import LOOK_LIMIT_S
 from everstep.model.incident import Anomaly, Symptom
 
 LOOKS = 2
-"""So many looks at a rank's pace, each at other steps, have to find it slower (ours)."""
+"""So many looks at a rank's pace, each at other steps, have to find it slower."""
 MOST_RANKS = 0.5
-"""More than this share of the ranks that report has to be slower: they wait for each other (ours)."""
+"""More than this share of the ranks that report has to be slower: they wait for each other."""
 QUIET_STEPS = 10.0
-"""A job that made no step for so many step times stands still: that is another matter (ours)."""
+"""A job that made no step for so many step times stands still: that is another matter."""
 
 
 def is_slower(pace: RankPace) -> bool:

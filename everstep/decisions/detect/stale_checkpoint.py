@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from everstep.base.text import listed
 from everstep.decisions.detect.facts import JobFacts, RankFacts
 from everstep.decisions.detect.rule import Rule
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Symptom
-from everstep.text import listed
 
 
 def judge(facts: JobFacts) -> Anomaly | None:
@@ -55,6 +55,6 @@ STALE_CHECKPOINT = Rule(
     name="stale-checkpoint",
     finds="steps go on and a rank does not save them",
     threshold="the newest save is over {checkpoint.max_unsaved_steps} steps and {checkpoint.max_unsaved_s:g} s old",
-    source="ours",
+    source="",
     judge=judge,
 )

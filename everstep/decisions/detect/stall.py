@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from everstep.base.text import listed
+from everstep.decisions.blame.hang.verdict import names_of
 from everstep.decisions.detect.facts import JobFacts
 from everstep.decisions.detect.patience import bound_s
 from everstep.decisions.detect.rule import Rule
-from everstep.decisions.hang.verdict import names_of
 from everstep.model.incident import Anomaly, Symptom
-from everstep.text import listed
 
 NAMED = 16
-"""Ranks and machines that an anomaly has (ours)."""
+"""Ranks and machines that an anomaly has."""
 
 
 def judge(facts: JobFacts) -> Anomaly | None:

@@ -10,14 +10,14 @@ from statistics import median
 from everstep.decisions.detect.facts import RankFacts
 
 RUNS_FREE_STEPS = 3
-"""So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead (ours)."""
+"""So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead."""
 LOOK_LIMIT_S = 5.0
 """Time between two looks counts as at most this much of a stall: who was stopped meanwhile, or suspended with the
-whole machine, has seen nothing of it (ours)."""
+whole machine, has seen nothing of it."""
 
 TOLD_WITHIN_S = 2.0
 """Who steps all the time is seen to within this time. What is told at once after longer may be one step of a script
-that calls several optimizers, or the same one often: it counts as one step (ours)."""
+that calls several optimizers, or the same one often: it counts as one step."""
 
 
 @dataclass(slots=True)

@@ -6,15 +6,15 @@ continued, one after the other.
 
 from __future__ import annotations
 
+from everstep.base.text import listed
 from everstep.decisions.detect.facts import JobFacts
 from everstep.decisions.detect.rule import Rule
 from everstep.model.incident import Anomaly, Symptom
-from everstep.text import listed
 
 CONTINUED_S = 2.0
-"""Agents tell within this time that a rank goes on, so that all are told of that are continued together (ours)."""
+"""Agents tell within this time that a rank goes on, so that all are told of that are continued together."""
 NAMED = 16
-"""Ranks that an anomaly has (ours)."""
+"""Ranks that an anomaly has."""
 
 
 def judge(facts: JobFacts) -> Anomaly | None:
@@ -48,6 +48,6 @@ STOPPED_RANK = Rule(
     name="stopped-rank",
     finds="the process of a rank is stopped, and no rank completes a step",
     threshold="{policy.stopped_s:g} s of both",
-    source="ours",
+    source="",
     judge=judge,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from everstep.decisions.evict.rules import FAILED_REPLAY, FAILED_TEST
+from everstep.decisions.act.evict.rules import FAILED_REPLAY, FAILED_TEST
 from everstep.decisions.pool.choose import choose
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
@@ -26,11 +26,11 @@ from everstep.model.pool import (
 )
 
 EVICTIONS_KEPT = 10
-"""Times of evictions of one machine (ours)."""
+"""Times of evictions of one machine."""
 ANSWERS_KEPT = 200
-"""Answers to replacements (ours)."""
+"""Answers to replacements."""
 TWICE_S = 24 * 3600.0
-"""A machine that is evicted twice within this time does not come back by itself (ours)."""
+"""A machine that is evicted twice within this time does not come back by itself."""
 IDLE = frozenset({PoolPlace.STANDBY, PoolPlace.FREE})
 UNUSED = IDLE | {PoolPlace.PROVISIONING}
 

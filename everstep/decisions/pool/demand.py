@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 AGAIN_DAYS = 7.0
-"""A machine that fails again within so many days was not repaired: it counts as away in between (ours; in the trace
+"""A machine that fails again within so many days was not repaired: it counts as away in between (in the trace
 of InfiniteHBD 34 % of the repaired machines do)."""
 
 

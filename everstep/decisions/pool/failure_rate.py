@@ -10,7 +10,7 @@ from everstep.decisions.pool.demand import FailureRecord
 PAPER_RATE = 0.0012
 """Failures of one machine in a day: the rate that gives the pool sizes of ByteRobust, table 5 (derived)."""
 PAPER_MACHINE_DAYS = 1 / PAPER_RATE
-"""The paper's rate counts as one failure in so many machine-days (ours): what a short record says, or one without a
+"""The paper's rate counts as one failure in so many machine-days: what a short record says, or one without a
 failure, changes it little; a long one replaces it."""
 
 

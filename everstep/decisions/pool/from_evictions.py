@@ -1,7 +1,7 @@
 """The failures of a cluster, from the machines that left its jobs.
 
 A machine that was evicted counts as back once it was seen in a job again. When that
-was is known no better than this, so it counts as away for longer than it was (ours).
+was is known no better than this, so it counts as away for longer than it was.
 """
 
 from __future__ import annotations

@@ -9,21 +9,20 @@ from everstep.decisions.pool.book import TWICE_S, UNUSED, add, free, put
 from everstep.model.pool import Looked, LookRequest, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
 
 GRACE_S = 60.0
-"""A machine that its job does not name yet stays with it so long (ours)."""
+"""A machine that its job does not name yet stays with it so long."""
 LOOKS = 2
-"""So many looks have to agree that a job does not have a machine (ours)."""
+"""So many looks have to agree that a job does not have a machine."""
 QUARANTINE_S = 600.0
-"""An evicted machine is tested at least this long (ours)."""
+"""An evicted machine is tested at least this long."""
 PASSES = 3
-"""In so many looks in a row (ours)."""
+"""In so many looks in a row."""
 FORGOTTEN_S = TWICE_S
-"""A machine in quarantine that is out of the list, and of no use, is forgotten after this time (ours): its evictions
+"""A machine in quarantine that is out of the list, and of no use, is forgotten after this time: its evictions
 count no longer then."""
 CLEANED_S = 120.0
-"""A machine that left its job with ranks that nobody could end may answer again soon: it is looked at often for so long
-(ours)."""
+"""A machine that left its job with ranks that could not be ended may answer soon: it is asked often for so long."""
 UNKNOWN_LOOKS = 3
-"""After so many looks machines are given to jobs although a running job never said where it runs (ours)."""
+"""After so many looks machines are given to jobs although a running job never said where it runs."""
 
 
 def request_of(state: PoolState) -> LookRequest:

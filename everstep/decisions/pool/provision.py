@@ -6,10 +6,10 @@ from everstep.decisions.pool.book import IDLE
 from everstep.model.pool import PoolPlace, PoolState
 
 COMING_S = 900.0
-"""A machine that came into the list and is not fit after this long is not counted on any more (ours)."""
+"""A machine that came into the list and is not fit after this long is not counted on any more."""
 
 AWAITED_S = 600.0
-"""A job that waits for machines this long waits on, and its machines are looked for less often (ours)."""
+"""A job that waits for machines this long waits on, and its machines are looked for less often."""
 
 
 def wanted(state: PoolState, *, now_ns: int) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from everstep.model.pool import Looked, PoolPlace, PoolState, Readied, ReadyRequest
 
 KEPT = 8
-"""Versions of which a machine's pool remembers that they are there: agents keep 20 snapshots (ours)."""
+"""Versions of which a machine's pool remembers that they are there: agents keep 20 snapshots."""
 MACHINES = 16
-"""Machines that get a version at a time; others follow with the next look (ours)."""
+"""Machines that get a version at a time; others follow with the next look."""
 WHY_CHARACTERS = 200
-"""Of what is found against a version on a machine (ours)."""
+"""Of what is found against a version on a machine."""
 
 
 def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:

@@ -18,11 +18,11 @@ from everstep.decisions.pool.failure_rate import FailureRate, failure_rate
 SHARE = 0.99
 """Of the days on which the standbys are to be enough (ByteRobust, table 5)."""
 FLOOR = 1
-"""Never fewer standbys, where nobody says otherwise (ours)."""
+"""Never fewer standbys, where nobody says otherwise."""
 WINDOW_DAYS = 180
-"""The days that our rule looks back: machines of a year ago were perhaps worse (ours)."""
+"""The days that our rule looks back: machines of a year ago were perhaps worse."""
 SHORT_DAYS = 7
-"""A record that is shorter says nothing about peaks (ours)."""
+"""A record that is shorter says nothing about peaks."""
 MARGIN = 1.5
 """Our rule adds so many square roots of the peak: the next peak is often higher than all before. Without it the trace
 of InfiniteHBD is held on 98.0 % of days, with 1 on 99.1 %, with 1.5 on 99.7 % (ours, pool filled daily)."""
@@ -56,7 +56,7 @@ class PoolSize:
     record: RecordSize | None
     """What ours says; None: the record is too short."""
     recorded_machines: int
-    """That the record is of; other numbers of machines need standbys in proportion (ours). 0: no record."""
+    """That the record is of; other numbers of machines need standbys in proportion. 0: no record."""
 
 
 def pool_size(

@@ -13,7 +13,7 @@ from activities.messages import ConfirmInput
 from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.recover.confirm import RankState
+from everstep.decisions.act.recover.confirm import RankState
 from everstep.model.incident import Launched
 from everstep.model.job import JobSpec
 from tests.activities.spoken import serving

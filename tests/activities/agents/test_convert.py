@@ -15,7 +15,7 @@ from activities.agents.convert import (
     rank_launches,
     shared_environment,
 )
-from everstep.decisions.checkpoints.placement import place_backups
+from everstep.decisions.keep.placement import place_backups
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine

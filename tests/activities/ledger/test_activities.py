@@ -10,7 +10,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.messages import DecideInput
-from everstep.decisions.ettr import Interval
+from everstep.decisions.training_time.ettr import Interval
 from everstep.model.incident import Anomaly, Confirmation, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 

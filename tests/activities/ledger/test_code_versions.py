@@ -11,9 +11,9 @@ from temporalio.testing import ActivityEnvironment
 from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.messages import RecordInput
+from everstep.base.redaction import HIDDEN
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus
-from everstep.redaction import HIDDEN
 
 SPEC = JobSpec(name="gpt", script="/srv/train.py")
 ADA = UpdateRequest(operator="ada", reason="a better loss", env={"API_TOKEN": "hush"})

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from activities.ledger import Ledger, MachineEventRecord, database
+from everstep.base.redaction import HIDDEN
 from everstep.errors import LedgerError
 from everstep.model.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
 from everstep.model.job import JobSpec
-from everstep.redaction import HIDDEN
 
 S = 10**9
 ID = "incident/gpt/0001"

@@ -15,7 +15,7 @@ from activities.notices.deliver import deliver
 from activities.notices.settings import Receiver
 from everstep.errors import NoticeError
 from everstep.model.notice import Notice, NoticeKind
-from everstep.processes import look
+from everstep.system.processes import look
 from tests.activities.notices.http_receiver import HOST, HttpReceiver, certificates, drips, says, serving
 
 NOTICE = Notice(

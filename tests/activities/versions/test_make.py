@@ -16,10 +16,10 @@ from activities.versions import changes, make
 from activities.versions.activities import MakeActivities
 from activities.versions.make import changed, first_version, next_version
 from activities.versions.store import VersionStore
+from everstep.base.redaction import PATTERNS
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, UpdateRequest
-from everstep.redaction import PATTERNS
 from tests.activities.versions.repository import Repository
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import pytest
 from activities.versions import listing, snapshot
 from activities.versions.listing import files_of
 from activities.versions.snapshot import folder_snapshot, revision_snapshot
-from everstep.code_archive import read_archive, unpack
 from everstep.errors import ConfigError
+from everstep.system.code_archive import read_archive, unpack
 from tests.activities.versions.repository import Repository
 
 

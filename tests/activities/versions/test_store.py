@@ -15,10 +15,10 @@ import pytest
 from activities.versions import store as store_module
 from activities.versions.snapshot import CodeSnapshot, folder_snapshot
 from activities.versions.store import VersionStore
-from everstep.code_archive import digest_of
-from everstep.decisions.versions import prune
+from everstep.decisions.act.versions import prune
 from everstep.errors import ConfigError, VersionStoreError
 from everstep.model.version import CodeVersion, Origin
+from everstep.system.code_archive import digest_of
 
 
 @pytest.fixture(params=["folder", "file", "memory"])

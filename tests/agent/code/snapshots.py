@@ -6,7 +6,7 @@ import io
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from everstep.code_archive import Packer, digest_of
+from everstep.system.code_archive import Packer, digest_of
 from tests.agent.agents import RunningAgent
 
 PIECE = 1000

@@ -14,8 +14,8 @@ from agent.code import cache
 from agent.code.cache import CodeCache
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
-from everstep.code_archive import digest_of
 from everstep.errors import AgentError, ConfigError
+from everstep.system.code_archive import digest_of
 from tests.agent.code.snapshots import packed
 
 pytestmark = pytest.mark.asyncio

@@ -12,8 +12,8 @@ import pytest
 
 from agent.code.cache import COMING, IN_MEMORY
 from agent.v1 import agent_pb2 as pb
-from everstep.code_archive import Packer, digest_of
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, ConfigError
+from everstep.system.code_archive import Packer, digest_of
 from tests.agent.agents import Job, RunningAgent, prepared, running_agent, until
 from tests.agent.code.snapshots import folder, packed, pieces, put
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agent.diagnoser.all import TESTS
 from agent.diagnoser.diagnostic import COMMON, DiagnosticTest
-from everstep.decisions.diagnose.choose import ROWS, ChoiceRow
-from everstep.decisions.diagnose.reasons import JUDGED
+from everstep.decisions.blame.diagnose.choose import ROWS, ChoiceRow
+from everstep.decisions.blame.diagnose.reasons import JUDGED
 from everstep.model.reason import Reason
 
 DOC = Path(__file__).parents[3] / "docs" / "diagnose.md"

@@ -16,8 +16,8 @@ import pytest
 
 from controlplane.local.certificates import Certificates
 from controlplane.local.network import CONTROL, Network, missing
-from everstep import environment
 from everstep.model.diagnosis import Diagnosis
+from everstep.rank import environment
 
 pytestmark = [
     pytest.mark.wide,

@@ -8,8 +8,8 @@ import pytest
 
 from agent.jobs.fork_request import check_launch, checkpoint_environment, folder_to_work_in
 from agent.v1 import agent_pb2 as pb
-from everstep import environment
 from everstep.errors import ConfigError
+from everstep.rank import environment
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 REPORT = """
 import os, sys, time
 from pathlib import Path
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 report = ReportFile.open(Path(os.environ["EVERSTEP_REPORT_FILE"]))
 report.attach()
 for step in range(int(sys.argv[1])):

@@ -18,8 +18,8 @@ import pytest
 from activities.agents.convert import import_environment
 from agent.launcher import fork_server
 from agent.v1 import agent_pb2 as pb
-from everstep.import_variables import BY_THE_RANK, read_at_import
 from everstep.model.job import JobSpec
+from everstep.rank.import_variables import BY_THE_RANK, read_at_import
 from tests.agent.agents import Job, RunningAgent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -126,7 +126,7 @@ def names(plain: Plain) -> list[str]:
 async def test_a_fork_server_is_started_with_all_that_its_imports_read(names: list[str]) -> None:
     assert len([name for name in names if name.startswith("TORCH")]) > 50
     unknown = [name for name in names if not read_at_import(name) and name not in NOT_HERE]
-    assert unknown == [], "everstep/import_variables.py does not know of these"
+    assert unknown == [], "everstep/rank/import_variables.py does not know of these"
     spec = JobSpec(name="job", script="/job.py", env=dict.fromkeys(names, "1"))
     assert import_environment(spec).keys() == set(names) - NOT_HERE.keys()
 

@@ -26,11 +26,11 @@ from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
 from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
+from everstep.decisions.act.evict.decide import decide
+from everstep.decisions.act.evict.facts import EvictFacts
 from everstep.decisions.detect.all import anomalies
 from everstep.decisions.detect.facts import FindingSeen
 from everstep.decisions.detect.machine_causes import explanation
-from everstep.decisions.evict.decide import decide
-from everstep.decisions.evict.facts import EvictFacts
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import RankExit
 from everstep.model.recovery_policy import RecoveryPolicy

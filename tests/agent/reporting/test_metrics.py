@@ -11,7 +11,7 @@ from agent.reporting.metrics import JobMetrics, metrics_message
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.cpu_watch import KNOWN
 from everstep.decisions.detect.metric_watch import PACE_STEPS, WINDOW
-from everstep.step_reports import Flops, ReportFile
+from everstep.rank.step_reports import Flops, ReportFile
 
 
 def reports(folder: Path, generation: int, *losses: float | None) -> ReportFile:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.hang.stacks import LeafKind
+from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.evidence.flight_records import flight_record, parse_record
 from everstep.evidence.py_spy import StackReader
-from everstep.processes import look
+from everstep.system.processes import look
 from tests.agent.agents import Job, RunningAgent, prepared
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from console import main
-from tests.everstep.decisions.hang.test_recorded import unpacked
-from tests.everstep.decisions.slow.test_judge import times
+from tests.everstep.decisions.blame.hang.test_recorded import unpacked
+from tests.everstep.decisions.blame.slow.test_judge import times
 from tests.everstep.evidence.test_nccl_ras import communicator, process, report
 from tests.everstep.evidence.test_py_spy import TEXT
 

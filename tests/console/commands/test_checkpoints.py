@@ -13,7 +13,7 @@ from agent.v1 import agent_pb2 as pb
 from console.commands.checkpoints import lines, pairs, table
 from controlplane.queries.checkpoints import CheckpointsReport, ask_for_copies, report_of
 from controlplane.queries.saved import saved_report
-from everstep.decisions.checkpoints.lineage import Lineage
+from everstep.decisions.keep.lineage import Lineage
 from everstep.errors import AgentUnreachable
 from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec

@@ -73,8 +73,9 @@ def test_a_gzip_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) 
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys, console.commands.classify, console.views.classification, everstep.decisions.classify.first_cause\n"
-        "import everstep.decisions.classify.scan, everstep.log_files\n"
+        "import sys, console.commands.classify, console.views.classification\n"
+        "import everstep.decisions.blame.classify.first_cause\n"
+        "import everstep.decisions.blame.classify.scan, everstep.system.log_files\n"
         "print(*[name for name in ('torch', 'temporalio', 'grpc', 'numpy', 'sqlalchemy') if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from console import main
-from everstep.decisions.evict.rules import RULES
+from everstep.decisions.act.evict.rules import RULES
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "11 application-caused: never evicts, says why not" in titles
     assert (
         "policy.silent_evict_s = 2 default Once a job failed, a machine that does not answer for so long is gone, "
-        "seconds (ours)"
+        "seconds"
     ) in lines
     assert "alerts_within_s = 300 fixed Two alerts within this count together (ByteRobust, figure 5)" in lines
 
@@ -94,7 +94,7 @@ def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert code == 0
     assert [rule["mode"] for rule in policy["rules"][1:4]] == ["act", "approve", "off"]
     assert policy["breaker"]["without_operator"] == 3
-    assert policy["rules"][3]["numbers"][0]["source"] == "ours"
+    assert policy["rules"][3]["numbers"][0]["source"] == ""
 
 
 def test_what_is_wrong_is_said(job_file: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_a_short_record_says_that_it_is(capsys: pytest.CaptureFixture[str], tmp_
     out = call(capsys, "--explain", "--failures", str(file))[1]
     row = next(line for line in out.splitlines() if line.startswith("record"))
     assert " ".join(row.split()) == (
-        "record (ours) unknown unknown unknown the record is too short: 3.0 days, and 7 are needed"
+        "record unknown unknown unknown the record is too short: 3.0 days, and 7 are needed"
     )
     assert "after 1 of these failures the machine is not known to be back" in out
 

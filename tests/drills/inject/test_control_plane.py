@@ -19,7 +19,8 @@ from temporalio.worker import Worker
 
 from drills.inject.control_plane import plugins
 from drills.inject.history_watch import HistoryWatch
-from everstep import environment, faults
+from everstep.rank import drill_faults as faults
+from everstep.rank import environment
 
 WORKER = """
 import asyncio, sys

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from drills.inject.history_watch import HistoryWatch
-from everstep import faults
+from everstep.rank import drill_faults as faults
 
 TABLES = """
 CREATE TABLE current_executions (shard_id INT, namespace_id BINARY(16), workflow_id VARCHAR(255), run_id BINARY(16));

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.reporting.step_archive import StepArchive
 from drills.observe.step_records import Records, ReportedStep, rescue
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 
 
 def test_what_a_dead_machine_had_recorded_is_kept(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from drills.soak.job import GATE_S, STRIKE_S, SoakGate
-from everstep import faults
+from everstep.rank import drill_faults as faults
 
 
 def test_where_a_job_waits_for_a_strike_is_no_gate(tmp_path: Path) -> None:

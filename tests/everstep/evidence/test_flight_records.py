@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.hang.evidence import PendingOperation
+from everstep.decisions.blame.hang.evidence import PendingOperation
 from everstep.errors import EvidenceError
 from everstep.evidence.flight_records import flight_record, parse_record
 

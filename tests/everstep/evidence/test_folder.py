@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.decisions.hang.decide import judge_hang
-from everstep.decisions.hang.stacks import ProcessRole
-from everstep.decisions.hang.verdict import HangConclusion
+from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.stacks import ProcessRole
+from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.errors import ConfigError, EvidenceError
 from everstep.evidence.folder import read_folder
 from everstep.model.topology import Topology

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.hang.decide import judge_hang
-from everstep.decisions.hang.evidence import CommunicationRecord, HangEvidence, RankEvidence
-from everstep.decisions.hang.verdict import HangConclusion
+from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.evidence import CommunicationRecord, HangEvidence, RankEvidence
+from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.errors import EvidenceError
 from everstep.evidence.nccl_ras import parse_ras, ras_evidence
 from everstep.model.topology import Topology

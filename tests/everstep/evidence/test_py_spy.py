@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.hang.stacks import LeafKind, ProcessRole
+from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole
 from everstep.errors import EvidenceError
 from everstep.evidence.py_spy import StackReader, role_of_process
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from everstep.step_reports import ReportFile, StepRecord
+from everstep.rank.step_reports import ReportFile, StepRecord
 
 
 class Crash(Exception):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.base.redaction import HIDDEN
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, JobVersion, Origin, UpdateRequest, read_update
-from everstep.redaction import HIDDEN
 
 RUNS = CodeVersion(code="a" * 64, script="train.py", args=["--steps", "3"], env={"LR": "1", "HF_TOKEN": "hf_abc"})
 

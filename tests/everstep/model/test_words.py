@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from activities.agents.evidence import held_of
 from activities.payloads import DATA_CONVERTER
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.choose_restore import choose_restore
-from everstep.decisions.ettr import Interval, ettr
+from everstep.decisions.keep.choose_restore import choose_restore
+from everstep.decisions.training_time.ettr import Interval, ettr
 from everstep.model.assignment import Assignment
 from everstep.model.incident import Anomaly, CopyToRestore, Evidence, IncidentReport, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from controlplane.local import mounts
 from everstep.errors import CheckpointError
-from everstep.pages import READ, STRIDE, WRITE, populate
 from everstep.slots.file import SlotFile
 from everstep.slots.format import PAGE
 from everstep.slots.reader import SlotReader, held
+from everstep.system.pages import READ, STRIDE, WRITE, populate
 
 NO_ROOM = r"no room for a checkpoint file of [\d.]+ [MG]B in .*: [\d.]+ [MG]B are free"
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from everstep import environment
-from everstep.faults import RankFaults
+from everstep.rank import environment
+from everstep.rank.drill_faults import RankFaults
+from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
-from everstep.step_reports import ReportFile
 from everstep.training.checkpoint import Checkpoint
 from tests.everstep.training.overlapped import Pause
 

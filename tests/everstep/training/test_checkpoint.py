@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import everstep
 from everstep.errors import CheckpointError, CorruptCheckpoint
+from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.slots.tensor_table import pack_table, split
-from everstep.step_reports import ReportFile
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import encode
 

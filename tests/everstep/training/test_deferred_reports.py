@@ -18,7 +18,7 @@ from torch import nn
 
 import everstep
 from everstep.errors import ConfigError
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 from everstep.training import deferred_reports
 
 StartRank = Callable[..., ReportFile]

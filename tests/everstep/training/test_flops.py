@@ -9,7 +9,7 @@ import torch
 
 import everstep
 from everstep.errors import ConfigError
-from everstep.step_reports import Flops
+from everstep.rank.step_reports import Flops
 from everstep.training.flops import peak_of, with_defaults
 from tests.everstep.training.conftest import StartRank
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 from everstep.training import hold
 from everstep.training.hold import is_asked, wait_here
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import everstep
-from everstep import environment
 from everstep.errors import CheckpointError
+from everstep.rank import environment
 from everstep.slots.file import SlotFile
 from everstep.training import memory_check
 from everstep.training.codec import encode

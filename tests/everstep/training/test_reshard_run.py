@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import everstep
-from everstep import environment
 from everstep.errors import CheckpointError, ConfigError
 from everstep.model.topology import Topology
+from everstep.rank import environment
+from everstep.rank.step_reports import ReportFile
 from everstep.slots.reader import held
-from everstep.step_reports import ReportFile
 from everstep.training.rng import RandomState
 from tests.everstep.training.old_jobs import STEP, Tree, bits, save_all
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import everstep
-from everstep import environment
 from everstep.errors import CheckpointError, ConfigError, TopologyError
+from everstep.rank import environment
+from everstep.rank.step_reports import GRAD_NORM, LOSS, ReportFile
 from everstep.slots.reader import held
-from everstep.step_reports import GRAD_NORM, LOSS, ReportFile
 from everstep.training.checkpoint import Checkpoint
 
 StartRank = Callable[..., ReportFile]
@@ -247,9 +247,8 @@ def test_what_a_report_does_not_give_is_told_from_what_is_nan(start_rank: StartR
 
 def test_import_everstep_is_light() -> None:
     heavy = ["torch", "numpy", "pydantic", "grpc", "temporalio", "xxhash"]
-    code = (
-        "import sys, everstep, everstep.step_reports, everstep.faults, everstep.model.topology, everstep.environment; "
-    )
+    code = "import sys, everstep, everstep.rank.step_reports, everstep.rank.drill_faults, everstep.rank.environment; "
+    code += "import everstep.model.topology; "
     code += f"print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

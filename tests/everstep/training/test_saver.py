@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from everstep.errors import CheckpointError
-from everstep.faults import RankFaults
+from everstep.rank.drill_faults import RankFaults
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import environment
+from everstep.rank import environment
 from everstep.slots.reader import held
 from everstep.training.checkpoint import Checkpoint
 from tests.everstep.training.overlapped import Pause, Training, same, saved, steps_in, without_ours

@@ -12,10 +12,10 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.diagnose.judge import confirmed, unsure_tests
-    from everstep.decisions.diagnose.told import told
-    from everstep.decisions.recover.climb import tests_of
-    from everstep.decisions.recover.plan import RestartPlan
+    from everstep.decisions.act.recover.climb import tests_of
+    from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.blame.diagnose.judge import confirmed, unsure_tests
+    from everstep.decisions.blame.diagnose.told import told
     from everstep.model.diagnosis import Diagnosis
     from everstep.model.incident import Stage
     from everstep.model.ladder import Rung
@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.incident import Incident
 
 FINDINGS_KEPT = 200
-"""Of one diagnosis, faults first (ours)."""
+"""Of one diagnosis, faults first."""
 TWICE = "each test confirms itself"
 """Patch: what was found once stays so where it cannot be looked for again, and one test confirms no other one."""
 

@@ -15,9 +15,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.evict.decide import EvictPlan, decide
-    from everstep.decisions.evict.incident_facts import facts_of
-    from everstep.decisions.evict.rules import OF_A_HANG
+    from everstep.decisions.act.evict.decide import EvictPlan, decide
+    from everstep.decisions.act.evict.incident_facts import facts_of
+    from everstep.decisions.act.evict.rules import OF_A_HANG
     from everstep.model.eviction import EvictAnswer, Eviction, named
     from everstep.model.hang import HangFound
     from everstep.model.incident import Evidence, Stage
@@ -31,10 +31,10 @@ with workflow.unsafe.imports_passed_through():
 UNFIT = "standby-unfit"
 """Rule and reason code of a standby that could not be made ready for the job."""
 PATIENCE = timedelta(seconds=30)
-"""Silent machines have so long to answer where there is no other in their places, before the job is parked (ours)."""
+"""Silent machines have so long to answer where there is no other in their places, before the job is parked."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
 LIKE = 3
-"""Machines that say which libraries a new one has to have: one answer is enough (ours)."""
+"""Machines that say which libraries a new one has to have: one answer is enough."""
 PATCH = "evict"
 """Incidents of before this release evict nobody."""
 UNFIT_PATCH = "unfit standbys"

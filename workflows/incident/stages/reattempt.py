@@ -9,8 +9,8 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
-    from everstep.decisions.recover.plan import RestartPlan
-    from everstep.decisions.versions.next import is_withdrawn
+    from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.act.versions.next import is_withdrawn
     from everstep.model.incident import Confirmation, Stage
     from everstep.model.ladder import Rung
     from workflows import activity_calls
@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.stop import impatient
 
 FOUND_CHARACTERS = 300
-"""Of what a report says of one restart (ours)."""
+"""Of what a report says of one restart."""
 WITHDRAWN = "what is withdrawn does not come"
 
 

@@ -11,8 +11,8 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.recover.plan import RestartPlan
-    from everstep.decisions.replay.spec import plan_of, repeats_of
+    from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.blame.replay.spec import plan_of, repeats_of
     from everstep.model.health import MachineFinding
     from everstep.model.incident import Stage
     from everstep.model.job_state import replay_workflow_id

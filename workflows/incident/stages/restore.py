@@ -9,8 +9,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.recover.plan import RestartPlan
-    from everstep.decisions.recover.rules import backoff_s
+    from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.act.recover.rules import backoff_s
     from everstep.model.incident import Evidence, Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident

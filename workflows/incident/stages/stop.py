@@ -8,10 +8,10 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.evict.rules import RULES, mode_of
+    from everstep.base.text import listed
+    from everstep.decisions.act.evict.rules import RULES, mode_of
     from everstep.model.eviction import EvictMode
     from everstep.model.incident import Evidence, Failure, Stage
-    from everstep.text import listed
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
 

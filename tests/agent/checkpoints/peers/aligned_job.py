@@ -16,10 +16,10 @@ from functools import partial
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
 from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS, AlignRule, Backed
-from everstep.decisions.checkpoints.drift import DriftRule, Standing
-from everstep.decisions.checkpoints.next_backup import choose_step, next_stride
-from everstep.decisions.checkpoints.step_rate import StepRate
+from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS, AlignRule, Backed
+from everstep.decisions.keep.drift import DriftRule, Standing
+from everstep.decisions.keep.next_backup import choose_step, next_stride
+from everstep.decisions.keep.step_rate import StepRate
 from everstep.slots.format import Pin
 
 UNIT_NS = 10**8

@@ -21,7 +21,7 @@ SIZE = 400_000
 SAVES = """
 import os, random, sys, time
 from pathlib import Path
-from everstep.step_reports import ReportFile
+from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
 
 size, pause, world = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])

@@ -18,7 +18,7 @@ from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers.retention import DiskRetention
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.checkpoints.next_disk_step import choose_step, stride_after
+from everstep.decisions.keep.next_disk_step import choose_step, stride_after
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine as Named

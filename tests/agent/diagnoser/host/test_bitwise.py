@@ -9,10 +9,10 @@ import pytest
 
 from agent.diagnoser.host.bitwise import UNSTEADY
 from agent.diagnoser.reference.settings import ReferenceLimits
-from everstep import environment
-from everstep.decisions.diagnose.judge import judge
+from everstep.decisions.blame.diagnose.judge import judge
 from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.health import Health
+from everstep.rank import environment
 from tests.agent.diagnoser.forked import Run, forked_tests
 
 QUICK = {"seconds": 0, "dim": 16, "layers": 2, "sequence": 8, "batch": 2}

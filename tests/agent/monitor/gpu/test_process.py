@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
-from everstep import processes
 from everstep.errors import CannotLook
+from everstep.system import processes
 
 PATIENCE_S = 60.0
 SHORT_S = 0.05

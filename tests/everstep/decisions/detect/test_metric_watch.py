@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.detect.metric_watch import JUMP_STEPS, PACE_STEPS, PACES_KNOWN, WINDOW, MetricWatch, Series
-from everstep.step_reports import GRAD_NORM, LOSS, StepRecord
+from everstep.rank.step_reports import GRAD_NORM, LOSS, StepRecord
 
 S = 10**9
 BOTH = LOSS | GRAD_NORM

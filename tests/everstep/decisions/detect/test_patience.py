@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.decisions.blame.hang.standstill import Standstill, Stillness
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
 from everstep.decisions.detect import stall
 from everstep.decisions.detect.facts import JobFacts
 from everstep.decisions.detect.patience import apart_s, bound_s, first_look_s, hang_s, stall_s
-from everstep.decisions.hang.standstill import Standstill, Stillness
-from everstep.decisions.hang.verdict import HangConclusion, HangMethod, HangVerdict
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.detect.job_facts import facts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.decisions.evict.rules import FAILED_TEST
+from everstep.decisions.act.evict.rules import FAILED_TEST
 from everstep.decisions.pool import book, look
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine

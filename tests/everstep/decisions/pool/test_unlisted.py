@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.decisions.evict.rules import FAILED_TEST
+from everstep.decisions.act.evict.rules import FAILED_TEST
 from everstep.decisions.pool import book, look
 from everstep.model.pool import Looked, OperatorMove, PoolState
 from tests.everstep.decisions.pool.test_book import HOUR, evict, machine, places, pool, running, want

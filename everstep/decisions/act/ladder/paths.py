@@ -1,0 +1,139 @@
+"""In which order the rungs of the ladder are tried for each kind of failure: a table, the first row that fits counts.
+
+ByteRobust (section 4.2, figure 5) tests the machines first, restarts the job as it is where all tests pass, then takes
+the code back, then replays. Where a row differs from that, it says so (docs/adr/0044).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep.decisions.act.ladder.facts import LadderFacts
+from everstep.model.incident import GOES_ON, Symptom
+from everstep.model.ladder import Rung
+from everstep.model.owner import Owner
+
+REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
+ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
+"""Neither a test of a machine nor other code helps against a fault of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One row."""
+
+    name: str
+    """In reports; it does not change."""
+    when: str
+    rungs: tuple[Rung, ...]
+    """In order; one that is named twice is tried twice. After the last one the job is reattempted as often as the
+    policy allows."""
+    source: str
+    fits: Callable[[LadderFacts], bool]
+
+
+def _update(facts: LadderFacts) -> bool:
+    return facts.failure.symptom is Symptom.UPDATE
+
+
+def _explained(facts: LadderFacts) -> bool:
+    return facts.explained or facts.failure.symptom in GOES_ON
+
+
+def _new_code(facts: LadderFacts) -> bool:
+    return not _not_finite(facts) and (bool(facts.blamed) or (_user_error(facts) and facts.recent))
+
+
+def _user_error(facts: LadderFacts) -> bool:
+    by_exit = facts.failure.symptom in {Symptom.USER_ERROR, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
+    return (by_exit and not facts.hinted) or facts.owner == Owner.CODE or facts.of_script
+
+
+def _elsewhere(facts: LadderFacts) -> bool:
+    return facts.owner in ELSEWHERE
+
+
+def _not_finite(facts: LadderFacts) -> bool:
+    return facts.failure.symptom is Symptom.NOT_FINITE
+
+
+def _not_finite_in_new_code(facts: LadderFacts) -> bool:
+    return _not_finite(facts) and bool(facts.blamed)
+
+
+def _not_launched(facts: LadderFacts) -> bool:
+    return facts.failure.symptom is Symptom.LAUNCH_FAILED
+
+
+def _at_once(facts: LadderFacts) -> bool:
+    return facts.diagnose_at_once
+
+
+def _else(facts: LadderFacts) -> bool:
+    return True
+
+
+EXPLAINED = "explained"
+"""Name of the path of what a machine did that is dealt with."""
+FIGURE = "ByteRobust, section 4.2 and figure 5"
+PATHS: tuple[Path, ...] = (
+    Path("update", "nothing failed: other code is to run", (REATTEMPT,), "", _update),
+    Path(
+        EXPLAINED,
+        "a machine is to blame: it is gone, it left, or an inspection names it",
+        (REATTEMPT,),
+        f"{FIGURE}, step 1",
+        _explained,
+    ),
+    Path(
+        "new-code",
+        "the code is new, and the program itself failed, or hangs by itself",
+        (ROLLBACK, REATTEMPT),
+        f"{FIGURE}, step 2; what is new is ours",
+        _new_code,
+    ),
+    Path(
+        "user-error",
+        "the program itself failed, or hangs by itself",
+        (REATTEMPT, ROLLBACK),
+        f"{FIGURE}, step 2; that code which ran well is tried once more is ours",
+        _user_error,
+    ),
+    Path("elsewhere", "data, shared storage or the scheduler are to blame", (REATTEMPT,), "", _elsewhere),
+    Path(
+        "not-finite-new-code",
+        "the loss is not finite, and the code is new",
+        (DIAGNOSE, ROLLBACK, REATTEMPT, REPLAY),
+        f"{FIGURE}; that new code goes before it is tried again is ours",
+        _not_finite_in_new_code,
+    ),
+    Path("not-finite", "the loss is not finite", (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY), FIGURE, _not_finite),
+    Path(
+        "not-launched",
+        "the ranks did not come to a step",
+        (REATTEMPT, REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY),
+        "",
+        _not_launched,
+    ),
+    Path(
+        "unclear-at-once",
+        "nothing says for sure what failed, and `diagnose_at_once` is set",
+        (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
+        FIGURE,
+        _at_once,
+    ),
+    Path(
+        "unclear",
+        "nothing says for sure what failed",
+        (REATTEMPT, DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
+        f"{FIGURE}; the first restart, which costs a second here, is ours",
+        _else,
+    ),
+)
+"""Every failure has a path: the last one fits always."""
+
+
+def path_of(facts: LadderFacts) -> Path:
+    """The path of a failure."""
+    return next(path for path in PATHS if path.fits(facts))

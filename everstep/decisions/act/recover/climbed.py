@@ -1,0 +1,80 @@
+"""What an incident has tried so far, rung by rung of the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from everstep.decisions.act.versions.book import VersionBook
+from everstep.model.health import MachineFinding
+from everstep.model.incident import Failure
+from everstep.model.ladder import Rung, Tried
+
+
+@dataclass(slots=True)
+class Climbed:
+    """Mutable; no clock."""
+
+    tried: list[Tried] = field(default_factory=list)
+    """Since an operator resumed, the last one last."""
+    all_tried: list[Tried] = field(default_factory=list)
+    """In the whole incident."""
+    remembered: list[Tried] = field(default_factory=list)
+    """By earlier incidents of the job."""
+    tested: list[MachineFinding] = field(default_factory=list)
+    """What stop-time tests found of the machines; the newest tests count."""
+    of_script: bool = False
+    """The failure at hand is a hang that the script itself brings about, as looks at its ranks show."""
+    approved: set[Rung] = field(default_factory=set)
+    """Rungs that an operator let go on."""
+
+    def take(
+        self, rung: Rung, failure: Failure, why: str, *, path: str = "", found: str = "", seconds: float = 0.0
+    ) -> None:
+        """A rung is tried for a failure; ``path``: of the ladder's table."""
+        one = Tried(
+            rung=rung,
+            symptom=failure.symptom,
+            cause=failure.cause,
+            step=failure.step,
+            machine=failure.machine,
+            time_ns=failure.time_ns,
+            why=why,
+            found=found,
+            seconds=seconds,
+            generation=failure.generation,
+            path=path,
+        )
+        self.tried.append(one)
+        self.all_tried.append(one)
+
+    def came(self, found: str, seconds: float) -> None:
+        """What came of the last one, and what it cost."""
+        last = self.tried[-1].model_copy(update={"found": found, "seconds": round(seconds, 3)})
+        self.tried[-1] = self.all_tried[-1] = last
+
+    def acquit(self, failure: Failure, book: VersionBook, unsolved: Collection[int]) -> None:
+        """Where the code was taken back, and the job fails all the same, it was not the code: in this incident, or in
+        one after which the job made no steady progress.
+
+        Args:
+            failure: At hand.
+            book: The versions of the job.
+            unsolved: Generations whose failures are not solved.
+        """
+        before = [*(one for one in self.remembered if one.generation in unsolved), *self.tried]
+        alike = [one for one in before if (one.symptom, one.cause) == (failure.symptom, failure.cause)]
+        if not alike or alike[-1].rung is not Rung.ROLLBACK:
+            return
+        for one in book.all():
+            if one.number != book.running and one.ended.startswith(f"rolled back to v{book.running}:"):
+                book.acquit(one.number, f"it was taken back, and v{book.running} failed in the same way")
+
+    def begin_again(self, *, all_of_it: bool = True) -> None:
+        """An operator resumed: the ladder is climbed from below; ``all_of_it``: what earlier incidents tried is
+        forgotten too."""
+        self.tried.clear()
+        if all_of_it:
+            self.remembered.clear()
+        self.tested.clear()
+        self.approved.clear()

@@ -1,0 +1,292 @@
+"""Whether a generation that was started steps.
+
+A restart is confirmed by what its script showed before: bodies of
+``run.steps``, else reports or calls of the optimizer. A script of which nothing
+was seen yet is taken to run once it lived for a while, and is not called
+confirmed (ADR 0020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.base.text import listed
+from everstep.decisions.detect.early_exit import follow_s
+from everstep.decisions.detect.step_watch import RUNS_FREE_STEPS
+from everstep.model.incident import Confirmation, Showing
+from everstep.model.recovery_policy import RecoveryPolicy
+
+_ORDER = {"": 0, "calls": 1, "steps": 2}
+"""How a script shows its steps, from the least certain to the most; a kind of another release is kept."""
+
+
+def has_stepped(
+    *,
+    attached: bool,
+    finished: bool,
+    entered: bool,
+    first_step: bool,
+    optimizer_steps: int,
+    reports: int,
+    kind: str = "",
+) -> bool:
+    """Whether a process completed a step, as far as it shows steps at all.
+
+    Args:
+        attached: It joined.
+        finished: Its loop ran to the end, or it left it.
+        entered: It is within ``run.steps``.
+        first_step: It completed a body of the loop, or called an optimizer before it joined, if ever it does.
+        optimizer_steps: Calls of the optimizer.
+        reports: Calls of ``run.report``.
+        kind: Of the job's ``Showing``: with ``steps`` nothing less counts.
+    """
+    if finished or first_step:
+        return True
+    if entered or kind == "steps":
+        return False
+    # Before its loop a script may call the optimizer once, so that it has a state to load into.
+    return reports > 0 or optimizer_steps > (1 if attached else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Where one rank of the generation stands; times in nanoseconds of the wall clock, 0: not yet."""
+
+    rank: int
+    alive: bool
+    attached: bool
+    finished: bool
+    completed_steps: int
+    optimizer_steps: int
+    code: int | None = None
+    """Exit code; None while it is alive, or when it ended otherwise."""
+    forked_ns: int = 0
+    script_ns: int = 0
+    joined_ns: int = 0
+    restored_ns: int = 0
+    first_step_ns: int = 0
+    entered_ns: int = 0
+    left_ns: int = 0
+    """When it left its loop before the end, e.g. by ``break``."""
+    reports: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it has no step left to do: it left its loop, and not by an error."""
+        return self.finished or (self.left_ns > 0 and (self.alive or self.code == 0))
+
+    @property
+    def shown(self) -> int:
+        """Steps that this process showed: loop bodies, reports or calls of the optimizer."""
+        return max(self.optimizer_steps, self.reports, int(self.first_step_ns > 0))
+
+
+def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
+    """The ranks that did again what their script was seen to do; one that never showed anything has to live only."""
+    silent = set(showing.silent)
+    return {
+        state.rank
+        for state in ranks
+        if (state.alive and state.rank in silent)
+        or has_stepped(
+            attached=state.attached,
+            finished=state.over,
+            entered=state.entered_ns > 0,
+            first_step=state.first_step_ns > 0,
+            optimizer_steps=state.optimizer_steps,
+            reports=state.reports,
+            kind=showing.kind,
+        )
+    }
+
+
+def showing_of(seen: Iterable[tuple[int, bool, int]], known: Showing) -> Showing:
+    """How a script shows its steps.
+
+    Args:
+        seen: Of each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
+            reports or calls of the optimizer); -1: not known.
+        known: What was seen earlier. Less than that is ignored: the ranks may not have come so far.
+    """
+    ranks = list(seen)
+    kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
+    if not kind or _ORDER[kind] < _ORDER.get(known.kind, len(_ORDER)):
+        return known
+    if max((steps for *_, steps in ranks), default=-1) >= RUNS_FREE_STEPS:
+        silent = [rank for rank, loop, steps in ranks if not loop and steps == 0]
+    else:
+        silent = known.silent if kind == known.kind else []
+    return Showing(kind=kind, silent=silent)
+
+
+def confirm_bound_s(first_step_s: float, policy: RecoveryPolicy) -> float:
+    """Seconds that ranks have from their launch to a first step.
+
+    Args:
+        first_step_s: How long it took before, at most; 0: no start of this job came so far.
+        policy: The bounds.
+    """
+    if first_step_s <= 0:
+        return max(policy.start_timeout_s, policy.confirm_timeout_s)
+    return max(policy.confirm_factor * first_step_s, policy.confirm_timeout_s)
+
+
+def judge_confirmation(
+    generation: int,
+    ranks: Sequence[RankState],
+    *,
+    world_size: int,
+    showing: Showing,
+    now_ns: int,
+    policy: RecoveryPolicy,
+    emptied: Sequence[str] = (),
+    silent: Mapping[str, float] | None = None,
+    whole_ns: int = 0,
+    left_ns: Mapping[int, int] | None = None,
+    known_alive: bool = False,
+) -> Confirmation | None:
+    """Confirmed, failed, running though not confirmed, or None while it is open.
+
+    Args:
+        generation: The generation that was launched.
+        ranks: What the agents show of it.
+        world_size: Ranks at full width; fewer are never confirmed.
+        showing: How the script showed its steps before.
+        now_ns: Time now, by the clock of who looks.
+        policy: How long a script that shows nothing must live to be taken to run.
+        emptied: Machines that took part in the launch and know nothing of it: they, and their ranks, were lost.
+        silent: Machines that are not waited for any more → seconds since anything was heard of them, or a step was
+            completed by any rank.
+        whole_ns: When all ranks were seen first, by the same clock as ``now_ns``; 0: not yet.
+        left_ns: Rank → when it was seen to have left with code 0, by the same clock.
+        known_alive: That it lives is known: wait for its steps.
+    """
+    stepped = stepped_again(ranks, showing)
+    since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)
+    in_loop = any(state.alive and state.entered_ns and not state.over for state in ranks)
+    waited = now_ns - since_ns > follow_s(policy, others_in_loop=in_loop) * 1e9
+    waiting = [state for state in ranks if state.rank not in stepped]
+    if failed := _why_failed(waiting, ranks, emptied, silent or {}, waited=waited):
+        return Confirmation(generation=generation, ok=False, reason=failed, emptied=list(emptied))
+    if len(ranks) < world_size:
+        return None
+    every = f"all {world_size} ranks"
+    if len(stepped) == len(ranks):
+        return Confirmation(
+            generation=generation,
+            ok=True,
+            reason=f"{every} completed a step",
+            stepped_ns=max((state.first_step_ns for state in ranks), default=0) or now_ns,
+            completed_steps=max((state.completed_steps for state in ranks), default=-1),
+            parts=parts_of(ranks),
+            showing=_shown_by(ranks, showing),
+        )
+    if not any(state.alive for state in ranks):
+        # A script that was nearly done: it had no step left, and the end of the job follows at once.
+        return Confirmation(
+            generation=generation,
+            ok=True,
+            reason=f"{every} stepped or left with code 0",
+            stepped_ns=now_ns,
+            showing=_shown_by(ranks, showing),
+        )
+    # A rank that joined is going to show steps. Of others it is not known.
+    expected = known_alive or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
+    lived_s = (now_ns - whole_ns) / 1e9 if whole_ns else 0.0
+    if not expected and lived_s > policy.confirm_alive_s:
+        return _unconfirmed(generation, f"{every} live for {lived_s:.0f} s; no step was shown", now_ns)
+    return None
+
+
+def _why_failed(
+    waiting: Sequence[RankState],
+    ranks: Sequence[RankState],
+    emptied: Sequence[str],
+    silent: Mapping[str, float],
+    *,
+    waited: bool,
+) -> str:
+    """Why the launch failed already; empty: it did not.
+
+    Args:
+        waiting: The ranks that have not stepped.
+        ranks: All of them.
+        emptied: Machines that lost their ranks.
+        silent: Machines of which nothing is heard, and since how many seconds.
+        waited: Long enough for others to follow a rank that left with code 0.
+    """
+    if emptied:
+        return f"{listed(emptied)} came back empty before the first step"
+    if silent:
+        verb = "says" if len(silent) == 1 else "say"
+        return f"{listed(sorted(silent))} {verb} nothing for {min(silent.values()):.0f} s, and no rank completes a step"
+    if ended := sorted(state.rank for state in waiting if not state.alive and state.code != 0):
+        return f"rank {listed(ended)} ended before the first step"
+    left = sorted(state.rank for state in waiting if not state.alive)
+    if left and waited and any(state.alive for state in ranks):
+        return f"rank {listed(left)} left with code 0 before the first step"
+    return ""
+
+
+def judge_timeout(
+    generation: int,
+    ranks: Sequence[RankState],
+    *,
+    world_size: int,
+    showing: Showing,
+    bound_s: float,
+    now_ns: int,
+) -> Confirmation:
+    """What to say when the time is up: a hang, or a script that may show no steps at all.
+
+    Args:
+        generation: The generation that was launched.
+        ranks: What the agents showed of it.
+        world_size: Ranks at full width.
+        showing: How the script showed its steps before.
+        bound_s: How long they had, seconds.
+        now_ns: Time now.
+    """
+    shown = stepped_again(ranks, showing)
+    waiting = [state for state in ranks if state.rank not in shown]
+    silent = sorted(set(range(world_size)) - shown)
+    within = f"within {bound_s:.0f} s"
+    # A rank in the loop has a step to do. One that joined and is not in it may serve others that step.
+    due = any(state.entered_ns > 0 for state in waiting) or (not shown and any(state.attached for state in waiting))
+    if showing.kind or due or len(ranks) < world_size:
+        return Confirmation(
+            generation=generation,
+            ok=False,
+            timed_out=True,
+            reason=f"rank {listed(silent)} completed no step {within}",
+        )
+    unconfirmed = _unconfirmed(generation, f"rank {listed(silent)} showed no step {within}", now_ns)
+    return unconfirmed.model_copy(update={"showing": _shown_by(ranks, showing)})
+
+
+def _unconfirmed(generation: int, reason: str, now_ns: int) -> Confirmation:
+    return Confirmation(generation=generation, ok=True, confirmed=False, reason=reason, stepped_ns=now_ns)
+
+
+def _shown_by(ranks: Iterable[RankState], known: Showing) -> Showing:
+    return showing_of(((state.rank, state.entered_ns > 0, state.shown) for state in ranks), known)
+
+
+def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:
+    """Where the time from fork to first step went: seconds by part, of the slowest rank at each milestone."""
+    marks = [
+        ("start", max((rank.script_ns for rank in ranks), default=0)),
+        ("import", max((rank.joined_ns for rank in ranks), default=0)),
+        ("rendezvous", max((rank.entered_ns for rank in ranks), default=0)),
+        ("restore", max((rank.restored_ns for rank in ranks), default=0)),
+        ("next step", max((rank.first_step_ns for rank in ranks), default=0)),
+    ]
+    before = max((rank.forked_ns for rank in ranks), default=0)
+    parts: dict[str, float] = {}
+    for name, at in marks:
+        if before and at:
+            parts[name] = round(max(at - before, 0) / 1e9, 4)
+            before = max(at, before)
+    return parts

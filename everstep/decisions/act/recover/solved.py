@@ -1,0 +1,81 @@
+"""Which earlier failures of a job are not solved when the next one comes: they count against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.decisions.act.recover.rules import BEFORE_ANY_STEP, is_same_fault, place_of
+from everstep.decisions.steady import is_steady
+from everstep.model.incident import GOES_ON, Failure
+from everstep.model.recovery_policy import RecoveryPolicy
+
+
+def still_counting(
+    failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy, *, either: bool = False
+) -> list[Failure]:
+    """Failures that still count beside a new one: those that are not solved.
+
+    One is solved once the job went steadily on past the place where it had failed.
+    A failure of which a machine was to blame that is dealt with does not interrupt
+    that; to be forgotten itself, enough steps or enough time will do: machines fail
+    often in a large job. What comes again at the same place was not got over,
+    whatever lies between. Where a script shows no steps, only time can tell.
+
+    Args:
+        failures: That counted so far, oldest first.
+        failure: The new one.
+        policy: What is steady.
+        either: Enough steps or enough time will do for all, as for incidents that began on an earlier release.
+    """
+    if not failures:
+        return []
+    unclear = [one for one in failures if not (either or _is_explained(one))]
+    return [
+        earlier
+        for position, earlier in enumerate(failures)
+        if not _is_over(earlier, unclear[-1] if earlier in unclear else None, failures[-1], failure, policy)
+        or _is_back(earlier, failures[position + 1 :], failure)
+    ]
+
+
+def steps_past(earlier: Failure, failure: Failure) -> int | None:
+    """How many steps the job came past the place of an earlier failure; None: that is not known."""
+    if failure.step >= 0:
+        return failure.step - max(earlier.step, 0)
+    return failure.shown if failure.shown > 0 else None
+
+
+def seconds_since(earlier: Failure, failure: Failure) -> float:
+    """How long the job ran since it stepped again after an earlier failure; 0: that is not known."""
+    began_ns = earlier.over_ns or earlier.time_ns
+    return max(failure.time_ns - began_ns, 0) / 1e9 if began_ns else 0.0
+
+
+def _is_over(
+    earlier: Failure, last_unclear: Failure | None, last: Failure, failure: Failure, policy: RecoveryPolicy
+) -> bool:
+    """Whether an earlier failure is got over; ``last_unclear`` is None where steps or time alone will do for it."""
+    if last_unclear is None:
+        steps, seconds = steps_past(last, failure), seconds_since(last, failure)
+        known = last.time_ns > 0
+        return (steps is not None and steps >= policy.steady_steps) or (known and seconds >= policy.steady_s)
+    past = [steps for one in (earlier, last_unclear) if (steps := steps_past(one, failure)) is not None]
+    return is_steady(min(past, default=None), seconds_since(last_unclear, failure), policy)
+
+
+def _is_explained(failure: Failure) -> bool:
+    return failure.explained or failure.symptom in GOES_ON
+
+
+def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:
+    """Whether an earlier failure is the one at hand, and the job had not passed its place in between."""
+    if place_of(failure) == BEFORE_ANY_STEP:
+        return False
+    return is_same_fault(earlier, failure) and not any(_went_beyond(one, earlier) for one in later)
+
+
+def _went_beyond(later: Failure, earlier: Failure) -> bool:
+    """Whether the job had passed the place of an earlier failure when it failed later."""
+    if later.step >= 0 and earlier.step >= 0:
+        return later.step > earlier.step
+    return later.shown > earlier.shown >= 0

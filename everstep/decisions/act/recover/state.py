@@ -1,0 +1,399 @@
+"""What is known of one incident, from stop to stop: what failed, what is left, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.recover.confirm import showing_of
+from everstep.decisions.act.recover.damaged import found_damaged
+from everstep.decisions.act.recover.distrust import distrusted
+from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of, remembering
+from everstep.decisions.act.recover.hints import is_hint
+from everstep.decisions.act.recover.release import Release
+from everstep.decisions.act.recover.rules import UNFIT_EXCEPTION
+from everstep.decisions.act.recover.solved import still_counting
+from everstep.decisions.act.versions.book import VersionBook
+from everstep.decisions.act.versions.next import VersionChange
+from everstep.decisions.act.versions.rollback import Blame, blame, older_state
+from everstep.decisions.detect.machine_causes import explanation
+from everstep.decisions.detect.root_cause import (
+    MACHINE_LOST,
+    failure_of,
+    first_failure,
+    headline_of,
+    headline_of_loss,
+)
+from everstep.decisions.keep.choose_restore import Restore, choose_restore, copy_of
+from everstep.decisions.keep.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
+from everstep.model.assignment import Assignment
+from everstep.model.health import MachineFinding
+from everstep.model.incident import (
+    Anomaly,
+    CopyToRestore,
+    Evidence,
+    Failure,
+    RankExit,
+    Restored,
+    Showing,
+    StateCopy,
+    Symptom,
+)
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+FINDINGS_KEPT = 64
+"""Of inspections."""
+
+
+@dataclass(slots=True)
+class RecoveryState:
+    """Mutable facts of one incident; no I/O, no clock."""
+
+    spec: JobSpec
+    machines: Sequence[Machine]
+    anomaly: Anomaly
+    generation: int
+    """The newest that was launched."""
+    resume_step: int
+    """Where it had begun; -1: the script restores by itself."""
+    lineage: list[tuple[int, int]]
+    """The job's line, this incident's launches included."""
+    folder: str = ""
+    """Checkpoint on disk from which the job was started first; empty: none."""
+    folder_step: int = -1
+    runs: Runs = UNKNOWN
+    """Which run of its name the job is."""
+    launches: list[tuple[int, int]] = field(default_factory=list)
+    """Of this incident."""
+    emptied: set[str] = field(default_factory=set)
+    """Machines that lost what they held of the generation; an agent says so once."""
+    bad: list[StateCopy] = field(default_factory=list)
+    """Copies that could not be used, with reasons."""
+    unreached: list[StateCopy] = field(default_factory=list)
+    """Those of them that may be good."""
+    verified: list[CopyToRestore] = field(default_factory=list)
+    """Own slots whose contents were compared since the ranks ended."""
+    farthest: int = -1
+    """Completed steps of the generation at hand."""
+    lost_from: int = -1
+    """The farthest that the job had come in any generation of this incident."""
+    lost_steps: int | None = None
+    """Steps that are computed anew; None: not known."""
+    nobody_knows: bool = False
+    """Every machine that knew how far the job had come has lost it."""
+    accepted_from: int | None = None
+    """An operator lets the job go on from this step or a later one, although newer ones may exist; None: no."""
+    accepted: str = ""
+    """Who did so, and what was accepted."""
+    showing: Showing = field(default_factory=Showing)
+    """How the script shows its steps."""
+    history: list[Failure] = field(default_factory=list)
+    """Earlier failures that are not solved, oldest first, the one at hand not included."""
+    failures: list[Failure] = field(default_factory=list)
+    """Of this incident, the one at hand last."""
+    attempts: int = 0
+    """Reattempts so far, since an operator resumed."""
+    failed_restores: int = 0
+    """Restores that failed since the last launch, or since an operator resumed."""
+    asked: int = 0
+    """How often storage was asked for copies since the incident began, or was resumed."""
+    findings: list[MachineFinding] = field(default_factory=list)
+    """What the inspections of the machines said at any stop, the newest stop first."""
+    hold: str = ""
+    """Why an operator has to say how the job goes on; empty once one did."""
+    waits: str = ""
+    """Why machines that are to leave the job are still in it; empty: there are none."""
+    gone: dict[str, list[int]] = field(default_factory=dict)
+    """Silent machine that left the job since the launch of the generation at hand → the ranks that it ran."""
+    joined: set[str] = field(default_factory=set)
+    """Machines that came into the job since then: they know nothing of it, and have lost nothing."""
+    book: VersionBook = field(default_factory=VersionBook)
+    """The versions of the job's code."""
+    explained: bool = False
+    """An inspection names what explains the failure at hand."""
+    hinted: bool = False
+    """It does not name the machine for sure: a test has to."""
+    ladder: Climbed = field(default_factory=Climbed)
+    """What was tried so far."""
+    release: Release = field(default_factory=Release)
+    """On which it began."""
+    trusted: int | None = None
+    """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
+    _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
+    """The last choice, with what it rests on."""
+
+    def merge_evidence(self, evidence: Evidence) -> Evidence:
+        """Take the evidence of a stop; returns it with all machines that lost what they had."""
+        self.emptied |= set(evidence.emptied) - self.joined
+        known = {(seen.machine, *seen.finding.key) for seen in evidence.findings}
+        earlier = [seen for seen in self.findings if (seen.machine, *seen.finding.key) not in known]
+        self.findings = [*evidence.findings, *earlier][:FINDINGS_KEPT]
+        if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
+            damaged = found_damaged(evidence, self.resume_step)
+            found = set(self.bad)
+            self.bad += [copy for copy in damaged if copy not in found]
+        return evidence.model_copy(update={"emptied": sorted(self.emptied)})
+
+    def failed(self, failure: Failure) -> None:
+        """Take a failure: the one that opened the incident, or one more after a reattempt."""
+        policy = self.spec.policy
+        if not self.failures:  # else the job came to no step since the one before
+            unclear = [one for one in self.history if not one.explained]
+            self.book.came_to(failure, policy, unclear[-1] if unclear else None)
+        if not self.failures and failure.symptom is not Symptom.UPDATE:
+            self.history = still_counting(self.history, failure, policy, either=not self.release.judges_progress)
+        self.failures.append(failure)
+        if blame(failure, explained=self.is_explained) is not Blame.OTHER:
+            self.book.count_failure()
+
+    def clear_code(self) -> None:
+        """Code that was taken back in vain is suspect no longer. Not for a failure of which a machine is to blame: what
+        the others raise once a machine is gone may look like anything, until that is known."""
+        if not self.is_dealt_with:
+            # What an earlier release remembers names no generation.
+            self.ladder.acquit(self.failures[-1], self.book, self.unsolved if self.release.judges_progress else {-1})
+
+    def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
+        """Some machines left the job, and others are in their places.
+
+        Args:
+            machines: All of the job from now on.
+            gone: Of those that left, the ones that did not answer → their ranks.
+        """
+        before = {machine.name for machine in self.machines}
+        self.joined |= {machine.name for machine in machines} - before
+        self.emptied -= before - {machine.name for machine in machines}
+        self.gone.update(gone)
+        self.machines = machines
+        self._chosen = None
+
+    def reattempted_in_vain(self) -> None:
+        """The failure at hand was reattempted, and another one is about to come."""
+        if self.failures[-1].symptom is not Symptom.UPDATE:
+            self.history.append(self.failures[-1])
+
+    def come(self, change: VersionChange, now_ns: int) -> None:
+        """Another version of the code comes with the next launch: what failed before is not held against it."""
+        self.book.come(change.number, suspect=change.suspect, now_ns=now_ns)
+        runs = self.book.versions[change.number].runs
+        assert runs is not None  # else it would not have been chosen
+        self.spec, self.attempts = runs.applied(self.spec, change.number), 0
+
+    @property
+    def unsolved(self) -> frozenset[int]:
+        """Generations whose failures are not solved, and of which no machine was to blame that is dealt with."""
+        return frozenset(one.generation for one in self.history if not one.explained)
+
+    @property
+    def is_explained(self) -> bool:
+        """A machine is to blame for the failure at hand: it is lost, left the job, or an inspection names it."""
+        return self.explained or self.is_dealt_with
+
+    @property
+    def is_dealt_with(self) -> bool:
+        """The same, and no test of the machine is left to do."""
+        named = self.explained and not (self.hinted and self.release.tests_hints)
+        return named or bool(self.lost_machines() or self.joined)
+
+    @property
+    def found_out(self) -> bool:
+        """Whether a machine that a test or a replay found at fault has left since the last launch."""
+        here = {machine.name for machine in self.machines}
+        return bool(self.joined) and any(one.machine not in here for one in self.ladder.tested)
+
+    def distrust_what_does_not_fit(self, evidence: Evidence) -> None:
+        """Where the ranks could not restore what a version saved that was taken back, go on from before that."""
+        unfit = [end for end in evidence.exits if end.exception.split(":")[0].endswith(UNFIT_EXCEPTION)]
+        step = older_state(self.book.all(), self.book.running, self.resume_step) if unfit else None
+        if step is not None and self.launches:
+            self.trusted, self._chosen = step, None
+
+    @property
+    def assignment(self) -> Assignment[str]:
+        """Which machines, by name, run the job's ranks."""
+        return self.spec.assignment([machine.name for machine in self.machines])
+
+    def lost_machines(self) -> list[str]:
+        """Machines that lost the ranks of the generation at hand, if it was ever launched there."""
+        first = not self.launches and self.anomaly.symptom is Symptom.LAUNCH_FAILED
+        return [] if first else sorted(self.emptied | self.gone.keys())
+
+    def headline(self, evidence: Evidence) -> str:
+        """What happened, as the evidence has it; empty: it does not say."""
+        end = first_failure(evidence.exits)
+        found = [*self.findings, *self.anomaly.findings]
+        explained = explanation(found, end, job=self.spec.name, seen_ns=self.anomaly.seen_ns)
+        self.explained = explained is not None
+        self.hinted = explained is not None and is_hint(explained.finding)
+        if explained in self.findings:  # what explains the end is told first
+            self.findings = [explained, *(seen for seen in self.findings if seen != explained)]
+        seen = self._seen(end)
+        return "; ".join(filter(None, [explained.headline if explained else "", seen]))
+
+    def _seen(self, end: RankExit | None) -> str:
+        """What ranks and machines showed from outside."""
+        if lost := self.lost_machines():
+            gone = set(lost)
+            ranks = {machine: ranks for machine, ranks in self.assignment.each() if machine in gone}
+            return headline_of_loss(ranks, end, gone=self.gone)
+        return headline_of(end) if end else ""
+
+    def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
+        """What failed; ``first``: the fault that opened the incident, not a reattempt."""
+        end = first_failure(evidence.exits)
+        ranks = ((end.rank, end.completed_steps >= 0, end.shown_steps) for end in evidence.exits)
+        self.showing = showing_of(ranks, self.showing)
+        completed = max((end.completed_steps for end in evidence.exits), default=-1)
+        lost = self.lost_machines()
+        if completed < 0 and lost:
+            # No rank says how far it had come. What was saved was completed.
+            completed = max((copy.completed_steps for copy in self.usable(evidence) if copy.valid), default=-1)
+            self.nobody_knows |= not remembering(evidence, lost)
+        self.farthest = step = max(completed, self.resume_step)
+        if lost:
+            symptom, cause = Symptom.CRASH, MACHINE_LOST
+        elif end is None:
+            symptom = self.anomaly.symptom if first else Symptom.LAUNCH_FAILED
+            cause = str(symptom)
+            if first and self.anomaly.not_after is not None:
+                step = self.anomaly.not_after  # where it went wrong, which is what comes again
+        else:
+            if end.completed_steps >= 0:
+                # The culprit's own step is what comes again when the fault is in the step; its peers may be one ahead.
+                step = max(end.completed_steps, self.resume_step)
+            return failure_of(end, generation=self.generation, step=step, now_ns=now_ns)
+        # How many steps the ranks of a lost machine had shown is not known.
+        shown = -1 if lost else max((end.shown_steps for end in evidence.exits), default=-1)
+        named = lost or (self.anomaly.machines if first else [])
+        return Failure(
+            generation=self.generation,
+            step=step,
+            symptom=symptom,
+            cause=cause,
+            time_ns=now_ns,
+            shown=shown,
+            machine=named[0] if len(named) == 1 else "",
+        )
+
+    def usable(self, evidence: Evidence) -> list[StateCopy]:
+        """The copies of the job's own line; those that failed are marked."""
+        return usable(evidence.held, self.lineage, self.bad, self.runs, verified=self.verified)
+
+    def choose(self, evidence: Evidence) -> Restore:
+        """Where the job would go on, and with which copies."""
+        # A workflow asks for the same choice several times, and with thousands of machines each one takes long.
+        known = (list(self.lineage), list(self.bad), list(self.verified))
+        if self._chosen is None or self._chosen[0] is not evidence or self._chosen[1] != known:
+            self._chosen = evidence, known, self._choose(evidence)
+        return self._chosen[2]
+
+    def _choose(self, evidence: Evidence) -> Restore:
+        copies, limit = self.usable(evidence), self.not_after
+        if self.trusted is not None:
+            copies = [copy for copy in copies if copy.completed_steps <= self.trusted]
+        if limit is not None:
+            trusted = self._newest_of([copy for copy in copies if copy.completed_steps <= limit], limit)
+            if trusted.step > 0:
+                reason = f"{trusted.reason}; later ones are not trusted: {self.anomaly.headline}"
+                return replace(trusted, reason=reason)
+        return self._newest_of(copies, None)
+
+    def _newest_of(self, copies: Sequence[StateCopy], limit: int | None) -> Restore:
+        restore = choose_restore(copies, self.assignment, held_before=self.resume_step >= 0)
+        if self.folder and restore.step < self.folder_step and (limit is None or self.folder_step <= limit):
+            reason = f"{restore.reason}; it begins again where it was started from"
+            return replace(restore, step=self.folder_step, reason=reason, copies=(), folder=self.folder)
+        return restore
+
+    @property
+    def not_after(self) -> int | None:
+        """The newest step that is trusted, where the fault is in the state; None: any is.
+
+        It concerns what the generation with the fault has saved, and nothing that was
+        saved since. A generation whose very first step was bad began with a bad state,
+        or with one that leads to nothing else: then an older one is wanted.
+        """
+        limit = self.anomaly.not_after
+        if limit is None or self.launches:
+            return None
+        return limit if limit > self.resume_step else self.resume_step - 1
+
+    def distrusts(self, restore: Restore) -> str:
+        """Why a restart from there would be in vain: no older state is left; empty: it would not."""
+        return distrusted(restore.step, self.trusted, self.not_after, self.anomaly.headline)
+
+    def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
+        """What may be newer than the step where the job would go on; None: nothing."""
+        known = Known(
+            held=self.usable(evidence),
+            unreached=self.unreached,
+            evidence=evidence,
+            assignment=self.assignment,
+            resume_step=self.resume_step,
+            policy=self.spec.checkpoint,
+            not_after=min((one for one in (self.not_after, self.trusted) if one is not None), default=None),
+        )
+        return doubt_of(0 if self.distrusts(restore) else restore.step, known)
+
+    def accept(self, restore: Restore, doubt: Doubt, who: str) -> str:
+        """An operator gives up what may be newer; returns what is recorded."""
+        self.accepted_from = max(restore.step, 0)
+        self.accepted = f"{who} lets the job go on {restore.origin}, although {doubt.text}"
+        return self.accepted
+
+    def accepts(self, restore: Restore) -> bool:
+        """Whether an operator did so, for this step or an older one."""
+        return self.accepted_from is not None and max(restore.step, 0) >= self.accepted_from
+
+    def record_restored(self, restored: Restored) -> bool:
+        """Take the result of bringing copies; returns whether another choice has to be made.
+
+        Each copy that failed is left out from then on: with fewer of them in
+        every round, there is an end to it.
+        """
+        failed = [*restored.failed, *restored.unreached]
+        self.bad += failed
+        self.unreached += restored.unreached
+        self.verified += restored.verified
+        return bool(failed)
+
+    def begin_again(self) -> None:
+        """An operator resumed: reset the counts, and try again what could not be reached."""
+        self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
+        self.trusted, self._chosen = None, None
+        self.failed_restores = 0
+        self.ladder.begin_again(all_of_it=self.release.judges_progress)
+        self.bad.clear()
+        self.unreached.clear()
+        self.verified.clear()
+
+    def try_unreached_again(self) -> None:
+        """Some time has passed: copies that could not be brought may be reachable now."""
+        stuck = {copy_of(copy) for copy in self.unreached}
+        self.bad = [copy for copy in self.bad if copy_of(copy) not in stuck]
+        self.unreached.clear()
+
+    def launch(self, restore: Restore) -> None:
+        """The next generation is launched: count what it computes anew, and remember where it begins."""
+        if self.failures and self.is_dealt_with:
+            self.failures[-1] = self.failures[-1].model_copy(update={"explained": True})
+        self.lost_from = max(self.lost_from, self.farthest)
+        gone = restore.step == 0 and self.farthest == self.resume_step > 0
+        if self.nobody_knows or gone:
+            # The checkpoints are gone, and with them what would say how far the job had come since it was resumed.
+            self.lost_steps = None
+        elif self.lost_from >= 0 and restore.step >= 0:
+            self.lost_steps = max(self.lost_from - restore.step, 0)
+        self.generation += 1
+        self.failed_restores = 0
+        self.resume_step = restore.step
+        begun = (self.generation, FROM_NOTHING if restore.folder else restore.step)
+        self.launches.append(begun)
+        self.lineage.append(begun)
+        self.emptied.clear()
+        self.gone.clear()
+        self.joined.clear()
+        self.verified.clear()
+        self.accepted_from = None  # what the new generation saves was not given up

@@ -1,0 +1,220 @@
+"""The versions of one job: which one runs, what is asked for, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from everstep.decisions.act.versions.rollback import is_young, steps_of
+from everstep.decisions.steady import is_steady
+from everstep.model.incident import Failure
+from everstep.model.job import JobSpec
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, Urgency, VersionStatus
+
+KEPT = 50
+"""Versions that a job remembers; all of them are in the store and in the ledger."""
+RANGES_KEPT = 20
+"""Ranges of steps of one version."""
+WAITS = frozenset({VersionStatus.CHECKING, VersionStatus.PENDING})
+
+
+@dataclass(slots=True)
+class VersionBook:
+    """Mutable; no clock."""
+
+    versions: dict[int, JobVersion] = field(default_factory=dict)
+    running: int = 0
+    """Number of the version that runs; 0: none is known."""
+    touched: set[int] = field(default_factory=set)
+    """Of which something changed here."""
+
+    @classmethod
+    def of(cls, versions: Iterable[JobVersion], running: int) -> VersionBook:
+        """Of a job's state."""
+        return cls({one.number: one for one in versions}, running)
+
+    # What is known.
+
+    def all(self) -> list[JobVersion]:
+        """In order, no more than are kept: the first ones that nothing needs any more are left out."""
+        ones = sorted(self.versions.values(), key=lambda one: one.number)
+        needed = {one.number for one in ones if one.number == self.running or one.status in WAITS}
+        needed |= {one.number for one in [one for one in ones if one.steady][-2:]}
+        spare = [one.number for one in ones if one.number not in needed]
+        dropped = set(spare[: max(len(ones) - KEPT, 0)])
+        return [one for one in ones if one.number not in dropped]
+
+    def pending(self) -> list[JobVersion]:
+        """What waits for a restart, in the order in which it was asked for."""
+        waiting = [one for one in self.versions.values() if one.status is VersionStatus.PENDING and one.runs]
+        return sorted(waiting, key=lambda one: (one.asked_ns, one.number))
+
+    def urgent(self) -> list[JobVersion]:
+        """What of it does not wait for a recovery."""
+        return [one for one in self.pending() if one.wanted.urgency is Urgency.URGENT]
+
+    def next_due_ns(self) -> int:
+        """When the first of it is forced; 0: nothing waits."""
+        return min((one.due_ns for one in self.pending()), default=0)
+
+    def before(self) -> JobVersion | None:
+        """What ran before the one that runs; None: nothing is known to have."""
+        ran = [one for one in self.versions.values() if one.ranges and one.number != self.running]
+        return max(ran, key=lambda one: one.ranges[-1], default=None)
+
+    def changed(self) -> list[JobVersion]:
+        """What changed here, in order."""
+        return [self.versions[number] for number in sorted(self.touched) if number in self.versions]
+
+    # What changes.
+
+    def take(self, told: Iterable[JobVersion]) -> None:
+        """Take what another one knows of some of them now."""
+        for one in told:
+            self.put(one)
+
+    def put(self, version: JobVersion) -> None:
+        """Take what is known of one version now."""
+        self.versions[version.number] = version
+        self.touched.add(version.number)
+
+    def change(self, number: int, **changes: object) -> JobVersion:
+        """Change fields of one; returns it."""
+        changed = self.versions[number].model_copy(update=changes)
+        self.versions[number] = changed
+        self.touched.add(number)
+        return changed
+
+    def began_with(self, spec: JobSpec, now_ns: int, launched: tuple[int, int] | None = None) -> None:
+        """What the job was started with is its first version, where it is not known yet.
+
+        Args:
+            spec: The job's.
+            now_ns: Now.
+            launched: Generation and step at which it began, of a job that runs since before versions were known:
+                nothing is held against what it runs.
+        """
+        if self.versions:
+            return
+        number = spec.version or 1
+        self.put(
+            JobVersion(
+                number=number,
+                runs=CodeVersion.of(spec),
+                status=VersionStatus.RUNNING,
+                asked_ns=now_ns,
+                ranges=[(*launched, -1)] if launched else [],
+                steady=launched is not None,
+            )
+        )
+        self.running = number
+
+    def ask(self, request: UpdateRequest, now_ns: int) -> JobVersion:
+        """Somebody asks for a version that has to be made; returns it, with a number of its own."""
+        number = max([*self.versions, self.running, 0]) + 1
+        made = JobVersion(
+            number=number, runs=request.made, request=request, status=VersionStatus.CHECKING, asked_ns=now_ns
+        )
+        self.put(made)
+        return made
+
+    def wait_for_restart(self, number: int, now_ns: int, again: UpdateRequest | None = None) -> JobVersion:
+        """A version was found fit, or ran before: it waits for the next restart, and is forced in the end."""
+        request = again or self.versions[number].request
+        window_ns = 0 if request.urgency is Urgency.URGENT else int(request.window_h * 3600e9)
+        asked_ns = now_ns if again else self.versions[number].asked_ns
+        return self.change(
+            number, status=VersionStatus.PENDING, again=again, due_ns=now_ns + window_ns, asked_ns=asked_ns, why=""
+        )
+
+    def withdraw(self, number: int, why: str) -> bool:
+        """Somebody took it back; returns whether it had not been applied yet."""
+        version = self.versions.get(number)
+        if version is None or version.status not in WAITS:
+            return False
+        ran = bool(version.ranges)
+        status = VersionStatus.REPLACED if ran else VersionStatus.WITHDRAWN
+        self.change(number, status=status, why=why, due_ns=0, again=None)
+        return True
+
+    def refuse(self, number: int, why: str) -> None:
+        """It cannot run."""
+        self.change(number, status=VersionStatus.REFUSED, why=why, due_ns=0)
+
+    def come(self, number: int, *, suspect: str = "", now_ns: int) -> None:
+        """The next launch is of this version.
+
+        Args:
+            number: Of the version.
+            suspect: Why the one that runs is suspect; empty: it is not, or none runs.
+            now_ns: Now.
+        """
+        coming, before = self.versions[number], self.versions.get(self.running)
+        for other in self.pending():
+            if other.number != number and other.asked_ns <= coming.asked_ns:
+                status = VersionStatus.REPLACED if other.ranges else VersionStatus.SUPERSEDED
+                self.change(other.number, status=status, why=f"v{number} came with the same restart", due_ns=0)
+        if before is not None and before.number != number:
+            ended = f"rolled back to v{number}: {suspect}" if suspect else f"v{number} came"
+            status = VersionStatus.SUSPECT if suspect else VersionStatus.REPLACED
+            self.change(before.number, status=status, why=suspect, ended=ended)
+        self.change(number, status=VersionStatus.RUNNING, began_ns=now_ns, due_ns=0, ended="", why="", failed=0)
+        self.running = number
+
+    def launched(self, generation: int, step: int, now_ns: int) -> None:
+        """A generation of the version that runs is launched at a step: what came before ended there."""
+        for one in list(self.versions.values()):
+            if one.ranges and one.ranges[-1][2] < 0 and one.number != self.running:
+                came, begin, _ = one.ranges[-1]
+                self.change(one.number, ranges=[*one.ranges[:-1], (came, begin, step)])
+        version = self.versions.get(self.running)
+        if version is None:
+            return
+        if not version.began_ns:
+            version = self.change(version.number, began_ns=now_ns)
+        if version.ranges and version.ranges[-1][2] < 0:
+            came, begin, _ = version.ranges[-1]
+            ranges = [*version.ranges[:-1], (came, min(begin, step), -1)]
+        else:
+            ranges = [*version.ranges, (generation, step, -1)]
+        self.change(version.number, ranges=ranges[-RANGES_KEPT:])
+
+    def came_to(self, failure: Failure, policy: RecoveryPolicy, before: Failure | None = None) -> None:
+        """The job came to a step with the version that runs: did that come through its first steps, is it steady?
+
+        Args:
+            failure: With which it stopped.
+            policy: The limits.
+            before: The failure before it that is not solved yet; None: there is none.
+        """
+        version = self.versions.get(self.running)
+        if version is None or not version.began_ns or is_young(version, failure.step, failure.time_ns, policy):
+            return
+        begun = max(version.began_ns, (before.over_ns or before.time_ns) if before else 0)
+        steps = steps_of(version, failure.step)
+        if before is not None and steps >= 0:
+            steps = min(steps, failure.step - max(before.step, 0))
+        steady = is_steady(steps if steps >= 0 else None, (failure.time_ns - begun) / 1e9, policy)
+        if not version.proven or (steady and not version.steady):
+            self.change(version.number, proven=True, steady=version.steady or steady)
+
+    def acquit(self, number: int, why: str) -> None:
+        """It was rolled back, and that did not help: it is suspect no longer."""
+        version = self.versions.get(number)
+        if version is not None and version.status is VersionStatus.SUSPECT:
+            self.change(number, status=VersionStatus.REPLACED, why=why)
+
+    def end(self, why: str) -> None:
+        """The job is over: what runs ended with it, and what waits is not applied any more."""
+        for one in list(self.versions.values()):
+            if one.status in WAITS:
+                self.withdraw(one.number, why)
+            elif one.number == self.running and one.status is VersionStatus.RUNNING:
+                self.change(one.number, ended=why)
+
+    def count_failure(self) -> None:
+        """The version that runs failed, and may have caused it."""
+        version = self.versions.get(self.running)
+        if version is not None and not (version.steady or version.proven):
+            self.change(version.number, failed=version.failed + 1)

@@ -1,0 +1,115 @@
+"""What one stream of lines says of the failure: its most likely beginning, as far as it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everstep.decisions.blame.classify.findings import LogHit, RaisedException, ScannedLog, StreamFindings
+from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Weight
+from everstep.decisions.blame.classify.tracebacks import Frame, user_frame
+from everstep.model.owner import Owner
+
+NEAR = 200
+"""Ordinary lines, for each rank of a log. So many after an exception say that the program went on, and so many
+between a plain line and the last exception that it is not its cause."""
+USER_EXCEPTION = LogRule(
+    "user-exception",
+    FaultClass.USER_EXCEPTION,
+    Owner.CODE,
+    (),
+    r"$^",
+    "Python: an exception that no rule knows",
+    (),
+    (),
+)
+"""Stands for the rule of an exception that no rule knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceLine:
+    """A line of a log that says something."""
+
+    source: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogCandidate:
+    """One thing that a stream tells, and that may be how it began."""
+
+    rule: LogRule
+    weight: Weight
+    line: EvidenceLine
+    rank: int | None
+    time: float | None = None
+    blocks: Sequence[Sequence[str]] = ()
+    """Lines of the tracebacks of an exception, the one of the cause first."""
+    count: int = 1
+
+    @property
+    def frame(self) -> Frame | None:
+        """Of the user's code, where the exception, or one that came of it, shows one."""
+        return next((frame for block in self.blocks if (frame := user_frame(block))), None)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The smaller, the more it is the cause."""
+        return self.rule.role, -self.weight
+
+
+def candidates_of(log: ScannedLog) -> list[LogCandidate]:
+    """The best candidate of each stream first, then the others of it: nearest to the beginning first."""
+    found: list[LogCandidate] = []
+    for stream in log.streams:
+        found += sorted(_of_stream(stream, log), key=lambda one: (one.order, one.line.line))
+    return found
+
+
+def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
+    groups = list(stream.groups)
+    last = groups[-1][-1].quiet if groups else 0
+    # Lines of other ranks stand between those of one.
+    patience = NEAR * len(log.streams)
+    found = [_raised(stream, group, log.quiet - group[-1].quiet > patience) for group in groups]
+    # A role alone is the same for all hits of a rule: the first one that may belong to the end stands for them.
+    nearest: dict[str, LogHit] = {}
+    for hit in (*stream.first.values(), *stream.recent):
+        known = nearest.get(hit.rule.name)
+        if known is None or _weight(hit, last - patience) > _weight(known, last - patience):
+            nearest[hit.rule.name] = hit
+    found += [
+        LogCandidate(
+            hit.rule,
+            _weight(hit, last - patience),
+            EvidenceLine(stream.source, hit.line, hit.text),
+            stream.rank,
+            hit.time,
+            count=stream.counts[name],
+        )
+        for name, hit in nearest.items()
+    ]
+    return found
+
+
+def _weight(hit: LogHit, since: int) -> Weight:
+    """A plain line long before the last exception was survived."""
+    return Weight.SURVIVED if hit.weight is Weight.PLAIN and hit.quiet < since else hit.weight
+
+
+def _raised(stream: StreamFindings, group: list[RaisedException], went_on: bool) -> LogCandidate:
+    """An exception with those that led to it: the first of them that a special rule knows is the cause."""
+    known = [one for one in group if one.rule is not None]
+    special = [one for one in known if one.rule is not None and one.rule.weight > Weight.WEAK]
+    cause = (special or known or group)[0]
+    # What led to a special one and is known by no rule comes first all the same: a KeyError before a closed connection.
+    first = group[0]
+    if first.rule is None and cause.rule is not None and cause.rule.role.is_consequence:
+        cause = first
+    rule = cause.rule or USER_EXCEPTION
+    weight = Weight.SURVIVED if cause.goes_on or went_on else Weight.DECISIVE
+    blocks = (cause.block, *(one.block for one in group if one is not cause))
+    return LogCandidate(
+        rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, blocks, len(group)
+    )

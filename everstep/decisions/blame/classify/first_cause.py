@@ -1,0 +1,170 @@
+"""The first cause among the logs of all ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from everstep.decisions.blame.classify.candidates import LogCandidate, candidates_of
+from everstep.decisions.blame.classify.exit_codes import ExitReading, read_exit_code
+from everstep.decisions.blame.classify.findings import ScannedLog
+from everstep.decisions.blame.classify.rule import FaultClass, Role, Weight
+from everstep.decisions.blame.classify.verdict import LogVerdict, OtherCandidate
+from everstep.model.owner import Owner
+
+CLOCKS_S = 1.0
+"""Times of different logs that differ by less say nothing of their order: clocks of machines differ."""
+EVIDENCE = 8
+"""Lines that are kept of the cause."""
+OTHERS = 12
+"""Other candidates that are named."""
+
+
+def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> LogVerdict:
+    """The verdict over all logs of one failure.
+
+    The best of each stream is compared: a cause before an end, an end before a consequence; what is decisive before
+    what may have been survived. Where several remain, the order within a log, times that differ by more than clocks do,
+    and the number of ranks decide, in this order; else the class is unknown and all are named.
+
+    Args:
+        logs: One for each file, or rank.
+        exit_code: Of the job or rank, where it is known.
+    """
+    logs = list(logs)
+    reading = None if exit_code is None else read_exit_code(exit_code)
+    lines = sum(log.lines for log in logs)
+    found = [one for log in logs for one in candidates_of(log)]
+    strong = [one for one in found if one.weight > Weight.WEAK]
+    if reading is not None and reading.fault is FaultClass.NO_FAILURE and not _ended(strong):
+        return _of_exit(reading, found, lines)
+    pool = strong or ([] if reading is not None and reading.code == 0 else _only_weak(found))
+    if not pool:
+        return (
+            _of_exit(reading, found, lines)
+            if reading
+            else LogVerdict(FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=_others(found, ""), lines=lines)
+        )
+    best = min(one.order for one in pool)
+    top = [one for one in pool if one.order == best]
+    # Of causes the order in which they came says more than how sure each one is.
+    if best[0] == Role.CAUSE:
+        top = [one for one in pool if one.rule.role is Role.CAUSE]
+    elif (
+        reading is not None
+        and best[0] > Role.END
+        and reading.fault not in (FaultClass.UNKNOWN, FaultClass.NO_FAILURE, FaultClass.CRASHED)
+    ):
+        return _of_exit(reading, found, lines)
+    chosen, how = _choose(top)
+    if chosen is None:
+        return LogVerdict(
+            FaultClass.UNKNOWN,
+            Owner.UNKNOWN,
+            "several-causes",
+            decided_by=how,
+            others=_others(found, ""),
+            exit=reading,
+            lines=lines,
+        )
+    same = [
+        one for one in found if one.rule.name == chosen.rule.name and one.weight >= min(chosen.weight, Weight.PLAIN)
+    ]
+    return _verdict(chosen, same, how, found=found, reading=reading, lines=lines)
+
+
+def _ended(strong: Sequence[LogCandidate]) -> bool:
+    """Whether something says that a process ended, whatever the exit code of the whole."""
+    return any(one.weight is Weight.DECISIVE for one in strong)
+
+
+def _only_weak(found: Sequence[LogCandidate]) -> list[LogCandidate]:
+    """Weak words count where nothing else is there; what was survived, and what launchers sum up, never does."""
+    return [one for one in found if one.weight is Weight.WEAK and one.rule.role is not Role.SUMMARY]
+
+
+def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
+    """One of the causes, and how it was told; None: it cannot be told."""
+    kinds = {one.rule.name for one in top}
+    if len(kinds) == 1:
+        return min(top, key=_when), "the only cause"
+    by_log: dict[str, list[LogCandidate]] = defaultdict(list)
+    for one in top:
+        by_log[one.line.source].append(one)
+    firsts = [min(group, key=lambda one: one.line.line) for group in by_log.values()]
+    if len({one.rule.name for one in firsts}) == 1:
+        return min(firsts, key=_when), "first in its log"
+    best = min(one.order for one in firsts)
+    firsts = [one for one in firsts if one.order == best]
+    if len({one.rule.name for one in firsts}) == 1:
+        return min(firsts, key=_when), "the most certain"
+    timed = sorted((one for one in firsts if one.time is not None), key=_when)
+    if len(timed) == len(firsts):
+        other = next(one for one in timed if one.rule.name != timed[0].rule.name)
+        if (other.time or 0) - (timed[0].time or 0) > CLOCKS_S:
+            return timed[0], f"first by time, {(other.time or 0) - (timed[0].time or 0):.0f} s before the next"
+    return None, "several causes, and nothing says which was first"
+
+
+def _when(one: LogCandidate) -> tuple[float, str, int]:
+    return (one.time if one.time is not None else float("inf"), one.line.source, one.line.line)
+
+
+def _verdict(
+    chosen: LogCandidate,
+    same: Sequence[LogCandidate],
+    how: str,
+    *,
+    found: Sequence[LogCandidate],
+    reading: ExitReading | None,
+    lines: int,
+) -> LogVerdict:
+    rule = chosen.rule
+    order = sorted(same, key=lambda one: (one is not chosen, _when(one)))
+    return LogVerdict(
+        fault=rule.fault,
+        owner=rule.owner,
+        reason=rule.name,
+        consequence=rule.role.is_consequence,
+        decided_by=how,
+        ranks=tuple(sorted({one.rank for one in same if one.rank is not None})),
+        place=chosen.frame.text if chosen.frame else "",
+        evidence=tuple(one.line for one in order[:EVIDENCE]),
+        count=sum(one.count for one in same),
+        others=_others(found, rule.name),
+        exit=reading,
+        lines=lines,
+    )
+
+
+def _of_exit(reading: ExitReading, found: Sequence[LogCandidate], lines: int) -> LogVerdict:
+    return LogVerdict(
+        reading.fault,
+        reading.owner,
+        reading.reason,
+        decided_by="the exit code",
+        others=_others(found, ""),
+        exit=reading,
+        lines=lines,
+    )
+
+
+def _others(found: Sequence[LogCandidate], chosen: str) -> tuple[OtherCandidate, ...]:
+    """What else there is, by reason: causes first."""
+    by_name: dict[str, list[LogCandidate]] = defaultdict(list)
+    for one in found:
+        if one.rule.name != chosen:
+            by_name[one.rule.name].append(one)
+    groups = sorted(by_name.values(), key=lambda group: min((*one.order, *_when(one)) for one in group))
+    return tuple(
+        OtherCandidate(
+            fault=group[0].rule.fault,
+            owner=group[0].rule.owner,
+            reason=group[0].rule.name,
+            consequence=group[0].rule.role.is_consequence,
+            count=sum(one.count for one in group),
+            ranks=tuple(sorted({one.rank for one in group if one.rank is not None})),
+            line=min(group, key=_when).line,
+        )
+        for group in groups[:OTHERS]
+    )

@@ -1,0 +1,342 @@
+"""Lines about GPUs: the driver's Xid events, CUDA and what is built on it.
+
+Which Xid means what: NVIDIA's catalogue of Xid errors with the lists of DCGM and of its device plugin. An illegal
+memory access has no owner: ByteRobust's table 2 counts 21 of the infrastructure and 41 of the users.
+"""
+
+from __future__ import annotations
+
+from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
+from everstep.model.owner import Owner
+
+XID_CATALOGUE = "NVIDIA: Xid catalogue"
+CUDA = "NVIDIA: CUDA runtime, cudaError_t; text as torch shows it"
+_XID = r"\bXid \([^)]*\): "
+
+GPU_RULES = (
+    LogRule(
+        "xid-fallen-off-the-bus",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        ("xid", "fallen off the bus"),
+        _XID + r"(?:79|167)\b|GPU has fallen off the bus|NVIDIA GPU .*fallen off the bus",
+        XID_CATALOGUE,
+        ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",),
+        ("NVRM: Xid (PCI:0000:05:00): 7, pid=79, name=python", "the courier has fallen off the bus"),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "xid-memory",
+        FaultClass.GPU_MEMORY,
+        Owner.MACHINE,
+        ("xid",),
+        _XID + r"(?:48|64|95|140|171|172)\b",
+        XID_CATALOGUE,
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 48, pid=812, name=python, DBE (double bit error) ECC error",
+            "NVRM: Xid (PCI:0000:3b:00): 95, pid=812, name=python, Uncontained: LTC TAG",
+        ),
+        ("NVRM: Xid (PCI:0000:3b:00): 480, pid=812", "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row"),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "xid-contained-memory",
+        FaultClass.GPU_MEMORY,
+        Owner.MACHINE,
+        ("xid",),
+        _XID + r"94\b",
+        XID_CATALOGUE,
+        ("NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, name=python3, Contained: SM (0x1).",),
+        ("NVRM: Xid (PCI:0000:3b:00): 9, pid=94, name=python3",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "xid-link",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        ("xid",),
+        _XID + r"(?:74|136|155)\b|" + _XID + r"14[4-9], .*(?<!Non)Fatal|" + _XID + r"150, .*(?<!Non)Fatal",
+        XID_CATALOGUE,
+        (
+            "NVRM: Xid (PCI:0000:05:00): 74, pid=2301, name=python, NVLink: fatal error detected on link 5",
+            "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)",
+        ),
+        ("NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "xid-gpu-firmware",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        ("xid",),
+        _XID + r"(?:46|54|62|109|110|119|120|143|151|156|158|169)\b",
+        XID_CATALOGUE,
+        (
+            "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC "
+            "response from "
+            "GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c).",
+        ),
+        ("NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "sxid-fatal",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        ("sxid", "nvswitch fatal"),
+        r"SXid \([^)]*\): \d+, Fatal|detected NVSwitch fatal error",
+        "NVIDIA: fabric manager",
+        ("nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
+        ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "xid-of-the-program",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("xid",),
+        _XID + r"(?:8|11|13|25|31|32|43|69|80)\b",
+        XID_CATALOGUE + ": the program's, unless the same GPU shows it again",
+        (
+            "NVRM: Xid (PCI:0000:38:00): 43, pid=2924364, name=pt_main_thread, Ch 00000008",
+            "NVRM: Xid (PCI:0000:38:00): 31, pid=4242, name=python, MMU Fault: ENGINE GRAPHICS",
+        ),
+        ("NVRM: Xid (PCI:0000:38:00): 310, pid=31",),
+    ),
+    LogRule(
+        "xid-follows",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("xid",),
+        _XID + r"(?:45|154)\b",
+        XID_CATALOGUE + ": it follows another event",
+        ("NVRM: Xid (PCI:0000:38:00): 45, pid=4242, name=python, Ch 00000010",),
+        ("NVRM: Xid (PCI:0000:38:00): 48, pid=45",),
+        role=Role.SUMMARY,
+    ),
+    LogRule(
+        "xid-soft",
+        FaultClass.UNKNOWN,
+        Owner.UNKNOWN,
+        ("xid",),
+        r"\bS?Xid \([^)]*\): \d+",
+        XID_CATALOGUE + ": no action of its own, or a number that is not known",
+        (
+            "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to "
+            "activate.",
+        ),
+        ("exid (3): 63",),
+        weight=Weight.WEAK,
+    ),
+    LogRule(
+        "nvml-gpu-lost",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        (
+            "gpu is lost",
+            "gpu requires reset",
+            "device handle for gpu",
+            "nvml",
+            "nvidia-smi has failed",
+            "no devices were found",
+        ),
+        r"GPU is lost|GPU requires reset|Unable to determine the device handle for GPU|NVMLError_(?:GpuIsLost"
+        r"|ResetRequired)"
+        r"|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found",
+        "NVIDIA: nvmlErrorString, nvidia-smi",
+        (
+            "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover "
+            "this GPU",
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "pynvml.NVMLError_GpuIsLost: GPU is lost",
+        ),
+        ("nvml initialized, 8 GPUs", "INFO no devices were found in the cache"),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "cuda-ecc",
+        FaultClass.GPU_MEMORY,
+        Owner.MACHINE,
+        ("uncorrectable", "ecc error"),
+        r"uncorrectable ECC error|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
+        CUDA,
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered",),
+        ("ecc errors: 0 uncorrectable",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "cuda-link-uncorrectable",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        ("nvlink",),
+        r"uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        CUDA,
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",),
+        ("NVLink errors: 0",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "cuda-device-unavailable",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        ("cuda", "nvidia driver", "no gpus found"),
+        r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|CUDA unknown error"
+        r"|CUDA driver initialization failed|Found no NVIDIA driver|NVIDIA driver on your system is too old"
+        r"|CUDA driver version is insufficient|CUDA error: system not yet initialized|cudaErrorSystemNotReady"
+        r"|CUDA error: unknown error|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found"
+        r"|CUDA error: hardware stack error"
+        r"|Error 80[234]: .*(?:system not yet initialized|driver)",
+        CUDA,
+        (
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        ),
+        ("CUDA available: True", "8 CUDA GPUs are available"),
+    ),
+    LogRule(
+        "cuda-not-compiled",
+        FaultClass.DEPENDENCY,
+        Owner.CODE,
+        ("not compiled with cuda", "no kernel image", "compiled with cuda enabled"),
+        r"Torch not compiled with CUDA enabled|no kernel image is available for execution",
+        "torch, CUDA runtime",
+        (
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
+        ("compiled with cuda 13.2",),
+    ),
+    LogRule(
+        "gpu-out-of-memory",
+        FaultClass.GPU_OUT_OF_MEMORY,
+        Owner.CODE,
+        (
+            *("out of memory", "out_of_memory", "outofmemory", "memoryallocation"),
+            *("cublas_status_alloc_failed", "failed to allocate"),
+        ),
+        r"\b(?:CUDA|HIP|XPU) out of memory|RESOURCE_EXHAUSTED: Out of memory"
+        r"|\b(?:CUDA|HIP)(?: driver| runtime)? (?:error|failure)(?: 2)?:? '?out of memory|cudaErrorMemoryAllocation"
+        r"|\btorch(?:\.cuda)?\.OutOfMemoryError\b|CUDA_ERROR_OUT_OF_MEMORY|\bcudaMalloc\w* failed: out of memory"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|cuda.*failed to allocate",
+        CUDA + "; torch.OutOfMemoryError",
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "79.11 GiB",
+            "[rank3]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB "
+            "total capacity; 77.01 GiB already allocated; 8.19 MiB free)",
+            "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+            "RuntimeError: CUDA error: out of memory",
+            "torch.AcceleratorError: CUDA error: out of memory",
+            "RuntimeError: CUDA driver error: out of memory",
+            "cudaErrorMemoryAllocation: out of memory",
+            "thrust::system::system_error: cudaErrorMemoryAllocation: the API call failed because it was unable to "
+            "allocate enough memory",
+            "m1:812:812 [0] include/alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'",
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12 "
+            "bytes.",
+        ),
+        (
+            "out of memory retries: 0",
+            "java.lang.OutOfMemoryError: heap",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "the host is out of memory; the CUDA error came later",
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
+    ),
+    LogRule(
+        "cuda-device-side-assert",
+        FaultClass.CUDA_ERROR,
+        Owner.CODE,
+        ("device-side assert", "assertion"),
+        r"device-side assert triggered|\.cu:\d+:.*block: \[.*thread: \[.*Assertion .* failed",
+        CUDA,
+        (
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "/build/aten/src/ATen/native/cuda/Indexing.cu:1553: operator(): block: [7,0,0], thread: [32,0,0] Assertion "
+            '`-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.',
+        ),
+        ("AssertionError: the assertion on the batch failed",),
+    ),
+    LogRule(
+        "cuda-invalid-device",
+        FaultClass.CUDA_ERROR,
+        Owner.CODE,
+        ("invalid device ordinal",),
+        r"invalid device ordinal",
+        CUDA,
+        ("RuntimeError: CUDA error: invalid device ordinal",),
+        ("device ordinal 3",),
+    ),
+    LogRule(
+        "cuda-illegal-memory-access",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("illegal memory access", "illegal_address"),
+        r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
+        CUDA,
+        ("RuntimeError: CUDA error: an illegal memory access was encountered",),
+        ("no illegal memory access found",),
+    ),
+    LogRule(
+        "cuda-misaligned-address",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("misaligned address",),
+        r"CUDA error: misaligned address",
+        CUDA,
+        ("RuntimeError: CUDA error: misaligned address",),
+        ("misaligned address space",),
+    ),
+    LogRule(
+        "cuda-launch-failure",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("launch failure", "illegal instruction was encountered", "launch timed out"),
+        r"unspecified launch failure|CUDA error: an illegal instruction was encountered"
+        r"|CUDA error: the launch timed out",
+        CUDA,
+        ("RuntimeError: CUDA error: unspecified launch failure",),
+        ("launch failures: 0",),
+    ),
+    LogRule(
+        "cuda-library-error",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("cublas_status_", "cudnn", "cusolver_status_", "cufft"),
+        r"CUDA error: CUBLAS_STATUS_(?!SUCCESS)|cuDNN error: |CUDNN_STATUS_(?!SUCCESS)\w+|cusolver error: "
+        r"|cuFFT error: ",
+        "torch: cuBLAS, cuDNN, cuSOLVER, cuFFT",
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb)`",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        ),
+        ("cudnn version 90100", "CUBLAS_STATUS_SUCCESS"),
+    ),
+    LogRule(
+        "cuda-fork",
+        FaultClass.USER_EXCEPTION,
+        Owner.CODE,
+        ("re-initialize cuda",),
+        r"Cannot re-initialize CUDA in forked subprocess",
+        "torch.cuda",
+        (
+            "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
+            "must use the "
+            "'spawn' start method",
+        ),
+        ("re-initialize CUDA graphs",),
+    ),
+    LogRule(
+        "cuda-error",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        ("cuda error", "cuda failure", "cuda_error_", "cuda driver error"),
+        r"CUDA error: |Cuda failure |\bCUDA_ERROR_[A-Z_]+|CUDA driver error: ",
+        CUDA,
+        ("RuntimeError: CUDA error: invalid configuration argument", "NCCL WARN Cuda failure 'unknown error'"),
+        ("CUDA errors are reported late", "no cuda errors"),
+    ),
+)
+"""In the order in which they are tried."""

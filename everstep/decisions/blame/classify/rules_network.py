@@ -1,0 +1,117 @@
+"""Lines about names, ports and services elsewhere."""
+
+from __future__ import annotations
+
+from everstep.decisions.blame.classify.rule import FaultClass, LogRule
+from everstep.model.owner import Owner
+
+NETWORK_RULES = (
+    LogRule(
+        "name-resolution",
+        FaultClass.DNS,
+        Owner.NETWORK,
+        (
+            "name resolution",
+            "name or service not known",
+            "nodename nor servname",
+            "gaierror",
+            "name does not resolve",
+            "could not resolve host",
+            "nameresolutionerror",
+            "no address associated",
+        ),
+        r"[Tt]emporary failure in name resolution|Name or service not known|nodename nor servname|gaierror"
+        r"|Name does not resolve"
+        r"|Could not resolve host|NameResolutionError|No address associated with hostname",
+        "getaddrinfo of glibc and musl; curl; urllib3",
+        (
+            "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+            "curl: (6) Could not resolve host: data.example",
+            "socket.gaierror: [Errno -2] Name or service not known",
+        ),
+        ("name resolution took 3 ms",),
+    ),
+    LogRule(
+        "port-taken",
+        FaultClass.PORT_TAKEN,
+        Owner.MACHINE,
+        ("address already in use", "eaddrinuse", "errno 98"),
+        r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",
+        "Linux: EADDRINUSE; torch's TCPStore",
+        (
+            "OSError: [Errno 98] Address already in use",
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+            "address. port: "
+            "29500, code: -98, name: EADDRINUSE, message: address already in use",
+        ),
+        ("addresses in use: 3",),
+    ),
+    LogRule(
+        "external-service",
+        FaultClass.EXTERNAL_SERVICE,
+        Owner.NETWORK,
+        (
+            "httpsconnectionpool",
+            "httpconnectionpool",
+            "max retries exceeded",
+            "hfhub",
+            "localentrynotfound",
+            "wandb",
+            "urlopen error",
+            "http error",
+            "server error",
+            "client error",
+            "too many requests",
+            "newconnectionerror",
+            "couldn't connect to",
+            "we couldn't connect",
+            "bad gateway",
+            "service unavailable",
+            "connecterror",
+            "remotedisconnected",
+            "http code",
+            "returned error",
+        ),
+        r"HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
+        r"|HfHubHTTPError|OfflineModeIsEnabled"
+        r"|wandb\S*:? .*(?:Network error|CommError|ConnectionError|timed out)|CommError|<urlopen error"
+        r"|HTTP Error (?:5\d\d|429)"
+        r"|HTTPError: (?:5\d\d|429)|[45]\d\d (?:Server|Client) Error|NewConnectionError|(?:502 Bad Gateway"
+        r"|503 Service Unavailable|429 Too Many Requests)"
+        r"|httpx\.Connect\w+|httpcore\.Connect\w+|RemoteDisconnected|The requested URL returned error: (?:5\d\d|429)",
+        "requests, urllib3, urllib, httpx, huggingface_hub, wandb, curl",
+        (
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max "
+            "retries exceeded",
+            "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
+            "urllib.error.HTTPError: HTTP Error 503: Busy",
+            "wandb: Network error (ConnectionError), entering retry loop.",
+        ),
+        ("wandb: Run data is saved locally", "http errors: 0"),
+    ),
+    LogRule(
+        "network-unreachable",
+        FaultClass.NETWORK,
+        Owner.NETWORK,
+        ("no route to host", "network is unreachable", "connection timed out", "network is down"),
+        r"No route to host|Network is unreachable|\[Errno 110\]|ConnectionTimedOut|Network is down"
+        r"|: Connection timed out",
+        "Linux: EHOSTUNREACH, ENETUNREACH, ETIMEDOUT, ENETDOWN",
+        ("OSError: [Errno 113] No route to host", "TimeoutError: [Errno 110] Connection timed out"),
+        ("route to host m3 found",),
+    ),
+    LogRule(
+        "certificate",
+        FaultClass.EXTERNAL_SERVICE,
+        Owner.UNKNOWN,
+        ("certificate verify failed", "certificate_verify_failed"),
+        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed",
+        "OpenSSL",
+        (
+            "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed "
+            "certificate",
+        ),
+        ("certificate verified",),
+    ),
+)
+"""In the order in which they are tried."""

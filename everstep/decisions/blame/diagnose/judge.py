@@ -1,0 +1,232 @@
+"""What all tests of several machines say together: each machine's own findings, and what only a comparison shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from everstep.base.text import size_text
+from everstep.decisions.blame.diagnose import reasons
+from everstep.decisions.blame.diagnose.alignment import Computed, compare
+from everstep.decisions.blame.diagnose.bandwidth import LOW_SHARE, SLOW_SHARE, below
+from everstep.decisions.blame.diagnose.failing import failing
+from everstep.decisions.blame.diagnose.pair import Pair, pair_of
+from everstep.decisions.blame.diagnose.rounds import judge_pairs
+from everstep.model.diagnosis import (
+    SPEED,
+    STEADY,
+    BadLink,
+    Diagnosis,
+    DiagnosticResult,
+    MachineDiagnosis,
+    Measured,
+    PairResult,
+)
+from everstep.model.health import Finding, Health, verdict_of, worst_first
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Thresholds of bandwidths, as shares of the median."""
+
+    slow: float = SLOW_SHARE
+    low: float = LOW_SHARE
+
+
+def judge(
+    results: Mapping[str, Sequence[DiagnosticResult]],
+    pairs: Sequence[PairResult] = (),
+    silent: Mapping[str, str] | None = None,
+    shares: Shares | None = None,
+) -> Diagnosis:
+    """The verdict on every machine.
+
+    Args:
+        results: Machine → what its own tests say.
+        pairs: What tests between two machines say.
+        silent: Machine → why its tests could not be run at all.
+        shares: Below which shares of the others' a bandwidth is found.
+    """
+    shares, silent = shares or Shares(), silent or {}
+    machines = [*results, *(one for one in silent if one not in results)]
+    found: dict[str, list[Finding]] = {
+        machine: [finding for one in results.get(machine, ()) for finding in one.findings] for machine in machines
+    }
+    for machine, why in silent.items():
+        found[machine].append(reasons.SILENT.found("diagnose", text=why))
+    for machine, tests in failing(results).items():
+        found[machine] += [
+            reasons.FAILS_ALONE.found(test, text=f"{reasons.FAILS_ALONE.means}: {how}") for test, how in tests.items()
+        ]
+    _compare_bits(results, found)
+    _compare_bandwidths(results, shares, found)
+    links = _compare_pairs(machines, pairs, shares, found)
+    tested = {machine for machine, said in results.items() if any(not one.nothing for one in said)}
+    tested |= {machine for pair in pairs if pair.passed for machine in pair.machines}
+    return Diagnosis(
+        machines=[
+            MachineDiagnosis(
+                machine=machine,
+                verdict=_verdict(found[machine], tested=machine in tested),
+                findings=worst_first(found[machine]),
+                results=list(results.get(machine, ())),
+            )
+            for machine in machines
+        ],
+        links=links,
+        pairs=list(pairs),
+        measured=_measured(results, pairs),
+    )
+
+
+def confirmed(first: Diagnosis, second: Diagnosis | None, *, by_test: bool = True) -> Diagnosis:
+    """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
+
+    A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
+    is a test that breaks, and what lies between two machines. Where there is no second one, since it could not be
+    carried out, none of these counts, and what was sure does.
+
+    Args:
+        first: Of all tests.
+        second: Of those whose faults are not sure; None: it could not be carried out.
+        by_test: One test confirms itself only; False: in incidents of an earlier release any test did, with the same
+            reason.
+    """
+
+    def key(machine: str, finding: Finding) -> tuple[str, str, str]:
+        return machine, finding.inspection if by_test else "", finding.reason
+
+    not_again = "not so the next time" if second else "it could not be tested once more"
+    second = second or Diagnosis()
+    links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
+    again = {key(one.machine, finding) for one in second.machines for finding in one.findings}
+    machines = []
+    for one in first.machines:
+        findings = worst_first(
+            finding
+            if finding.sure or finding.verdict is not Health.FAULTY or key(one.machine, finding) in again
+            else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; {not_again}"})
+            for finding in one.findings
+        )
+        verdict = _verdict(findings, tested=one.verdict is not Health.UNKNOWN or bool(findings))
+        machines.append(one.model_copy(update={"findings": findings, "verdict": verdict}))
+    seconds = first.seconds + second.seconds
+    return first.model_copy(update={"machines": machines, "links": links, "seconds": seconds})
+
+
+def unsure_tests(found: Diagnosis, *, links: bool = True) -> list[str]:
+    """Tests with a fault that is to be seen twice before it counts, in the order in which they were run."""
+    tests = {
+        finding.inspection
+        for one in found.machines
+        for finding in one.findings
+        if finding.verdict is Health.FAULTY and not finding.sure
+    }
+    if links:
+        tests |= {link.test for link in found.links}
+    return [test for test in found.tests if test in tests]
+
+
+def passed(pairs: Sequence[PairResult], test: str, shares: Shares | None = None) -> dict[Pair, bool | None]:
+    """Pair → whether it passed a test; one that is far slower than others did not."""
+    of_test = [pair for pair in pairs if pair.test == test]
+    slow = _slow_pairs(of_test, (shares or Shares()).slow)
+    return {pair_of(*pair.machines): pair.passed and pair_of(*pair.machines) not in slow for pair in of_test}
+
+
+def _verdict(findings: Sequence[Finding], *, tested: bool) -> Health:
+    """Where nothing was tested, nothing is known."""
+    return verdict_of(findings) if findings or tested else Health.UNKNOWN
+
+
+def _compare_bits(results: Mapping[str, Sequence[DiagnosticResult]], found: dict[str, list[Finding]]) -> None:
+    tests = dict.fromkeys(one.test for said in results.values() for one in said if one.digests)
+    for test in tests:
+        computed = {
+            machine: Computed(one.kind, one.digests)
+            for machine, said in results.items()
+            for one in said
+            if one.test == test and one.digests and one.verdict is Health.HEALTHY
+        }
+        kinds = {machine: one.kind for machine, one in computed.items()}
+        for machine, said in compare(computed).items():
+            if said.agrees is False:
+                found[machine].append(reasons.OTHER_BITS.found(test, "", kinds[machine], text=said.text))
+            elif said.agrees is None:
+                found[machine].append(reasons.UNCOMPARED.found(test, "", kinds[machine], text=said.text))
+
+
+def _compare_bandwidths(
+    results: Mapping[str, Sequence[DiagnosticResult]], shares: Shares, found: dict[str, list[Finding]]
+) -> None:
+    figures: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for machine, said in results.items():
+        for one in said:
+            for name, value in one.measures.items():
+                if name.partition("{")[0].endswith(SPEED):
+                    figures[one.test, one.kind, name][machine] = value
+    for (test, _, name), values in figures.items():
+        usual = median(values.values())
+        for machine, share in below(values, shares.low).items():
+            reason = reasons.SLOW if share < shares.slow and test in STEADY else reasons.LOW
+            text = f"{size_text(values[machine])}/s, {share:.0%} of what is usual here"
+            found[machine].append(reason.found(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text))
+
+
+def _slow_pairs(pairs: Sequence[PairResult], share: float) -> dict[Pair, float]:
+    """Pairs that passed, and are far slower than most of their kind that did."""
+    figures: dict[tuple[str, str], dict[Pair, float]] = defaultdict(dict)
+    for pair in pairs:
+        if pair.passed:
+            for name, value in pair.measures.items():
+                figures[pair.kind, name][pair_of(*pair.machines)] = value
+    return {pair: part for values in figures.values() for pair, part in below(values, share).items()}
+
+
+def _compare_pairs(
+    machines: Sequence[str], pairs: Sequence[PairResult], shares: Shares, found: dict[str, list[Finding]]
+) -> list[BadLink]:
+    links = []
+    for test in dict.fromkeys(pair.test for pair in pairs):
+        of_test = [pair for pair in pairs if pair.test == test]
+        met = {machine for pair in of_test for machine in pair.machines}
+        involved = [machine for machine in machines if machine in met]
+        slow = _slow_pairs(of_test, shares.slow)
+        texts = {pair_of(*pair.machines): pair.text for pair in of_test} | {
+            pair: f"{share:.0%} of the usual bandwidth" for pair, share in slow.items()
+        }
+        seen = passed(of_test, test, shares)
+        said = judge_pairs(involved, seen)
+        # A bandwidth may be low for other work: who is named only with pairs that are slow is tested once more.
+        sure = judge_pairs(involved, seen | dict.fromkeys(slow)).machines
+        links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in said.links]
+        for names, reason in ((said.machines, reasons.FAILS_WITH_ALL), (said.unsure, reasons.FAILS_UNSURE)):
+            for machine in names:
+                own = [pair for pair in texts if machine in pair and texts[pair]]
+                lines = [f"{' and '.join(pair)}: {texts[pair]}" for pair in own]
+                found[machine].append(reason.found(test, "", *lines).model_copy(update={"sure": machine in sure}))
+    return links
+
+
+def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence[PairResult]) -> list[Measured]:
+    figures: dict[str, dict[str, float]] = defaultdict(dict)
+    for machine, said in results.items():
+        for one in said:
+            for name, value in one.measures.items():
+                figures[f"{one.test} {name}"][machine] = value
+    for pair in pairs:
+        for name, value in pair.measures.items():
+            figures[f"{pair.test} {name}"][" and ".join(pair.machines)] = value
+    return [
+        Measured(
+            name=name,
+            machines=len(values),
+            low=min(values.values()),
+            lowest=min(values, key=values.__getitem__),
+            median=median(values.values()),
+            high=max(values.values()),
+        )
+        for name, values in figures.items()
+    ]

@@ -1,0 +1,106 @@
+"""Which machines test what lies between them, in which rounds, and which one is at fault.
+
+Every machine is tested with a neighbour, and in a second round, shifted by one, with the other neighbour (ByteRobust,
+section 4.2). A machine that fails with both is at fault; where the only failure is that of two machines which pass with
+others, it is what lies between them.
+
+Ours: an odd number needs a third round. Where suspects were tested with suspects, they are tested again, with machines
+that passed: named is only who failed with two of those. A machine that passed once works.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everstep.decisions.blame.diagnose.pair import Pair, pair_of
+
+FURTHER_ROUNDS = 8
+"""After the shifted ones, at most; who is not told apart by then stays unknown."""
+FAILURES = 2
+"""A machine is at fault that failed with so many machines that work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What tests of pairs say."""
+
+    machines: tuple[str, ...] = ()
+    """At fault."""
+    links: tuple[Pair, ...] = ()
+    """Both machines work; what lies between them does not."""
+    unsure: tuple[str, ...] = ()
+    """They failed, and it is not known whether for their own fault; or no test of them could be run."""
+
+
+Seen = Mapping[Pair, bool | None]
+"""Pair → whether it passed; None: it could not be run."""
+
+
+def shifted_rounds(machines: Sequence[str]) -> list[list[Pair]]:
+    """The first rounds: each machine with one neighbour, then with the other one. Two rounds, three of an odd number;
+    one of two machines; none of fewer."""
+    count = len(machines)
+    if count < 3:
+        return [[pair_of(*machines)]] if count == 2 else []
+    ring = [pair_of(machine, machines[(index + 1) % count]) for index, machine in enumerate(machines)]
+    if count % 2:
+        return [ring[0:-1:2], ring[1:-1:2], [ring[-1]]]
+    return [ring[0::2], ring[1::2]]
+
+
+def next_round(machines: Sequence[str], seen: Seen, further: int) -> list[Pair]:
+    """Which pairs to test next, no machine in two of them; none: nothing more can be found out.
+
+    Args:
+        machines: All.
+        seen: What is known.
+        further: So many rounds were run after the shifted ones.
+    """
+    for planned in shifted_rounds(machines):
+        if any(pair not in seen for pair in planned):
+            return planned
+    if further >= FURTHER_ROUNDS:
+        return []
+    known, found, busy = _Known(seen), [], set[str]()
+    working = [one for one in machines if one in known.working]
+    for suspect in machines:
+        if not known.is_suspect(suspect):
+            continue
+        met = known.met[suspect]
+        partner = next((one for one in working if one not in met and one not in busy), None)
+        if partner is not None:
+            busy.add(partner)
+            found.append(pair_of(suspect, partner))
+    return found
+
+
+def judge_pairs(machines: Sequence[str], seen: Seen) -> Pairs:
+    """Who is at fault, by all that was seen."""
+    known = _Known(seen)
+    bad = [one for one in machines if one not in known.working and known.failures(one) >= FAILURES]
+    links = [pair for pair, passed in seen.items() if passed is False and known.working.issuperset(pair)]
+    told = known.working | set(bad)
+    unsure = [one for one in machines if one not in told] if len(machines) > 1 else []
+    return Pairs(tuple(bad), tuple(sorted(links)), tuple(unsure))
+
+
+class _Known:
+    """What was seen, by machine."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.working = {machine for pair, passed in seen.items() if passed for machine in pair}
+        self.met: dict[str, dict[str, bool | None]] = defaultdict(dict)
+        """Machine → each that it was tested with, and whether they passed."""
+        for (one, other), passed in seen.items():
+            self.met[one][other] = self.met[other][one] = passed
+
+    def failures(self, machine: str) -> int:
+        """With how many machines that work it failed."""
+        return sum(passed is False and other in self.working for other, passed in self.met[machine].items())
+
+    def is_suspect(self, machine: str) -> bool:
+        """It failed, and it is not known whether it works."""
+        failed = any(passed is False for passed in self.met[machine].values())
+        return machine not in self.working and failed and self.failures(machine) < FAILURES

@@ -1,0 +1,124 @@
+"""Which machines should leave a job that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from everstep.base.text import listed
+from everstep.decisions.blame.hang.by_waiting import by_waiting
+from everstep.decisions.blame.hang.case import HangCase, HangLimits
+from everstep.decisions.blame.hang.conclusions import named, open_collectives_told, over_evicted, unknown
+from everstep.decisions.blame.hang.evidence import HangEvidence
+from everstep.decisions.blame.hang.mismatch import judge_mismatch
+from everstep.decisions.blame.hang.outliers import find_outliers
+from everstep.decisions.blame.hang.picture import picture
+from everstep.decisions.blame.hang.shared_group import shared_group
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.blame.hang.wait_for import wait_graph
+from everstep.model.topology import Topology
+
+ONE_LOOK = "there was one look only: that the job does not move is taken for granted; two, seconds apart, would show it"
+
+
+def judge_hang(
+    evidence: HangEvidence, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
+) -> HangVerdict:
+    """Judge a job that does not step, or say that nothing is known.
+
+    Args:
+        evidence: Of all ranks of which there is some.
+        topology: Of the job; the evidence's ranks are its ranks.
+        limits: How far to go.
+        names: Of the machines, in their order; for people.
+    """
+    doing = {rank: known.doing for rank, known in evidence.ranks.items() if known.trainer}
+    differing = find_outliers(doing, topology)
+    case = HangCase(evidence, topology, limits or HangLimits(), names, wait_graph(evidence, topology), differing)
+    verdict = _with_one_look(case, _conclude(case))
+    drawn = picture(
+        topology,
+        differing.groups,
+        named=verdict.ranks if verdict.conclusion is HangConclusion.NAMES else (),
+        evicted=verdict.machines,
+    )
+    silent = tuple(rank for rank in range(topology.world_size) if not evidence.of(rank).is_known)
+    return replace(verdict, unknown=silent, stacks=differing.groups, picture=drawn)
+
+
+def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
+    """What one look allows: in a healthy job too some wait for one that computes, and stacks differ."""
+    evidence = case.evidence
+    if evidence.moved is not None or evidence.stands_still or verdict.conclusion is HangConclusion.UNKNOWN:
+        return verdict
+    at_any_time = bool(evidence.ras_ranks) or any(known.trainer for known in evidence.ranks.values())
+    if verdict.evicts and at_any_time and verdict.method is not HangMethod.STATE:
+        what = "stacks" if not evidence.ras_ranks else "what ranks do"
+        why = f"one look at {what} does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
+        return unknown(why, verdict.evidence)
+    return replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
+
+
+def _conclude(case: HangCase) -> HangVerdict:
+    if not case.known:
+        return unknown("nothing is known of any rank")
+    if sum(known.is_stopped for known in case.evidence.ranks.values()) == case.topology.world_size:
+        return unknown("all ranks are stopped (state T): so somebody pauses a job on purpose")
+    if came_on := _came_on(case):
+        some = len(came_on) > 1
+        return HangVerdict(
+            HangConclusion.NOT_HUNG,
+            HangMethod.NONE,
+            f"{len(came_on)} rank{'s' * some} that wait{'s' * (not some)} for others came on between two looks: "
+            f"rank {listed(came_on)}",
+        )
+    reasons = []
+    for method in case.limits.methods:
+        found = _WAYS[method](case)
+        if isinstance(found, HangVerdict):
+            return found
+        reasons.append(found)
+    return unknown("; ".join(filter(None, reasons)) or "no method was asked", open_collectives_told(case.graph))
+
+
+def _came_on(case: HangCase) -> list[int]:
+    """Ranks that waited and are elsewhere now. One that waits for nobody may spin at one place for ever."""
+    entered = {rank for one in case.graph.collectives for rank in one.entered}
+    waits = entered | case.graph.blind | case.graph.edges.keys()
+    return sorted((case.evidence.moved or frozenset()) & waits)
+
+
+def _by_state(case: HangCase) -> HangVerdict | str:
+    stopped = tuple(sorted(rank for rank, known in case.evidence.ranks.items() if known.is_stopped))
+    if not stopped:
+        return ""
+    if not case.few(stopped):
+        return f"{len(stopped)} ranks are stopped, on too many machines to be named"
+    what = "their processes are" if len(stopped) > 1 else "its process is"
+    return named(case, stopped, HangMethod.STATE, f"{what} stopped (state T)")
+
+
+def _by_waiting(case: HangCase) -> HangVerdict | str:
+    return judge_mismatch(case.graph, case.topology, case.names) or by_waiting(case)
+
+
+def _by_stacks(case: HangCase) -> HangVerdict | str:
+    outliers, undecided = case.differing.ranks, case.differing.undecided
+    if not outliers:
+        if not case.differing.groups:
+            return "there are no stacks"
+        if undecided:
+            return f"no stack has a majority in the stages of {len(undecided)} ranks"
+        return "no rank's stack differs from most of its peers'"
+    shared = shared_group(outliers, case.topology, most_of_job=case.limits.most_over_evicted)
+    if shared is None:
+        return f"{len(outliers)} outliers share no group that is small enough: rank {listed(outliers)}"
+    what = "what they do is not what most of their peers do"
+    return over_evicted(case, outliers, shared, HangMethod.STACKS, what)
+
+
+_WAYS: Mapping[HangMethod, Callable[[HangCase], HangVerdict | str]] = {
+    HangMethod.STATE: _by_state,
+    HangMethod.WAIT_FOR: _by_waiting,
+    HangMethod.STACKS: _by_stacks,
+}

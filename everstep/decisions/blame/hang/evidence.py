@@ -1,0 +1,95 @@
+"""What is known of each rank of a job that hangs. Nothing known of a rank is no sign that it is healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole, Signature
+
+WORLD = "0"
+"""Name of the group of all ranks in flight records."""
+
+
+class PendingOperation(NamedTuple):
+    """An operation that a rank has entered and that is not done."""
+
+    group: str
+    """Name of the process group, the same on all of its ranks."""
+    number: int
+    """Of this operation among those of the group."""
+    operation: str
+    """``all_reduce``"""
+    sizes: str = ""
+    """Shapes of what goes in, where all ranks must have the same; else empty."""
+    peer: int | None = None
+    """Of p2p: the other rank; None: a collective, or not told."""
+    is_p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationRecord:
+    """How far a rank came in each of its process groups: from torch's flight recorder, or NCCL's RAS."""
+
+    last: Mapping[str, int]
+    """Group → number of the newest collective that the rank entered."""
+    pending: tuple[PendingOperation, ...] = ()
+    """What it entered and did not finish, the oldest of each group."""
+    order: tuple[tuple[str, int], ...] = ()
+    """The newest collectives that it entered, the newest last: group and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """What is known of one rank."""
+
+    trainer: Signature | None = None
+    """What the rank itself does; None: its stack could not be read."""
+    helpers: tuple[Signature, ...] = ()
+    """What its other processes do: data loaders, checkpoints, its launcher."""
+    record: CommunicationRecord | None = None
+    """None: it has none, or did not answer."""
+    is_stopped: bool = False
+    """Its process is stopped (state T): it answers to nothing."""
+    is_unresponsive: bool = False
+    """NCCL's RAS of the others gets no answer from its process."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of it."""
+        return self.trainer is not None or self.record is not None or self.is_stopped
+
+    @property
+    def doing(self) -> tuple[Signature, ...]:
+        """What it does and which of its helpers are busy: what is compared between ranks."""
+        if self.trainer is None:
+            return ()
+        calm = (LeafKind.IDLE, ProcessRole.LAUNCHER)
+        busy = {one for one in self.helpers if one.leaf.kind not in calm and one.role not in calm}
+        return (self.trainer, *sorted(busy, key=lambda one: (one.role, one.path))) if busy else (self.trainer,)
+
+
+@dataclass(frozen=True, slots=True)
+class HangEvidence:
+    """What is known of a job that does not step."""
+
+    ranks: Mapping[int, RankEvidence]
+    """Those of which something was looked for."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Process group → its ranks, where the records say so."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Process group → what its script calls it, e.g. ``mesh_tp``."""
+    moved: frozenset[int] | None = None
+    """Ranks whose stacks or records changed between two looks; None: there was one look only."""
+    ras_ranks: int = 0
+    """NCCL's RAS was asked what ranks did, and numbers so many; it may be asked at any time. 0: it was not."""
+    stands_still: bool = False
+    """It is known from elsewhere that the job does not step. One look at stacks does not show it."""
+
+    def of(self, rank: int) -> RankEvidence:
+        """What is known of one rank."""
+        return self.ranks.get(rank, NOTHING)
+
+
+NOTHING = RankEvidence()

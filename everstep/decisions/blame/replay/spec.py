@@ -1,0 +1,108 @@
+"""Whether and how a job can be replayed: the sizes of its groups, and the job that each of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import gcd, prod
+
+from everstep.decisions.blame.replay.judge import TRIES
+from everstep.decisions.blame.replay.plan import ReplayGroup, ReplayPlan, group_size, plan_replay, replica_machines
+from everstep.decisions.blame.replay.suspects import runs_needed
+from everstep.errors import TopologyError
+from everstep.model.incident import Showing
+from everstep.model.job import JobSpec, replay_name
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import GroupRun, RunEnd
+from everstep.model.topology import Topology
+from everstep.rank import environment
+
+
+def shrunk(topology: Topology, machines: int) -> Topology:
+    """The same with fewer machines: the data axes shrink, the outermost first, and all else stays.
+
+    Raises:
+        TopologyError: these sizes cannot be had.
+    """
+    data = topology.data_axes
+    rest = prod(size for axis, size in topology.mesh if axis not in data)
+    ranks = machines * topology.ranks_per_machine
+    if ranks % rest:
+        raise TopologyError(f"{machines} machines hold no whole replicas of the model")
+    left, sizes = ranks // rest, dict(topology.mesh)
+    for axis in data[:0:-1]:
+        sizes[axis] = gcd(sizes[axis], left)
+        left //= sizes[axis]
+    if left > sizes.get(data[0] if data else "", 1):
+        raise TopologyError(f"the data axes of {topology.text} cannot shrink to {machines} machines")
+    sizes |= dict.fromkeys(data[:1], left)
+    return replace(topology, machines=machines, mesh=tuple(sizes.items()))
+
+
+def why_not(spec: JobSpec, showing: Showing) -> str:
+    """Why a job cannot be replayed; empty: it can."""
+    if spec.machines < 2:
+        return "the job has one machine: there is nobody to compare it with"
+    if showing.kind != "steps":
+        return "the script does not run its steps in run.steps: nobody could say where a replay ends"
+    try:
+        plan_of(spec)
+    except TopologyError as error:
+        return str(error)
+    return ""
+
+
+def plan_of(spec: JobSpec) -> ReplayPlan:
+    """The groups in which a job is replayed.
+
+    Raises:
+        TopologyError: its machines make no two groups, or no group of the wanted size.
+    """
+    topology, wanted = spec.topology(), spec.policy.replay_machines
+    unit = replica_machines(topology)
+    size = wanted or group_size(topology.machines, unit)
+    if size % unit:
+        raise TopologyError(f"replay_machines is {size}: groups have {unit} machines, or a multiple")
+    if size * 2 > topology.machines:
+        raise TopologyError(
+            f"a group needs {size} of the {topology.machines} machines: there are no two groups to compare"
+        )
+    shrunk(topology, size)
+    return plan_replay(topology.machines, size)
+
+
+def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: bool = False) -> int:
+    """How often both phases are run where they name nobody: each machine takes part once in each phase.
+
+    Args:
+        policy: How sure one has to be.
+        runs: So far: a group that did not start is tried again, so there is a second repeat.
+        seen: Some groups showed a fault, and nobody is named. It has to show in a row and in a column for that, each of
+            which is missed with half the probability.
+    """
+    repeats = -(-runs_needed(policy.replay_shows, policy.replay_miss) // 2)
+    again = seen or any(run.end is RunEnd.NOT_STARTED for run in runs)
+    named = runs_needed(policy.replay_shows, policy.replay_miss / 2) if seen else 1
+    return max(repeats, named, TRIES if again else 1)
+
+
+def spec_of_group(spec: JobSpec, group: ReplayGroup) -> JobSpec:
+    """The job that one group runs: the same script, with less data parallelism, from its seed, for some steps.
+
+    It keeps no checkpoints, and its name is its own, so that it touches nothing of the job's.
+    """
+    small = shrunk(spec.topology(), len(group.machines))
+    sizes: dict[str, object] = {"machines": small.machines}
+    if spec.mesh:
+        sizes["mesh"] = small.mesh
+    told = {environment.REPLAY_STEPS: str(spec.policy.replay_steps), environment.STATE_DIGEST: "1"}
+    kept_nowhere = {"backup": False, "disk": False, "remote_url": ""}
+    return spec.model_copy(
+        update={
+            **sizes,
+            "name": replay_name(spec.name, group.name),
+            "args": [*spec.args, *spec.policy.replay_args],
+            "env": {**spec.env, **told},
+            "checkpoint": spec.checkpoint.model_copy(update=kept_nowhere),
+        }
+    )

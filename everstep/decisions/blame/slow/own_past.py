@@ -1,0 +1,193 @@
+"""Whether the ranks of a machine compute longer than they did before the job became slow.
+
+The second evidence beside the vote. Ranks are compared with their own past, and that with what became of their peers in
+the same pipeline stage: so what a rank always had more to do than others, for its place in the job, is told from a
+machine that became slow. Where a rank computes longer because it has no CPU, that is the machine's doing; where it has
+one for longer, it may have more to do, which only tokens tell.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from everstep.decisions.blame.hang.outliers import stage_of
+from everstep.decisions.detect.cpu_watch import CpuPerStep
+from everstep.model.topology import Topology
+
+HALF = 0.5
+"""What explains half of a decline explains it; and what grew half as much as something else, or less, did not grow with
+it."""
+UNEVEN = 1.1
+"""Who computed so much longer than its peers before the decline, by a tenth of a step at least, has more to do in each;
+and who has so many more tokens than before has more to do now."""
+FEWEST_PEERS = 2
+"""With fewer known ranks in the same stage on other machines there is nobody to compare with."""
+
+
+class Growth(StrEnum):
+    """What the CPU time of a machine's ranks shows."""
+
+    NO_CPU = "no CPU"
+    """They compute longer than before for want of a CPU, and their peers do not."""
+    SLOWER = "slower"
+    """They compute longer than before at the same amount of work, and their peers do not."""
+    LONGER = "longer"
+    """They compute longer than before; whether they have more to do is not told."""
+    MORE_WORK = "more work"
+    """They compute longer than before, and have more to do."""
+    ALWAYS = "always"
+    """They compute no longer than before, and had more to do than their peers before the decline too."""
+    NOT_LONGER = "not longer"
+    """They compute no longer than before."""
+    ALL = "all"
+    """Their peers compute longer too."""
+    UNKNOWN = "not known"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is the machine, as far as this evidence goes."""
+        return self in (Growth.NO_CPU, Growth.SLOWER)
+
+
+class JobGrowth(StrEnum):
+    """What the CPU time of all ranks shows."""
+
+    STAGE = "a stage"
+    """The ranks of one pipeline stage compute longer than before, the others do not."""
+    ALL = "all"
+    """Most ranks compute longer than before."""
+    NONE = "none"
+    """Most ranks compute no longer than before: they wait longer."""
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """How long one rank takes for a step, now and before."""
+
+    step_s: float
+    typical_step_s: float
+    cpu: CpuPerStep | None
+    """None: not known, as the next."""
+    typical_cpu: CpuPerStep | None
+    work: float | None = None
+    """How much more it has to do in a step than before: 1.2 is a fifth more. None: not told."""
+
+    @property
+    def grown_s(self) -> float | None:
+        """How much longer it computes in a step than before, seconds; None: not known."""
+        return None if self.cpu is None or self.typical_cpu is None else self.cpu.busy_s - self.typical_cpu.busy_s
+
+    @property
+    def starved_s(self) -> float:
+        """How much of that is for want of a CPU."""
+        return 0.0 if self.cpu is None or self.typical_cpu is None else self.cpu.waited_s - self.typical_cpu.waited_s
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPast:
+    """What it shows of one machine, and why."""
+
+    growth: Growth
+    why: str
+
+
+def own_past(times: Mapping[int, RankTimes], machine: int, topology: Topology) -> OwnPast:
+    """Compare the ranks of a machine with their own past, and with their peers'.
+
+    Args:
+        times: Of each rank of which something is known.
+        machine: Its number.
+        topology: Says which ranks are on it, and which are their peers.
+    """
+    ranks = [rank for rank in topology.ranks(machine) if rank in times]
+    own = [rank for rank in ranks if times[rank].grown_s is not None]
+    stages = {stage_of(rank, topology) for rank in topology.ranks(machine)}
+    others = _known(times, (rank for rank in times if topology.machine(rank) != machine))
+    peers = [rank for rank in others if stage_of(rank, topology) in stages]
+    lost_s = decline_s(times)
+    if len(own) * 2 < len(topology.ranks(machine)) or len(peers) < FEWEST_PEERS or lost_s <= 0:
+        return OwnPast(Growth.UNKNOWN, "how long its ranks compute, now and before, is not known")
+    grown, of_peers = _grown_s(times, own), _grown_s(times, peers)
+    steps = f"steps take {1000 * lost_s:.0f} ms more"
+    if grown < HALF * lost_s:
+        return _not_longer(times, own, peers, steps)
+    if of_peers > HALF * grown or _in_proportion(times, own, peers):
+        return OwnPast(Growth.ALL, f"its peers compute longer too: {1000 * of_peers:.0f} ms a step; {steps}")
+    said = f"its ranks compute {1000 * grown:.0f} ms longer in a step, their peers {1000 * of_peers:.0f} ms; {steps}"
+    return _longer(times, own, grown, said)
+
+
+def _in_proportion(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int]) -> bool:
+    """Whether peers compute as many times as long as before as these ranks do: who had more to do has more of it."""
+    before, usual = _typical_s(times, own), _typical_s(times, peers)
+    if before <= 0 or usual <= 0:
+        return False
+    return _grown_s(times, own) / before <= UNEVEN * _grown_s(times, peers) / usual
+
+
+def _longer(times: Mapping[int, RankTimes], own: Sequence[int], grown: float, said: str) -> OwnPast:
+    """Why the ranks compute longer than before; their peers do not."""
+    starved = median(times[rank].starved_s for rank in own)
+    if starved >= HALF * grown:
+        return OwnPast(Growth.NO_CPU, f"{said}; of it they have no CPU for {1000 * starved:.0f} ms")
+    work = [times[rank].work for rank in own]
+    told = [one for one in work if one is not None]
+    if len(told) < len(work):
+        return OwnPast(Growth.LONGER, f"{said}; whether they have more to do is not told: all have to report tokens")
+    if median(told) >= UNEVEN:
+        return OwnPast(Growth.MORE_WORK, f"{said}; they have {100 * (median(told) - 1):.0f} % more tokens to do")
+    return OwnPast(Growth.SLOWER, f"{said}; they have no more tokens to do than before")
+
+
+def _not_longer(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int], steps: str) -> OwnPast:
+    before, usual = _typical_s(times, own), _typical_s(times, peers)
+    step_s = median(times[rank].typical_step_s for rank in own)
+    if before >= UNEVEN * usual and before - usual >= (UNEVEN - 1) * step_s:
+        return OwnPast(
+            Growth.ALWAYS,
+            f"its ranks compute no longer than before; before the decline too it was {1000 * before:.0f} ms a step, "
+            f"their peers' {1000 * usual:.0f} ms: their place in the job has more to do, or it was as slow then",
+        )
+    return OwnPast(Growth.NOT_LONGER, f"its ranks compute no longer than before; {steps}")
+
+
+def job_growth(times: Mapping[int, RankTimes], topology: Topology) -> tuple[JobGrowth, str]:
+    """Compare all ranks with their own past; returns what it shows, and why."""
+    known, lost_s = _known(times, times), decline_s(times)
+    if len(known) * 2 < topology.world_size or lost_s <= 0:
+        return JobGrowth.UNKNOWN, "how long most ranks compute, now and before, is not known"
+    stages: dict[int, list[int]] = defaultdict(list)
+    for rank in known:
+        stages[stage_of(rank, topology)].append(rank)
+    by_stage = sorted(((_grown_s(times, ranks), stage) for stage, ranks in stages.items()), reverse=True)
+    most, grown = by_stage[0][0], _grown_s(times, known)
+    steps = f"steps take {1000 * lost_s:.0f} ms more"
+    if len(by_stage) > 1 and most >= HALF * lost_s and by_stage[1][0] <= HALF * most:
+        stage = topology.coordinate(stages[by_stage[0][1]][0]).pp
+        return JobGrowth.STAGE, f"all ranks of stage {stage} compute {1000 * most:.0f} ms longer than before; {steps}"
+    if grown >= HALF * lost_s:
+        return JobGrowth.ALL, f"most ranks compute {1000 * grown:.0f} ms longer in a step than before; {steps}"
+    return JobGrowth.NONE, f"most ranks compute no longer than before; {steps}: they wait longer for each other"
+
+
+def decline_s(times: Mapping[int, RankTimes]) -> float:
+    """How much longer a step takes than before, seconds; 0: not known."""
+    known = [one.step_s - one.typical_step_s for one in times.values() if one.typical_step_s > 0]
+    return median(known) if known else 0.0
+
+
+def _known(times: Mapping[int, RankTimes], ranks: Iterable[int]) -> list[int]:
+    return [rank for rank in ranks if times[rank].grown_s is not None]
+
+
+def _grown_s(times: Mapping[int, RankTimes], ranks: Collection[int]) -> float:
+    return median(times[rank].grown_s or 0.0 for rank in ranks)
+
+
+def _typical_s(times: Mapping[int, RankTimes], ranks: Collection[int]) -> float:
+    return median(cpu.busy_s for rank in ranks if (cpu := times[rank].typical_cpu) is not None)

@@ -1,0 +1,128 @@
+"""What the rounds of a vote say together: which machine slows a running job down, if it is one.
+
+The machine that has the flag in most rounds is evicted only where its ranks' CPU time says the same (``own_past``): a
+healthy machine never leaves for what the job itself does unevenly, or for what could not be seen (section 5.1
+goes by the vote alone).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from everstep.base.text import listed
+from everstep.decisions.blame.slow.judge import LEAST_FLAGGED
+from everstep.decisions.blame.slow.looks import RankLooks, round_of
+from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
+from everstep.decisions.blame.slow.verdict import SlowConclusion
+from everstep.model.slow import SlowFound, SlowRound
+from everstep.model.topology import Topology
+
+RANKS_KEPT = 64
+MACHINES_KEPT = 64
+"""Of one round."""
+NOBODY = "no machine has the flag in as many as {} of {} rounds"
+
+
+def slow_round(
+    seen: Mapping[int, RankLooks],
+    times: Mapping[int, RankTimes],
+    topology: Topology,
+    *,
+    names: Sequence[str],
+    number: int,
+    looks: int,
+) -> SlowRound:
+    """One round of the vote, for the incident.
+
+    Args:
+        seen: What the looks show.
+        times: How long ranks compute, now and before.
+        topology: Of the job.
+        names: Of its machines, in order.
+        number: Of the round, from 1.
+        looks: How often all ranks were looked at.
+    """
+    found = SlowRound(number=number, looks=looks)
+    if not seen:
+        return found.model_copy(update={"problem": "nothing was seen of any rank"})
+    one, (job, job_why) = round_of(seen, topology), job_growth(times, topology)
+    found = found.model_copy(update={"outliers": [*one.outliers[:RANKS_KEPT]], "job": str(job), "job_why": job_why})
+    if (group := one.flagged) is None:
+        return found
+    machines = group.machines[:MACHINES_KEPT]
+    pasts = {machine: own_past(times, machine, topology) for machine in machines}
+    ranks = [rank for rank in one.outliers if topology.machine(rank) in machines]
+    named = names[machines[0]] if group.kind == "machine" else f"the {group.kind} group on "
+    return found.model_copy(
+        update={
+            "flagged": named if group.kind == "machine" else named + listed([names[one] for one in machines], 4),
+            "machines": [names[machine] for machine in machines],
+            "ranks": ranks[:RANKS_KEPT],
+            "longer": {names[machine]: str(past.growth) for machine, past in pasts.items()},
+            "why": [f"{names[machine]}: {past.why}" for machine, past in pasts.items()],
+        }
+    )
+
+
+def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
+    """What all rounds say together.
+
+    Args:
+        rounds: All that there were, those without an answer too: they are no votes for anybody.
+        generation: Of the ranks that were looked at.
+    """
+    lines = [line_of(one) for one in rounds]
+    known = [one for one in rounds if not one.problem]
+    flags = Counter(tuple(one.machines) for one in known if one.machines)
+    most, count = flags.most_common(1)[0] if flags else ((), 0)
+    found = SlowFound(generation=generation, conclusion=SlowConclusion.UNKNOWN, rounds=len(rounds), evidence=lines)
+    if len(known) < LEAST_FLAGGED * len(rounds):
+        return found.model_copy(update={"reason": f"{len(rounds) - len(known)} of {len(rounds)} rounds saw nothing"})
+    if count < LEAST_FLAGGED * len(rounds):
+        return _nobody(found, known)
+    voters = [one for one in known if tuple(one.machines) == most]
+    often = Counter(rank for one in voters for rank in one.ranks)
+    ranks = sorted(rank for rank, times in often.items() if times * 2 >= count) or sorted(often)
+    found = found.model_copy(update={"suspects": [*most], "ranks": ranks, "flags": count})
+    growths = {name: _usual([one.longer.get(name, Growth.UNKNOWN) for one in voters]) for name in most}
+    sure = [name for name, growth in growths.items() if growth.is_sure]
+    said = f"{voters[-1].flagged} has most slow ranks in {count} of {len(rounds)} rounds"
+    why = "; ".join(voters[-1].why[:3])
+    if sure:
+        update = {"conclusion": SlowConclusion.MACHINE, "machines": sure, "reason": f"{said}. {why}"}
+        return found.model_copy(update=update)
+    of_job = {Growth.ALWAYS, Growth.MORE_WORK}
+    if all(growth in of_job for growth in growths.values()):
+        reason = f"{said}, and that is the job's own doing. {why}"
+        return found.model_copy(update={"conclusion": SlowConclusion.UNEVEN_WORK, "reason": reason})
+    reason = f"{said}, and nothing else says that it is slow: nobody is evicted for a vote alone. {why}"
+    return found.model_copy(update={"conclusion": SlowConclusion.SUSPECT, "reason": reason})
+
+
+def _nobody(found: SlowFound, known: Sequence[SlowRound]) -> SlowFound:
+    """No machine: what all ranks together show."""
+    said = NOBODY.format(round(LEAST_FLAGGED * found.rounds), found.rounds)
+    kind = Counter(one.job for one in known).most_common(1)[0][0]
+    why = next(one.job_why for one in reversed(known) if one.job == kind)
+    conclusions: dict[str, tuple[SlowConclusion, str]] = {
+        JobGrowth.STAGE: (SlowConclusion.HEAVY_STAGE, "not a machine"),
+        JobGrowth.ALL: (SlowConclusion.ALL_SLOWER, "not one machine: what the job does, or what the machines share"),
+        JobGrowth.NONE: (SlowConclusion.WAITING, "the network, storage or what the script waits for"),
+    }
+    conclusion, meaning = conclusions.get(kind, (SlowConclusion.UNKNOWN, "nothing more is known"))
+    return found.model_copy(update={"conclusion": conclusion, "reason": f"{said}; {why}: {meaning}"})
+
+
+def _usual(growths: Sequence[str]) -> Growth:
+    """What most rounds say; where none says it most, nothing is known."""
+    most, count = Counter(growths).most_common(1)[0]
+    return next((one for one in Growth if one == most and count * 2 > len(growths)), Growth.UNKNOWN)
+
+
+def line_of(one: SlowRound) -> str:
+    """One round, for people."""
+    if one.problem:
+        return f"round {one.number}: {one.problem}"
+    outliers = f", slow ranks: {listed(one.outliers, 8)}" if one.outliers else ""
+    return f"round {one.number}, {one.looks} looks: {one.flagged or 'no machine'} has the flag{outliers}"

@@ -1,0 +1,121 @@
+"""How long ranks took for the parts of their steps, made comparable.
+
+A rank is compared with those of its own pipeline stage in the same operation (and with the same amount of work, where
+that is told): stages legitimately differ, and so do sequences. (Comparing like with like is ours; section 5.1 compares
+stacks.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from everstep.decisions.blame.hang.outliers import stage_of
+from everstep.model.topology import Topology
+
+FEWEST_PEERS = 3
+"""With fewer ranks in a stage nobody can be told to be slow."""
+_COMMUNICATION = re.compile(
+    r"comm|reduce|gather|scatter|broadcast|send|recv|p2p|barrier|sync|wait|all_?to_?all|bubble", re.IGNORECASE
+)
+_WHOLE = re.compile(r"^(whole[-_ ])?(train[-_ ])?(step|iteration|iter|total)([-_ ]time)?$", re.IGNORECASE)
+
+
+class PhaseTime(NamedTuple):
+    """One operation of one rank in one step."""
+
+    step: int
+    rank: int
+    operation: str
+    start: float
+    """Seconds, on any clock that all rows share."""
+    duration: float
+    """Seconds."""
+    work: float | None = None
+    """How much there was to do, e.g. tokens; None: not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What one rank computed in one step."""
+
+    seconds: float
+    """Of all its operations that compute."""
+    ratio: float
+    """By what its peers took for the same: 1.2 is a fifth longer."""
+    raw_ratio: float
+    """The same without regard to the amount of work."""
+    begins: float
+    """When the first of them began; seconds."""
+
+
+def computes(operation: str) -> bool:
+    """Whether an operation computes: who waits for others, or for the whole step, tells nothing of itself."""
+    return not _COMMUNICATION.search(operation) and not _WHOLE.match(operation)
+
+
+def communicates(operation: str) -> bool:
+    """Whether an operation waits for others."""
+    return bool(_COMMUNICATION.search(operation))
+
+
+def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict[int, StepTime]]:
+    """What each rank computed in each step, against its peers: step → rank → time.
+
+    Ranks of stages with fewer than three of them have no peers, and are left out.
+    """
+    stages: dict[int, int] = {}
+    cells: dict[tuple[int, int, str], dict[int, list[float]]] = defaultdict(dict)
+    for one in times:
+        if computes(one.operation):
+            stage = stages.setdefault(one.rank, stage_of(one.rank, topology))
+            cell = cells[one.step, stage, one.operation].setdefault(one.rank, [0.0, 0.0, one.start, 0.0])
+            cell[0] += one.duration
+            cell[1] += one.work or 0.0
+            cell[2] = min(cell[2], one.start)
+            cell[3] += one.work is not None
+    sums: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0, 0.0, float("inf")]))
+    for (step, _, _), ranks in cells.items():
+        if len(ranks) < FEWEST_PEERS:
+            continue
+        usual = median(cell[0] for cell in ranks.values())
+        by_work = _by_work(ranks)
+        for rank, cell in ranks.items():
+            row = sums[step][rank]
+            row[0] += cell[0]
+            row[1] += by_work * cell[1] if by_work else usual
+            row[2] += usual
+            row[3] = min(row[3], cell[2])
+    return {
+        step: {
+            rank: StepTime(row[0], row[0] / row[1], row[0] / row[2], row[3])
+            for rank, row in ranks.items()
+            if row[1] > 0 and row[2] > 0
+        }
+        for step, ranks in sums.items()
+    }
+
+
+def _by_work(ranks: Mapping[int, Sequence[float]]) -> float:
+    """What a unit of work takes most ranks; 0: it is not told of all of them."""
+    if any(not cell[3] or cell[1] <= 0 for cell in ranks.values()):
+        return 0.0
+    return median(cell[0] / cell[1] for cell in ranks.values())
+
+
+def stage_seconds(times: Iterable[PhaseTime], topology: Topology) -> dict[int, float]:
+    """What a rank of each stage computes in a step: the median over ranks of their mean. Stage → seconds."""
+    sums: dict[int, float] = defaultdict(float)
+    steps: dict[int, set[int]] = defaultdict(set)
+    for one in times:
+        if computes(one.operation):
+            sums[one.rank] += one.duration
+            steps[one.rank].add(one.step)
+    stages: dict[int, list[float]] = defaultdict(list)
+    for rank, seconds in sums.items():
+        stages[topology.coordinate(rank).pp].append(seconds / len(steps[rank]))
+    return {stage: median(values) for stage, values in sorted(stages.items())}

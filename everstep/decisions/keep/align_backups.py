@@ -1,0 +1,187 @@
+"""Which steps machines back up together, so that a lost one always leaves a step that all ranks have.
+
+A machine that keeps up backs up every step, without any coordination: ranks are
+never more than a step apart, so what one machine has sent the others still hold.
+Once some machine falls behind, that is no longer so. Then the machines are
+*aligned*: a coming step is named; each of them reserves a slot for it before
+its ranks reach it, sends that step and no other, and keeps the one before, in
+its own memory and at its peer, until it is told that the new one is *whole*:
+backed up by every rank. Only then the next one is named.
+
+Where a job stands still before it comes to the first named step, e.g. in a hang,
+nothing is whole, and nothing would be backed up: then each machine backs up on
+its own again.
+
+The same is done where ranks drift apart by more steps than their slots hold
+(``everstep/decisions/keep/drift.py``), for as long as they do.
+
+So there may be several watchers, messages may be late, lost or repeated, and
+agents and workers may be restarted: what a conclusion rests on are facts that
+stay true. A rank that adopted a name sends nothing older any more, and adopts
+none that its saves have passed. A step is *settled* when it is whole, or can
+never be, because some rank passed it without having adopted it or has adopted a
+later one. A rank that backed up a step does nothing else until that is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from everstep.decisions.keep.step_rate import StepRate, steps_ahead
+
+BEHIND_S = 1.0
+"""Machines are aligned when one has been behind for so long by two steps that were due, or more."""
+LEAD_S = 1.5
+"""How far ahead a named step lies: until then every machine has heard of it."""
+MOST_LEAD_S = 12.0
+"""Where messages take longer, or steps grow shorter, each name that comes too late doubles the lead, to this."""
+EASE = 0.9
+"""The lead after each step that is whole, as a part of the one before, down to ``LEAD_S`` again."""
+STILL_S, STILL_STEPS = 3.0, 3
+"""A job stands still when its next step takes longer than so many seconds, and than so many steps took."""
+CALM = 3
+"""Named steps in a row with which every machine kept up, after which each backs up on its own again."""
+GIVEN_UP_S = 15.0
+"""A rank whose backups fail for so long, rather than take long, is waited for no more."""
+
+NO_NAMED_STEP = 0
+"""Instead of a name: each backs up on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backed:
+    """What one rank's machine says of its backups."""
+
+    rank: int
+    own_step: int
+    """The newest in own memory; -1: none."""
+    backup_step: int
+    """The newest that the peer has; -1: none."""
+    named: int
+    """The name that it adopted last; ``NO_NAMED_STEP``: it backs up on its own."""
+    whole: int
+    """What it was told to be whole; 0: nothing."""
+    calm: int
+    """Named steps in a row that it backed up before the next one was due."""
+    failing: bool
+    """Its backups do not go through at the moment."""
+    apart: int = 0
+    """How many steps ranks are apart, as a watcher told its machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What machines should know."""
+
+    whole: int
+    """The newest step that every rank has in its own memory and at its peer; 0: none is known."""
+    settled: int
+    """Every step up to this one is whole, or never will be."""
+    named: int
+    """The step to back up next; ``NO_NAMED_STEP``: each for itself."""
+    apart: int = 0
+    """By how many steps ranks drift apart, more than their slots hold; 0: they do not."""
+
+
+@dataclass(slots=True)
+class AlignRule:
+    """One for each generation of a job."""
+
+    world_size: int
+    every: int = 1
+    """``backup_every_steps``."""
+    _pace: StepRate = field(default_factory=StepRate)
+    _target_step: int = 0
+    """What was named last, whether anybody adopted it or not."""
+    _lead_s: float = LEAD_S
+    _complete_step: int = 0
+    _behind: dict[int, int] = field(default_factory=dict)
+    """Rank that is behind → since when."""
+    _failing: dict[int, int] = field(default_factory=dict)
+    """Rank → since when its backups fail."""
+
+    def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0) -> Aligned | None:
+        """What to tell every machine; None: nothing, they know. Call it often.
+
+        Args:
+            ranks: Of one generation, as their machines showed them last.
+            now_ns: Time now.
+            apart: So many steps ranks drift apart (``DriftRule``); 0: their slots have one in common.
+        """
+        newest = max((rank.own_step for rank in ranks), default=-1)
+        self._pace.look(now_ns, newest)
+        if len(ranks) < self.world_size or any(rank.own_step < 0 for rank in ranks):
+            return None
+        behind, given_up = self._is_behind(ranks, now_ns) or apart > 0, self._given_up(ranks, now_ns)
+        adopted = max(rank.named for rank in ranks)
+        before, self._complete_step = self._complete_step, self._conclude(ranks, adopted, given_up)
+        if self._complete_step > before:
+            self._lead_s = max(EASE * self._lead_s, LEAD_S)
+        on_time = all(rank.calm >= CALM for rank in ranks if rank.named != NO_NAMED_STEP and rank.rank not in given_up)
+        still = not self._complete_step and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
+        # Where nothing moves no other step is named either: it would not come.
+        if still and (adopted == NO_NAMED_STEP or adopted > newest):
+            aligned = Aligned(0, max(adopted - 1, 0), NO_NAMED_STEP, apart)
+        elif adopted > self._complete_step and not _missed(ranks, adopted):
+            aligned = Aligned(self._complete_step, adopted - 1, adopted, apart)
+        elif behind or (adopted and not on_time):
+            if (target_step := self._next(ranks, newest, adopted)) is None:
+                return None
+            aligned = Aligned(self._complete_step, adopted, target_step, apart)
+        else:
+            aligned = Aligned(0, adopted, NO_NAMED_STEP, apart)
+        return None if all(_knows(rank, aligned) for rank in ranks) else aligned
+
+    def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
+        """The newest whole step."""
+        if adopted and all(_has(rank, adopted, given_up) for rank in ranks):
+            return adopted
+        complete_step = max(self._complete_step, *(rank.whole for rank in ranks))
+        # Who backs up on its own promises nothing, and who did so until it adopted a later name has promised nothing.
+        kept = all(rank.named != NO_NAMED_STEP and (rank.whole or complete_step >= rank.named) for rank in ranks)
+        return complete_step if kept else 0
+
+    def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
+        """A coming step, the same until ranks have passed it; None: it is not known yet how fast they are."""
+        step_s = self._pace.step_s()
+        if step_s is None:
+            return None
+        late = _missed(ranks, self._target_step)
+        if late:
+            self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
+        if self._target_step <= adopted or late:
+            self._target_step = newest + steps_ahead(self._lead_s, step_s)
+        return self._target_step
+
+    def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
+        """Whether backups of some rank on its own do not fail, but take longer than steps."""
+        for rank in ranks:
+            if rank.failing or rank.named != NO_NAMED_STEP or self._late(rank) < 2:
+                self._behind.pop(rank.rank, None)
+            else:
+                self._behind.setdefault(rank.rank, now_ns)
+        return any(now_ns - since_ns >= BEHIND_S * 1e9 for since_ns in self._behind.values())
+
+    def _late(self, rank: Backed) -> int:
+        """Steps that were due and are not at the peer; there is none before the first."""
+        return rank.own_step // self.every - max(rank.backup_step, 0) // self.every
+
+    def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
+        self._failing = {rank.rank: self._failing.get(rank.rank, now_ns) for rank in ranks if rank.failing}
+        return {number for number, since_ns in self._failing.items() if now_ns - since_ns >= GIVEN_UP_S * 1e9}
+
+
+def _has(rank: Backed, step: int, given_up: set[int]) -> bool:
+    """Whether a rank adopted a step and keeps it, here and at its peer."""
+    there = rank.own_step >= step if rank.rank in given_up else rank.backup_step == step
+    return rank.named == step and there
+
+
+def _missed(ranks: Sequence[Backed], step: int) -> bool:
+    """Whether some rank has passed a step that it had not adopted, and will not."""
+    return any(rank.own_step >= step > rank.named for rank in ranks)
+
+
+def _knows(rank: Backed, aligned: Aligned) -> bool:
+    return rank.named == aligned.named and rank.whole >= aligned.whole and rank.apart == aligned.apart

@@ -1,0 +1,304 @@
+"""Where the backup of each rank's state lies: on a machine that shares none of its parallel groups.
+
+ByteRobust evicts whole parallel groups on purpose and survives it because a
+rank's backup lies outside all of its groups (section 7, figure 9). To lose a
+group means here to lose *all machines that hold any rank of it*, so owner and
+peer are compared by machine: two machines conflict when some group has ranks on
+both. Ranks move together with their machine. Nothing is lost by that: an equal
+load of ranks over machines splits into permutations of the machines, so where
+ranks could be placed without a conflict, machines can.
+
+Tried in turn: steps along two or more axes of the machines' mesh, exchanges and
+shifts of machines, and then a bipartite matching, which finds a placement
+whenever one exists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from math import gcd
+from operator import eq
+
+from everstep.errors import TopologyError
+from everstep.model.topology import Topology
+
+DOMAIN = "failure domain"
+"""A kind of group that is none of the mesh: machines that fail together."""
+Spans = Mapping[str, Mapping[tuple[int, ...], int]]
+"""Of each kind of group: the machines that a group spans (two or more), and how many groups span just these."""
+Hit = Mapping[str, Mapping[tuple[int, ...], int]]
+"""Those of them whose loss takes an owner together with its peer."""
+Move = Callable[[int], int]
+"""From a machine to the one that holds its backups."""
+FEW = 6
+"""Up to so many machines every permutation is tried where no perfect one exists; for more, the best of those that the
+search comes by."""
+
+
+MOST_TOLERATED = 4
+"""Up to so many kinds of groups are tried in all combinations; of more than that only all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which rank's machine holds the backup of which rank."""
+
+    peers: tuple[int | None, ...]
+    """Rank → rank on whose machine its backup lies; None: there is no other machine."""
+    involution: bool
+    """Ranks back each other up in pairs."""
+    shared: tuple[str, ...]
+    """Kinds of groups of which some single lost group takes an owner together with its peer."""
+    reason: str
+    """For people: what may be lost, and why no more."""
+    domains: tuple[str, ...] = ()
+    """Failure domains whose loss takes an owner together with its peer."""
+
+
+def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
+    """Give every rank a peer on another machine, outside its parallel groups where that is possible.
+
+    Every machine holds as many backups as it has ranks. Where some group or
+    domain cannot be avoided, the parallel groups come first, and among them the
+    fewest whose loss would take owner and peer together.
+
+    Args:
+        topology: Ranks and machines.
+        domains: Failure domain of each machine, e.g. its switch or rack; ``""``: not known.
+
+    Raises:
+        TopologyError: ``domains`` does not name one for each machine.
+    """
+    if domains and len(domains) != topology.machines:
+        raise TopologyError(f"{len(domains)} failure domains are named for {topology.machines} machines: name each")
+    if topology.machines == 1:
+        alone = "there is one machine only: losing it costs the steps since the last disk checkpoint"
+        return Placement((None,) * topology.world_size, involution=False, shared=(), reason=alone)
+    spans = _spans(topology, domains)
+    target = _best(topology, spans)
+    hit: Hit = {kind: _hit(groups, target) for kind, groups in spans.items()}
+    lost = tuple(sorted({domains[group[0]] for group in hit.get(DOMAIN, ())}))
+    size = topology.ranks_per_machine
+    return Placement(
+        peers=tuple(target[rank // size] * size + rank % size for rank in range(topology.world_size)),
+        involution=all(target[target[machine]] == machine for machine in range(topology.machines)),
+        shared=tuple(kind for kind in topology.kinds if hit.get(kind)),
+        reason=_reason(topology, spans, hit, lost, target),
+        domains=lost,
+    )
+
+
+def survives(topology: Topology, placement: Placement, lost_machines: AbstractSet[int]) -> bool:
+    """Whether every rank's state, or its backup, is on a machine that is left."""
+    size = topology.ranks_per_machine
+    return all(
+        rank // size not in lost_machines or (peer is not None and peer // size not in lost_machines)
+        for rank, peer in enumerate(placement.peers)
+    )
+
+
+def _spans(topology: Topology, domains: Sequence[str]) -> Spans:
+    size = topology.ranks_per_machine
+    spans: dict[str, Counter[tuple[int, ...]]] = {}
+    for kind in topology.kinds:
+        members = (sorted({rank // size for rank in group}) for group in topology.groups(kind))
+        spans[kind] = Counter(tuple(machines) for machines in members if len(machines) > 1)
+    together = [
+        tuple(machine for machine, domain in enumerate(domains) if domain == name) for name in sorted({*domains} - {""})
+    ]
+    spans[DOMAIN] = Counter(machines for machines in together if len(machines) > 1)
+    return {kind: groups for kind, groups in spans.items() if groups}
+
+
+def _best(topology: Topology, spans: Spans) -> list[int]:
+    """The machine that holds each machine's backups."""
+    machines = topology.machines
+    moves = [*_steps_in_mesh(topology), *_exchanges(machines), *_shifts(machines)]
+    strict: list[int | None] = [None] * machines
+    found: list[tuple[tuple[int, int, int], list[int]]] = []
+    for tolerated in _subsets(spans):
+        allowed = _allowed(machines, [groups for kind, groups in spans.items() if kind not in tolerated])
+        regular = next((move for move in moves if all(allowed[m] >> move(m) & 1 for m in range(machines))), None)
+        if regular:
+            found.append(_costed(spans, [regular(machine) for machine in range(machines)]))
+        if not (regular and not tolerated):
+            matched = _matching(allowed, strict)
+            # What avoids everything, as far as it goes, is kept when more is tolerated.
+            strict = strict if tolerated else matched
+            complete = [machine for machine in matched if machine is not None]
+            found += [_costed(spans, complete)] if len(complete) == machines else []
+        if found and tolerated <= {DOMAIN} and not found[-1][0][0]:
+            break  # no parallel group is hit
+    else:
+        if machines <= FEW:
+            every = permutations(range(machines))
+            found += [_costed(spans, [*to]) for to in every if not any(map(eq, to, range(machines)))]
+    return min(found, key=lambda costed: costed[0])[1]
+
+
+def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
+    """What may be shared, from nothing to everything; the failure domain before any parallel group."""
+    kinds = sorted(spans, key=lambda kind: (kind != DOMAIN, kind))
+    for size in range(len(kinds) + 1):
+        if size <= MOST_TOLERATED or size == len(kinds):
+            yield from map(frozenset, combinations(kinds, size))
+
+
+def _costed(spans: Spans, target: list[int]) -> tuple[tuple[int, int, int], list[int]]:
+    """How many groups, then domains, would take an owner together with its peer, and how many owners a domain."""
+    counts = {kind: sum(_hit(groups, target).values()) for kind, groups in spans.items()}
+    domains = counts.pop(DOMAIN, 0)
+    owners = sum(target[machine] in group for group in spans.get(DOMAIN, ()) for machine in group)
+    return (sum(counts.values()), domains, owners), target
+
+
+def _hit(groups: Mapping[tuple[int, ...], int], target: Sequence[int]) -> dict[tuple[int, ...], int]:
+    """Those groups of a kind whose loss takes an owner together with its peer."""
+    return {group: count for group, count in groups.items() if not {target[m] for m in group}.isdisjoint(group)}
+
+
+def _allowed(machines: int, avoid: Iterable[Iterable[tuple[int, ...]]]) -> list[int]:
+    """For each machine the others without a conflict, a bit for each."""
+    near = [1 << machine for machine in range(machines)]
+    for groups in avoid:
+        for group in groups:
+            mask = 0
+            for machine in group:
+                mask |= 1 << machine
+            for machine in group:
+                near[machine] |= mask
+    everything = (1 << machines) - 1
+    return [everything & ~mask for mask in near]
+
+
+def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
+    """Steps along two axes of the machines' mesh at once, or more: outside all groups when machines tile the mesh.
+
+    Figure 9 of ByteRobust is the step along pp and dp.
+    """
+    rest, sizes = topology.ranks_per_machine, {}
+    for axis, size in reversed(topology.mesh):
+        inside = gcd(size, rest)
+        if inside < size and inside != rest:
+            return  # a machine holds parts of several rows of the mesh
+        sizes[axis], rest = size // inside, rest // inside
+    # Those first whose ranks lie farthest apart: what is lost together is near, as a rule.
+    across = sorted(topology.axes, key=lambda axis: (axis != "pp", axis not in topology.data_axes, axis == "tp"))
+    wide = [axis for axis in across if sizes[axis] > 1]
+    for count in range(2, len(wide) + 1):
+        for moved in combinations(wide, count):
+            yield _step([(axis, sizes[axis]) for axis in reversed(topology.axes)], moved)
+
+
+def _step(sizes: Sequence[tuple[str, int]], moved: Sequence[str]) -> Move:
+    """Neighbours along even axes change places; along odd ones one half steps up and the other half down again."""
+
+    def move(machine: int) -> int:
+        place, rest = {}, machine
+        for axis, size in sizes:
+            rest, place[axis] = divmod(rest, size)
+        even = [axis for axis, size in sizes if axis in moved and size % 2 == 0]
+        direction = -1 if even and place[even[0]] % 2 else 1
+        to = 0
+        for axis, size in reversed(sizes):
+            at = place[axis]
+            if axis in moved:
+                at = at ^ 1 if size % 2 == 0 else (at + direction) % size
+            to = to * size + at
+        return to
+
+    return move
+
+
+def _exchanges(machines: int) -> Iterator[Move]:
+    """Neighbouring blocks of machines change places."""
+    for block in range(1, machines // 2 + 1):
+        if machines % (2 * block) == 0:
+            yield lambda machine, block=block: (machine // block ^ 1) * block + machine % block  # type: ignore[misc]
+
+
+def _shifts(machines: int) -> Iterator[Move]:
+    """Each machine's backups go a fixed number of machines on."""
+    for by in range(1, machines):
+        yield lambda machine, by=by: (machine + by) % machines  # type: ignore[misc]
+
+
+def _matching(allowed: Sequence[int], start: Sequence[int | None]) -> list[int | None]:
+    """A largest matching of machines to machines that are allowed to them, grown from ``start`` by shortest paths."""
+    target = list(start)
+    owner = {to: machine for machine, to in enumerate(target) if to is not None}
+    everything = (1 << len(allowed)) - 1
+    open_to_all, taken = everything, 0
+    for to in owner:
+        taken |= 1 << to
+    for root in range(len(allowed)):
+        if target[root] is None:
+            # What a failed search has seen leads nowhere for later ones either.
+            seen, found = _augment(root, allowed, (open_to_all, everything & ~taken), target, owner)
+            open_to_all, taken = open_to_all & ~seen, taken | found
+    return target
+
+
+def _augment(
+    root: int, allowed: Sequence[int], to_look_at: tuple[int, int], target: list[int | None], owner: dict[int, int]
+) -> tuple[int, int]:
+    """Match one more machine, if others can make room for it.
+
+    ``to_look_at`` are the machines that the search may come by, and those that nobody has yet, a bit for each.
+
+    Returns:
+        What was seen on the way in vain, and the free machine that is taken now, a bit for each; one of them is 0.
+    """
+    reached_from: dict[int, int] = {}
+    unseen, free = to_look_at
+    before_search = unseen
+    waiting = deque([root])
+    while waiting:
+        machine = waiting.popleft()
+        reach = allowed[machine] & unseen
+        unseen &= ~reach
+        if at_once := reach & free:  # one look, however many others are there
+            to = (at_once & -at_once).bit_length() - 1
+            reached_from[to] = machine
+            _give_way(to, reached_from, target, owner)
+            return 0, at_once & -at_once
+        while reach:
+            to = (reach & -reach).bit_length() - 1
+            reach &= reach - 1
+            reached_from[to] = machine
+            waiting.append(owner[to])
+    return before_search & ~unseen, 0
+
+
+def _give_way(to: int | None, reached_from: Mapping[int, int], target: list[int | None], owner: dict[int, int]) -> None:
+    """Back along the path to a free machine: each gives its place to the one before it."""
+    while to is not None:
+        at = reached_from[to]
+        before, target[at], owner[to] = target[at], to, at
+        to = before
+
+
+COSTS = "costs the steps since the last disk checkpoint"
+
+
+def _reason(topology: Topology, spans: Spans, hit: Hit, lost: Sequence[str], target: Sequence[int]) -> str:
+    everybody = tuple(range(topology.machines))
+    shared = [kind for kind in topology.kinds if hit.get(kind)]
+    common = next((kind for kind in shared if everybody in spans[kind]), None)
+    if common:
+        near = all(abs(to - machine) in {1, topology.machines - 1} for machine, to in enumerate(target))
+        where = "the neighbouring machine" if near else "another machine"
+        text = f"all {topology.machines} machines are in one {common} group: backups go to {where}; losing both {COSTS}"
+    elif shared:
+        counts = [(sum(hit[kind].values()), topology.world_size // topology.size(kind), kind) for kind in shared]
+        which = [f"{'any' if n == all_ else n} of the {all_} {kind} groups" for n, all_, kind in counts]
+        text = f"losing all machines of {' or '.join(which)} takes owner and peer together and {COSTS}"
+    else:
+        text = "every backup lies outside its rank's parallel groups: the machines of any one group may be lost"
+    if lost:
+        return f"{text}; losing failure domain {' or '.join(lost[:4])} takes owner and peer together and {COSTS}"
+    return f"{text}, and so may any one failure domain" if DOMAIN in spans and not shared else text

@@ -1,0 +1,65 @@
+"""Whether to ask for copies that the answers to a stop do not list, and the evidence after that.
+
+A stop is answered at once: with what lies in memory, and on the disks that an
+agent knows of. Remote storage takes its time, and the agent of a machine that
+came back empty knows no folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.decisions.keep.choose_restore import MEMORY, Restore
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.incident import Evidence, Tier, Unlisted
+
+
+def look_further(restore: Restore, evidence: Evidence, policy: CheckpointPolicy) -> bool:
+    """Whether disks and remote storage could have more: memory does not do, and somebody was not asked for it all."""
+    if evidence.unreachable or evidence.problem:
+        return False
+    if restore.step == 0:
+        return True  # what the job had is gone
+    in_memory = restore.step > 0 and all(copy.tier in MEMORY for copy in restore.copies)
+    return not in_memory and bool(evidence.emptied or policy.remote_url)
+
+
+def merged(evidence: Evidence, found: Evidence) -> Evidence:
+    """The evidence with the copies that were found besides. A place that was listed in either of them is known."""
+    held = [copy for copy in evidence.held if not copy.unlisted]
+    known = {copy.key for copy in held}
+    new = [copy for copy in found.held if copy.key not in known]
+    return evidence.model_copy(
+        update={
+            "held": [*held, *new],
+            "disk_shared": evidence.disk_shared or found.disk_shared,
+            "held_cut": evidence.held_cut or found.held_cut,
+            "unlisted": _still_unlisted(evidence, found.unlisted),
+            "searched": True,
+        }
+    )
+
+
+def unanswered(evidence: Evidence, machines: Sequence[str], reason: str) -> Evidence:
+    """The evidence when no machine could be asked for further copies, with the reason."""
+    places = [Unlisted(tier=Tier.DISK, machines=list(machines), reason=reason)]
+    places.append(Unlisted(tier=Tier.REMOTE, reason=reason))
+    return evidence.model_copy(update={"unlisted": _still_unlisted(evidence, places), "searched": True})
+
+
+def _still_unlisted(evidence: Evidence, now: Sequence[Unlisted]) -> list[Unlisted]:
+    """The places that can be listed neither now nor before.
+
+    The job stands still, so that what was seen once is still there. The agent of a machine that came back empty did
+    not know where to look.
+    """
+    before = {machine for place in evidence.unlisted if place.tier is Tier.DISK for machine in place.machines}
+    if not evidence.searched:
+        before |= set(evidence.emptied)
+    remote = not evidence.searched or any(place.tier is Tier.REMOTE for place in evidence.unlisted)
+    found = []
+    for place in now:
+        machines = [machine for machine in place.machines if machine in before]
+        if machines or (place.tier is Tier.REMOTE and remote):
+            found.append(place.model_copy(update={"machines": machines}))
+    return found

@@ -1,0 +1,253 @@
+"""Real faults, injected into ranks and workers by a drill.
+
+A drill writes a *plan*, a JSON list of faults, and names its file in
+``EVERSTEP_FAULTS``. Without that variable nothing here ever runs. Each fault
+fires once, whoever meets it first: before it acts it creates ``<plan>.<id>``
+exclusively, with the time, so that a restarted rank does not meet it again and
+the judge knows that it fired. A plan that many faults share says for each where its
+marks lie (``marks``, a path that takes the place of the plan's in ``<plan>.<id>``). A
+fault that comes ``after`` another one (the path of its mark) strikes only processes that
+began once that one had fired.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from everstep.rank import environment
+
+Fault = Mapping[str, Any]
+TOGETHER_S = 5.0
+"""A rank waits so long for the others whose faults act together with its own."""
+HOLD_S = 90.0
+"""A job is held up for this long at most."""
+
+
+def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
+    """The plan that the environment names, or None when no drill is on."""
+    name = os.environ.get(environment.FAULTS)
+    if not name:
+        return None
+    path = Path(name)
+    try:
+        return path, json.loads(path.read_text())
+    except FileNotFoundError:
+        return path, []
+
+
+def claim(plan: Path, fault: Fault, **details: Any) -> bool:
+    """Mark a fault as fired, with details for the judge; False when it has fired already."""
+    marker = _mark(plan, fault)
+    # Of this call alone: several threads of a worker may meet a fault at once, and the marker is the file it links to.
+    temporary = marker.with_name(f"{marker.name}.{uuid.uuid4().hex}.new")
+    temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid(), **details}))
+    try:
+        # link() is atomic and refuses an existing name: the marker is never seen empty.
+        os.link(temporary, marker)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def fired(plan: Path, fault: Fault) -> dict[str, Any] | None:
+    """``{"time_ns": …, "pid": …}`` of a fault that fired, else None."""
+    try:
+        fault_record: dict[str, Any] = json.loads(_mark(plan, fault).read_text())
+    except FileNotFoundError:
+        return None
+    return fault_record
+
+
+def _mark(plan: Path, fault: Fault, name: str | None = None) -> Path:
+    """The file that says that a fault fired, or the one of another name beside it."""
+    base = Path(fault.get("marks", plan))
+    return base.with_name(f"{base.name}.{name or fault['id']}")
+
+
+class RankFaults:
+    """The faults of one rank."""
+
+    def __init__(self, plan: Path, faults: list[dict[str, Any]], rank: int) -> None:
+        self._plan = plan
+        self._mine = [fault for fault in faults if _strikes(fault, rank) and self._begun_after(fault)]
+        self.poison: Callable[[], None] = _cannot_poison
+        """What ``nan`` does; who knows torch says what that is."""
+        self.flip: Callable[[bool], None] = _cannot_poison
+        """What ``bitflip`` does, likewise; it is told whether the number has to stay finite."""
+        self._began = time.time()
+        self.hangs: Mapping[str, Callable[[], None]] = {}
+        """The same of faults after which a rank waits for ever, or others wait for it."""
+
+    @classmethod
+    def from_environment(cls, rank: int) -> RankFaults | None:
+        """The faults planned for a rank, or None when there are none."""
+        loaded = load_plan()
+        if loaded is None:
+            return None
+        faults = cls(*loaded, rank)
+        return faults if faults._mine else None
+
+    def meet(self, point: str, step: int) -> None:
+        """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
+        for fault in [planned for planned in self._mine if self._is_due(planned, point, step)]:
+            if fault["fault"] == "bitflip":  # the machine is broken: it comes again and again
+                claim(self._plan, fault)
+                _flips(self._plan, fault).touch()
+                self.flip(bool(fault.get("finite")))
+                continue
+            if fault["fault"] == "check":
+                self._check(fault)
+                continue
+            self._mine.remove(fault)  # a rank meets each fault once, whichever rank fires it
+            if fired(self._plan, fault) is None:
+                self._await_others(fault)
+                if claim(self._plan, fault):
+                    if fault["fault"] == "nan":  # this process lives on; the next one comes in the next process
+                        self._mine = [planned for planned in self._mine if planned["fault"] != "nan"]
+                        self.poison()
+                        return
+                    self.hangs.get(fault["fault"], partial(act, fault))()
+
+    def _is_due(self, fault: Fault, point: str, step: int) -> bool:
+        if fault.get("point", "step") != point:
+            return False
+        due = bool(step >= fault.get("at_step", 0))
+        if fault.get("only_in_job") and environment.REPLAY_STEPS in os.environ:
+            # A replay begins anew, on a machine that is broken by then.
+            return _shows(fault) and (due or fired(self._plan, fault) is not None)
+        return due
+
+    def _check(self, fault: Fault) -> None:
+        """Abort where bits flip in this generation, as a check of the gradients before they are used would (``of``: the
+        fault that flips them). A replay's few steps are over before such a check is due."""
+        flips = _flips(self._plan, {**fault, "id": fault["of"]})
+        if environment.REPLAY_STEPS not in os.environ and flips.exists() and flips.stat().st_mtime > self._began:
+            claim(self._plan, fault)
+            os.kill(os.getpid(), signal.SIGABRT)
+
+    def _begun_after(self, fault: Fault) -> bool:
+        return "after" not in fault or Path(fault["after"]).exists()
+
+    def _await_others(self, fault: Fault) -> None:
+        """Faults that name each other in ``together`` act at once, when the last of their ranks has come."""
+        together = fault.get("together", ())
+        here = [_mark(self._plan, fault, f"{fault_id}.here") for fault_id in together]
+        if not here:
+            return
+        _mark(self._plan, fault, f"{fault['id']}.here").touch()
+        deadline = time.monotonic() + TOGETHER_S
+        while not all(path.exists() for path in here) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+class BitFlip:
+    """``bitflip`` of a machine: a calculation on it now and then has one wrong bit, as long as the plan says so.
+
+    Args:
+        plan: The plan.
+        fault: Of it; ``probability`` (1 where it is not given) is that of each calculation.
+    """
+
+    def __init__(self, plan: Path, fault: Fault) -> None:
+        self._plan, self._fault = plan, fault
+        self._random = random.Random(os.getpid())
+
+    @classmethod
+    def planned(cls, machine: str) -> BitFlip | None:
+        """The one that is planned for a machine, or None."""
+        loaded = load_plan()
+        if loaded is None:
+            return None
+        plan, planned = loaded
+        flips = (one for one in planned if one["fault"] == "bitflip" and one.get("machine") == machine)
+
+        return next((cls(plan, one) for one in flips), None)
+
+    def strikes(self) -> bool:
+        """Whether the calculation at hand is to have a wrong bit; the first time is marked for the judge."""
+        if self._random.random() >= self._fault.get("probability", 1.0):
+            return False
+        claim(self._plan, self._fault)
+        return True
+
+
+def _strikes(fault: Fault, rank: int) -> bool:
+    """Whether a fault is this rank's: by its number, or as the first rank of the machine that the fault is bound to."""
+    if "machine" in fault:
+        if fault.get("of_tests"):
+            return False
+        if fault.get("only_in_job") and os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+            return False  # nothing is computed with other machines
+        return fault["machine"] == os.environ.get(environment.MACHINE) and os.environ.get("LOCAL_RANK") == "0"
+    return bool(fault.get("rank") == rank)
+
+
+def _flips(plan: Path, fault: Fault) -> Path:
+    """The file that is touched at each flip of a bit."""
+    return _mark(plan, fault, f"{fault['id']}.flips")
+
+
+def _shows(fault: Fault) -> bool:
+    """Whether a fault shows in this run of a replay: in each one, in every second, … or, where that is 0, in none."""
+    every = int(fault.get("shows_every", 1))
+    return every > 0 and int(os.environ.get(environment.GENERATION, "0")) % every == 0
+
+
+def _cannot_poison(*_: object) -> None:
+    raise ValueError("there is neither 'nan' nor 'bitflip' outside of everstep.join()")
+
+
+def act(fault: Fault) -> None:
+    """Do to this process what the fault says."""
+    match fault["fault"]:
+        case "kill-rank" | "kill-during-save":
+            os.kill(os.getpid(), signal.Signals["SIG" + fault.get("signal", "KILL")])
+        case "stop-rank":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "spin":
+            sys.setswitchinterval(1e6)  # no other thread of this process gets Python's lock any more
+            while True:
+                pass
+        case "deadlock":
+            lock = threading.Lock()
+            with lock:
+                lock.acquire()
+        case "exit-rank":
+            os._exit(int(fault["code"]))
+        case "oom":
+            Path(fault["group"], "cgroup.procs").write_text(str(os.getpid()))
+            taken = []
+            while True:
+                taken.append(b"x" * (1 << 24))
+        case "hold":
+            # Not a fault: the job waits here until the drill has seen what it wants to see.
+            deadline = time.monotonic() + fault.get("hold_s", HOLD_S)
+            while not Path(fault["until"]).exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        case "raise":
+            raise exception_named(fault["exception"])(f"injected by a drill: {fault['exception']}")
+        case other:
+            raise ValueError(f"no rank fault is called {other!r}")
+
+
+def exception_named(name: str) -> type[Exception]:
+    """A built-in exception class by name, e.g. ``ValueError``."""
+    import builtins
+
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        raise ValueError(f"{name!r} is not a built-in exception; try ValueError, IndexError or RuntimeError")
+    return kind

@@ -1,0 +1,321 @@
+"""The step reports of one rank: a mapped file that the rank writes and the agent reads.
+
+Writing is a few packed stores into mapped memory: no system call, no lock, and
+nothing to wait for, whether an agent reads, is stopped or is dead. The file is
+created by the agent, one per rank and generation.
+
+Layout, little endian::
+
+    0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
+    64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
+    128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
+    192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known, or of an earlier release
+    216   hold_step i64 · hold_ns i64 · held_step i64 · can_hold u32; all 0: nobody waits, or of an earlier release
+    256   ring of ``capacity`` records of 64 bytes:
+          sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
+    end   64 bytes by which the kernel tells that the rank begins to end (``end_notice``); missing in files of
+          earlier releases
+
+A record is valid when its sequence is what its place says: the writer stores
+the record first and ``published`` last; a reader that was lapped drops what the
+writer has overwritten meanwhile. ``given`` says which of the numbers the script gave (``LOSS``, ``GRAD_NORM``): what it
+did not give is NaN as well, and no fault. Writers of earlier releases leave it 0.
+
+One thing the agent writes: a rank that has completed ``hold_step`` steps waits at the end of a step, and says so in
+``held_step``. ``hold_ns``, of the machine's monotonic clock, is when that was asked for last: a rank that nobody asks
+any more goes on by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from everstep.errors import EverstepError
+from everstep.system import end_notice
+from everstep.system.end_notice import EndNotice
+
+MAGIC = b"EVSTRPT1"
+VERSION = 1
+RING = 256
+RECORD_BYTES = 64
+DEFAULT_CAPACITY = 4096
+LOSS, GRAD_NORM = 1, 2
+"""Bits of ``given``."""
+
+_HEAD = struct.Struct("<8sIIIIQ")
+_PUBLISHED = struct.Struct("<Q")
+_STATE = struct.Struct("<QIIqQq")
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_U64 = struct.Struct("<Q")
+_OPTIMIZER = struct.Struct("<Qq")
+_MILESTONES = struct.Struct("<7q")
+_RECORD = struct.Struct("<QqqddqI")
+_FLOPS = struct.Struct("<ddI")
+_HOLD = struct.Struct("<qqqI")
+_AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
+_AT_FLOPS, _AT_HOLD, _AT_HELD, _AT_CAN_HOLD = 192, 216, 232, 240
+
+Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
+MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
+_MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONES)}
+
+
+class StepRecord(NamedTuple):
+    """One report of one step."""
+
+    step: int
+    time_ns: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    given: int = 0
+    """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``; of an earlier release 0."""
+
+
+class Hold(NamedTuple):
+    """Whether a rank is to wait, and does."""
+
+    step: int = 0
+    """A rank that has completed so many steps waits; 0: it does not."""
+    asked_ns: int = 0
+    """When that was asked for last, nanoseconds of the machine's monotonic clock."""
+    held: int = 0
+    """Completed steps at which it waits, its state saved; 0: it does not wait."""
+    can: bool = False
+    """It looks whether it is to wait: its script numbers its steps, and it is of no earlier release."""
+
+
+class Flops(NamedTuple):
+    """What a token costs this rank, and what its device can do: the parts of the MFU."""
+
+    per_token: float = 0.0
+    """Floating point operations for one token; 0: not known."""
+    peak: float = 0.0
+    """Of the rank's device, a second; 0: not known."""
+    derived: bool = False
+    """``per_token`` is 6 for each parameter of this rank's share of the model; else it was given, for all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a rank stands."""
+
+    generation: int
+    rank: int
+    pid: int
+    published: int
+    attached: bool
+    finished: bool
+    completed_steps: int
+    """Steps completed since the job's beginning; -1: the script does not report."""
+    optimizer_steps: int
+    stepped_ns: int
+    """When it stepped last, by its machine's clock; 0: it has not, or is of an older release."""
+    milestones: dict[str, int]
+    newest: StepRecord | None
+    flops: Flops
+
+
+class ReportFile:
+    """One rank's mapped report file."""
+
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path = path
+        self._map = mapped
+        magic, version, self.generation, self.rank, _, self.capacity = _HEAD.unpack_from(mapped, 0)
+        if magic != MAGIC or version != VERSION or len(mapped) < _end_of_ring(self.capacity):
+            raise EverstepError(f"{path} is not a report file of version {VERSION}: delete it and start the rank again")
+        self._published: int = _PUBLISHED.unpack_from(mapped, _AT_STATE)[0]
+
+    @classmethod
+    def create(cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY) -> ReportFile:
+        """Create the file, all of it allocated, so that no later write can fail."""
+        size = _end_of_ring(capacity) + end_notice.ROOM
+        temporary = path.with_name(path.name + ".new")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            mapped = mmap.mmap(descriptor, size)
+        except OSError:
+            temporary.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)
+        _STATE.pack_into(mapped, _AT_STATE, 0, 0, 0, -1, 0, 0)
+        temporary.rename(path)
+        return cls(path, mapped)
+
+    @classmethod
+    def open(cls, path: Path) -> ReportFile:
+        """Open an existing file, for the rank to write or the agent to read."""
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_size < RING:
+                raise EverstepError(
+                    f"{path} is shorter than a report file's header: delete it and start the rank again"
+                )
+            return cls(path, mmap.mmap(descriptor, 0))
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+    # The writer: the rank.
+
+    def report(self, step: int, loss: float | None, grad_norm: float | None, tokens: int) -> None:
+        """Publish one record; never blocks. None: not known."""
+        given = (0 if loss is None else LOSS) | (0 if grad_norm is None else GRAD_NORM)
+        loss, grad_norm = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
+        sequence = self._published
+        at = RING + sequence % self.capacity * RECORD_BYTES
+        _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens, given)
+        self._published = sequence + 1
+        _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
+
+    def have_end_told(self) -> bool:
+        """Have the kernel tell who waits for it when this process begins to end; False: this system cannot.
+
+        Called once, in the main thread of the rank. The file stays mapped from then on.
+        """
+        at = _end_of_ring(self.capacity)
+        return len(self._map) >= at + end_notice.ROOM and end_notice.hold(self._map, at)
+
+    def set_pid(self, pid: int) -> None:
+        """Say which process this rank is."""
+        _U32.pack_into(self._map, 20, pid)
+
+    def attach(self) -> None:
+        """Say that the script uses everstep."""
+        _U32.pack_into(self._map, _AT_ATTACHED, 1)
+        self.mark("joined")
+
+    def finish(self) -> None:
+        """Say that the training loop ran to its end."""
+        _U32.pack_into(self._map, _AT_FINISHED, 1)
+
+    def complete(self, completed_steps: int) -> None:
+        """Say how many steps are completed; the newest may still be on its way into a slot."""
+        _I64.pack_into(self._map, _AT_COMPLETED, completed_steps)
+
+    def count_optimizer_step(self) -> int:
+        """Count one ``optimizer.step()``; returns the count of this process."""
+        count: int = _U64.unpack_from(self._map, _AT_OPTIMIZER)[0] + 1
+        _OPTIMIZER.pack_into(self._map, _AT_OPTIMIZER, count, time.time_ns())
+        return count
+
+    def set_flops(self, flops: Flops) -> None:
+        """Say what a token costs."""
+        _FLOPS.pack_into(self._map, _AT_FLOPS, *flops)
+
+    def mark(self, milestone: Milestone) -> None:
+        """Note when the rank got to a milestone; only the first time counts."""
+        at = _MILESTONE_AT[milestone]
+        if not _I64.unpack_from(self._map, at)[0]:
+            _I64.pack_into(self._map, at, time.time_ns())
+
+    def unmark(self, milestone: Milestone) -> None:
+        """Take a milestone back: the rank did not get there after all."""
+        _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
+
+    def hold_step(self) -> int:
+        """After how many completed steps to wait; 0: do not. Cheap: asked in every step."""
+        step: int = _I64.unpack_from(self._map, _AT_HOLD)[0]
+        return step
+
+    def set_held(self, completed_steps: int) -> None:
+        """Say that this rank waits, with the state after so many steps saved; 0: it goes on."""
+        _I64.pack_into(self._map, _AT_HELD, completed_steps)
+
+    def can_hold(self) -> None:
+        """Say that this rank looks at the end of every step whether it is to wait."""
+        _U32.pack_into(self._map, _AT_CAN_HOLD, 1)
+
+    # The reader: the agent.
+
+    def hold(self, step: int) -> None:
+        """Ask the rank to wait once it has completed so many steps, or to wait no longer: 0."""
+        _I64.pack_into(self._map, _AT_HOLD + 8, time.monotonic_ns())
+        _I64.pack_into(self._map, _AT_HOLD, step)
+
+    def holding(self) -> Hold:
+        """Whether the rank is to wait, and does."""
+        step, asked_ns, held, can = _HOLD.unpack_from(self._map, _AT_HOLD)
+        return Hold(step, asked_ns, held, bool(can))
+
+    def snapshot(self) -> Snapshot:
+        """Where the rank stands now."""
+        _, _, generation, rank, pid, _ = _HEAD.unpack_from(self._map, 0)
+        published, attached, finished, completed, optimizer_steps, optimizer_ns = _STATE.unpack_from(
+            self._map, _AT_STATE
+        )
+        milestones = dict(zip(MILESTONES, _MILESTONES.unpack_from(self._map, _AT_MILESTONES), strict=True))
+        newest = self.records(published - 1)[1] if published else []
+        return Snapshot(
+            generation=generation,
+            rank=rank,
+            pid=pid,
+            published=published,
+            attached=bool(attached),
+            finished=bool(finished),
+            completed_steps=completed,
+            optimizer_steps=optimizer_steps,
+            stepped_ns=max(optimizer_ns, newest[-1].time_ns if newest else 0),
+            milestones=milestones,
+            newest=newest[-1] if newest else None,
+            flops=self._flops(),
+        )
+
+    def end_told(self) -> EndNotice | None:
+        """What tells that the rank begins to end; None: the file is of an earlier release, or gone."""
+        at = _end_of_ring(self.capacity)
+        if len(self._map) < at + end_notice.ROOM:
+            return None
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return EndNotice(descriptor, at)
+        finally:
+            os.close(descriptor)
+
+    def records(self, start: int) -> tuple[int, list[StepRecord]]:
+        """Records from sequence ``start`` on.
+
+        Returns:
+            The sequence to ask for next, and the records, oldest first. What
+            the ring no longer holds is left out: it keeps ``capacity`` - 1.
+        """
+        published = self._published_now()
+        found: list[tuple[int, StepRecord]] = []
+        for sequence in range(max(start, published - self.capacity, 0), published):
+            at = RING + sequence % self.capacity * RECORD_BYTES
+            stored, *fields = _RECORD.unpack_from(self._map, at)
+            if stored == sequence:
+                found.append((sequence, StepRecord(*fields)))
+        # Meanwhile the writer may have come round: what lies in its next place or before may be half overwritten.
+        safe = self._published_now() - self.capacity
+        return published, [record for sequence, record in found if sequence > safe]
+
+    def _flops(self) -> Flops:
+        per_token, peak, derived = _FLOPS.unpack_from(self._map, _AT_FLOPS)
+        return Flops(per_token, peak, bool(derived))
+
+    def _published_now(self) -> int:
+        published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]
+        return published
+
+
+def _end_of_ring(capacity: int) -> int:
+    return RING + capacity * RECORD_BYTES

@@ -1,0 +1,44 @@
+"""Machines and findings for the tests of the rules of eviction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everstep.decisions.act.evict.decide import EvictPlan, decide
+from everstep.decisions.act.evict.facts import EvictFacts
+from everstep.model.health import Finding, Health, MachineFinding
+from everstep.model.owner import Owner
+from everstep.model.recovery_policy import RecoveryPolicy
+
+S = 10**9
+NOW = 10_000 * S
+EIGHT = tuple(f"m{number}" for number in range(8))
+
+
+def found(machine: str, reason: str = "gpu-lost", *, ago_s: float = 1.0, **fields: Any) -> MachineFinding:
+    """A finding that names its machine for sure, unless the fields say something else."""
+    fields = {"inspection": "test", "sure": True} | fields
+    return MachineFinding(machine=machine, finding=Finding(reason=reason, since_ns=NOW - round(ago_s * S), **fields))
+
+
+def flap(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> MachineFinding:
+    """A link that went down and came back."""
+    fields: dict[str, Any] = {"owner": Owner.NETWORK, "verdict": Health.UNKNOWN, "sure": False}
+    return found(machine, "nic-flap", item=item, ago_s=ago_s, inspection="link", **fields)
+
+
+def link_down(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> MachineFinding:
+    """A link that is down."""
+    return found(machine, "nic-down", item=item, ago_s=ago_s, inspection="link", owner=Owner.NETWORK, sure=False)
+
+
+def plan(*findings: MachineFinding, policy: RecoveryPolicy | None = None, **fields: Any) -> EvictPlan:
+    """What is decided about eight machines."""
+    known: dict[str, Any] = {"now_ns": NOW, "machines": EIGHT, "findings": findings}
+    facts = EvictFacts(**(known | fields))
+    return decide(facts, policy or RecoveryPolicy())
+
+
+def evicted(plan: EvictPlan) -> list[tuple[str, str]]:
+    """Machines and rules."""
+    return [(one.machine, one.rule) for one in plan.evict]

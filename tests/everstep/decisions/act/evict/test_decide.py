@@ -1,0 +1,206 @@
+"""The decision over all rules: modes, the breaker, and what holds whatever is found."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.decisions.act.evict.by_operator import REASON
+from everstep.decisions.act.evict.decide import ASKED_KEPT, EvictPlan, allowed
+from everstep.model.eviction import BREAKER, EvictMode
+from everstep.model.health import Health, MachineFinding
+from everstep.model.owner import Owner
+from everstep.model.recovery_policy import RecoveryPolicy
+from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan
+
+HOUR = 3600 * S
+FREE = RecoveryPolicy(evict_share=1)
+"""Its breaker never trips."""
+
+
+def lists(decided: EvictPlan) -> tuple[list[str], list[str], list[str]]:
+    return (
+        [one.machine for one in decided.evict],
+        [one.machine for one in decided.ask],
+        [one.machine for one in decided.shadow],
+    )
+
+
+def with_rule(mode: EvictMode, name: str = "sure-machine-fault") -> RecoveryPolicy:
+    return RecoveryPolicy(evict_rules={name: mode})
+
+
+def test_each_mode_has_its_list() -> None:
+    seen = found("m3"), found("m1")
+
+    assert lists(plan(*seen)) == (["m1", "m3"], [], [])
+    assert lists(plan(*seen, policy=with_rule(EvictMode.APPROVE))) == ([], ["m1", "m3"], [])
+    assert lists(plan(*seen, policy=with_rule(EvictMode.SHADOW))) == ([], [], ["m1", "m3"])
+    off = plan(*seen, policy=with_rule(EvictMode.OFF))
+    assert (lists(off), off.asked) == (([], [], []), [])
+
+
+def test_where_a_rule_only_watches_another_one_may_act() -> None:
+    decided = plan(found("m3"), silent={"m3": 9.0}, policy=with_rule(EvictMode.SHADOW))
+
+    assert evicted(decided) == [("m3", "gone-machine")]
+    assert decided.shadow == []
+    assert [(answer.rule, answer.yes) for answer in decided.asked] == [
+        ("sure-machine-fault", True),
+        ("gone-machine", True),
+    ]
+
+
+def test_the_first_rule_that_says_yes_is_named() -> None:
+    assert evicted(plan(found("m3"), silent={"m3": 9.0})) == [("m3", "sure-machine-fault")]
+
+
+def test_the_breaker_has_an_operator_asked_for_all_of_them() -> None:
+    decided = plan(*(found(machine) for machine in EIGHT[:3]))
+
+    assert lists(decided) == ([], ["m0", "m1", "m2"], [])
+    assert decided.tripped.startswith("3 machines of 8 would be evicted, 0 were within the last 24 h, and 2 may be")
+    assert decided.asked[-1].rule == BREAKER
+    assert decided.asked[-1].why == decided.tripped
+
+
+def test_the_breaker_counts_what_was_evicted_within_the_window() -> None:
+    recent = NOW - 23 * HOUR, NOW - HOUR
+    old = NOW - 24 * HOUR, NOW - 25 * HOUR
+
+    assert plan(found("m3"), evicted_ns=recent).tripped
+    assert not plan(found("m3"), evicted_ns=old).tripped
+    assert not plan(found("m3"), evicted_ns=recent[:1]).tripped
+
+
+def test_the_breaker_says_nothing_where_nothing_is_to_be_done() -> None:
+    busy = (NOW - HOUR,) * 5
+
+    assert not plan(evicted_ns=busy).tripped
+    assert not plan(found("m3"), evicted_ns=busy, policy=with_rule(EvictMode.SHADOW)).tripped
+
+
+def test_how_many_may_go() -> None:
+    policy = RecoveryPolicy()
+    assert [allowed(machines, policy) for machines in (1, 8, 12, 1200)] == [2, 2, 3, 300]
+    assert allowed(100, RecoveryPolicy(evict_share=0.29)) == 29
+    assert allowed(100, RecoveryPolicy(evict_share=0, evict_at_least=0)) == 0
+
+
+def test_of_too_many_answers_those_that_say_yes_are_kept() -> None:
+    doubts = [found("m0", f"doubt-{number:03}", verdict=Health.UNKNOWN) for number in range(2 * ASKED_KEPT)]
+
+    asked = plan(*doubts, *(found(machine) for machine in EIGHT[5:])).asked
+
+    assert len(asked) == ASKED_KEPT
+    assert [answer.machine for answer in asked if answer.yes] == ["m5", "m6", "m7"]
+    assert asked[-1].rule == BREAKER
+
+
+def test_a_long_text_is_cut() -> None:
+    assert len(plan(found("m0", text="x" * 5000)).asked[0].why) == 300
+
+
+owners = st.sampled_from(list(Owner))
+verdicts = st.sampled_from([Health.FAULTY, Health.UNKNOWN, Health.HEALTHY])
+reasons = st.sampled_from(["gpu-lost", "nic-down", "nic-flap", "packet-loss", "bad-line"])
+ages = st.integers(0, 700)
+machines = st.sampled_from(EIGHT[:4])
+
+
+def some(
+    owner: st.SearchStrategy[Owner] = owners, verdict: st.SearchStrategy[Health] = verdicts
+) -> st.SearchStrategy[list[MachineFinding]]:
+    one = st.builds(
+        lambda machine, reason, ago_s, owner, verdict, sure: found(
+            machine, reason, ago_s=ago_s, owner=owner, verdict=verdict, sure=sure
+        ),
+        machines,
+        reasons,
+        ages,
+        owner,
+        verdict,
+        st.booleans(),
+    )
+    return st.lists(one, max_size=8)
+
+
+@settings(max_examples=40)
+@given(some(owner=st.sampled_from([Owner.CODE, Owner.DATA])), some())
+def test_what_a_job_causes_evicts_nobody(now: list[MachineFinding], earlier: list[MachineFinding]) -> None:
+    decided = plan(*now, earlier=tuple(earlier), policy=FREE)
+
+    assert lists(decided) == ([], [], [])
+
+
+@settings(max_examples=40)
+@given(some(verdict=st.sampled_from([Health.UNKNOWN, Health("worn")])), some())
+def test_what_is_not_known_evicts_nobody_but_for_links_seen_down(
+    now: list[MachineFinding], earlier: list[MachineFinding]
+) -> None:
+    unknown = [seen for seen in now if not (seen.finding.reason == "nic-flap" and seen.finding.owner is Owner.NETWORK)]
+
+    decided = plan(*unknown, earlier=tuple(earlier), policy=FREE)
+
+    assert lists(decided) == ([], [], [])
+
+
+@settings(max_examples=40)
+@given(some(), some(), st.sampled_from([EvictMode.SHADOW, EvictMode.OFF, EvictMode.APPROVE]))
+def test_nobody_is_evicted_where_the_policy_does_not_say_act(
+    now: list[MachineFinding], earlier: list[MachineFinding], ceiling: EvictMode
+) -> None:
+    policy = FREE.model_copy(update={"evict_mode": ceiling})
+    acted = plan(*now, earlier=tuple(earlier), silent={"m0": 60.0}, policy=FREE)
+    held = plan(*now, earlier=tuple(earlier), silent={"m0": 60.0}, policy=policy)
+
+    assert held.evict == []
+    assert held.shadow + held.ask == ([] if ceiling is EvictMode.OFF else acted.evict)
+
+
+@settings(max_examples=40)
+@given(some(), some(), st.randoms(use_true_random=False))
+def test_the_order_of_findings_does_not_matter(
+    now: list[MachineFinding], earlier: list[MachineFinding], order: random.Random
+) -> None:
+    decided = plan(*now, earlier=tuple(earlier))
+    order.shuffle(now)
+    order.shuffle(earlier)
+
+    assert plan(*now, earlier=tuple(earlier)) == decided
+
+
+@settings(max_examples=40)
+@given(some(), st.frozensets(machines))
+def test_a_machine_is_named_once_and_a_stepping_one_is_not_gone(
+    now: list[MachineFinding], stepping: frozenset[str]
+) -> None:
+    decided = plan(*now, silent=dict.fromkeys(EIGHT[:4], 60.0), stepping=stepping, policy=FREE)
+    named = [one.machine for one in decided.evict + decided.ask + decided.shadow]
+
+    assert len(named) == len(set(named))
+    assert not {one.machine for one in decided.evict if one.rule == "gone-machine"} & stepping
+
+
+def test_two_flaps_of_a_link_count_though_each_is_unknown() -> None:
+    """The exception of the property above: that links went down is seen, whoever took them down."""
+    assert evicted(plan(flap("m1"), earlier=(flap("m1", ago_s=200),))) == [("m1", "repeated-network-alert")]
+
+
+def test_an_operators_word_is_enough_whatever_the_policy_says() -> None:
+    """Neither a mode nor the breaker holds it up; what the rules want beside it still waits."""
+    said = found("m1", REASON, inspection="operator")
+    policy = RecoveryPolicy(evict_mode=EvictMode.SHADOW)
+    assert evicted(plan(said, policy=policy)) == [("m1", "operator")]
+
+    many = [found(f"m{number}", f"gpu-lost-{number}") for number in (2, 3, 4)]
+    tripped = plan(said, *many, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0))
+    assert evicted(tripped) == [("m1", "operator")]
+    assert [one.machine for one in tripped.ask] == ["m2", "m3", "m4"]
+
+
+def test_what_operators_take_out_leaves_the_breaker_as_it_is() -> None:
+    said = [found(f"m{number}", REASON, inspection="operator") for number in range(1, 4)]
+    assert len(evicted(plan(*said, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0)))) == 3

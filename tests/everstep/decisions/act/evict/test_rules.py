@@ -1,0 +1,254 @@
+"""Each rule of eviction: when it evicts, and what it says where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from everstep.decisions.act.evict.rules import OPERATOR, RULES, mode_of
+from everstep.model.diagnosis import OF_TESTS
+from everstep.model.eviction import EvictMode
+from everstep.model.hang import HangFound
+from everstep.model.health import Health, MachineFinding
+from everstep.model.owner import Owner
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.replay import Replayed, ReplayFound, as_replayed
+from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, link_down, plan
+
+SURE, ALERT, GONE = "sure-machine-fault", "repeated-network-alert", "gone-machine"
+CULPRIT, GROUP = "hang-culprit", "hang-group"
+
+
+def why_not(machine: str, *findings: MachineFinding, **fields: Any) -> tuple[str, str]:
+    """Rule and answer of the only one that was asked about a machine, which is not evicted."""
+    decided = plan(*findings, **fields)
+    assert not decided.evict + decided.ask + decided.shadow
+    (answer,) = [answer for answer in decided.asked if answer.machine == machine]
+    assert not answer.yes
+    return answer.rule, answer.why
+
+
+def test_a_sure_fault_of_the_machine_evicts_it() -> None:
+    decided = plan(found("m3", item="GPU 2", text="it fell off the bus"))
+
+    assert evicted(decided) == [("m3", SURE)]
+    assert decided.evict[0].reason == "gpu-lost"
+    assert decided.evict[0].why == "GPU 2: it fell off the bus: it names this machine for sure"
+    assert [(answer.rule, answer.yes, answer.mode) for answer in decided.asked] == [(SURE, True, EvictMode.ACT)]
+
+
+def test_several_machines_each_by_its_own_fault() -> None:
+    assert evicted(plan(found("m5", "disk-failed"), found("m3"))) == [("m3", SURE), ("m5", SURE)]
+
+
+def test_a_machine_of_another_job_is_not_asked_about() -> None:
+    assert plan(found("elsewhere")).asked == []
+
+
+def test_what_most_machines_have_is_none_of_theirs() -> None:
+    shared = [found(machine, "gpu-cleanup") for machine in EIGHT[:5]]
+
+    rule, why = why_not("m0", *shared)
+    assert rule == SURE
+    assert why.startswith("gpu-cleanup: 5 of 8 machines have gpu-cleanup now")
+    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "its own fault counts beside it"
+
+
+def test_the_same_fault_on_half_of_the_machines_is_theirs() -> None:
+    half = plan(*(found(machine) for machine in EIGHT[:4]), policy=RecoveryPolicy(evict_share=1))
+    both = plan(found("m0"), found("m1"), machines=("m0", "m1"))
+
+    assert [one.machine for one in half.evict] == ["m0", "m1", "m2", "m3"]
+    assert [one.machine for one in both.evict] == ["m0", "m1"], "of two machines nobody can say what is common"
+
+
+@pytest.mark.parametrize("alert", [flap, link_down])
+def test_one_network_alert_is_tolerated(alert: Callable[[str], MachineFinding]) -> None:
+    rule, why = why_not("m2", alert("m2"))
+    assert rule == ALERT
+    assert why.endswith("one network alert is tolerated, the second within 300 s evicts")
+
+
+@pytest.mark.parametrize("first", [flap("m2", ago_s=200), link_down("m2", "eth1", ago_s=300)])
+def test_the_second_network_alert_within_five_minutes_evicts(first: MachineFinding) -> None:
+    decided = plan(link_down("m2"), earlier=(first,))
+
+    assert evicted(decided) == [("m2", ALERT)]
+    assert decided.evict[0].reason == "nic-down"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        link_down("m2", ago_s=302),  # too long ago
+        link_down("m3", ago_s=100),  # another machine
+        link_down("m2", ago_s=1),  # the same alert
+        link_down("m2", "eth1", ago_s=20),  # behind the same switch
+        found("m2", "packet-loss", ago_s=100, owner=Owner.NETWORK, verdict=Health.UNKNOWN),  # no alert
+        found("m2", "disk-failed", ago_s=100),  # not of the network
+    ],
+)
+def test_what_is_no_second_alert(first: MachineFinding) -> None:
+    assert why_not("m2", link_down("m2"), earlier=(first,))[0] == ALERT
+
+
+def test_a_link_that_the_monitor_saw_down_twice() -> None:
+    again = found("m2", "nic-flap-repeated", owner=Owner.NETWORK, verdict=Health.UNKNOWN, sure=False)
+
+    assert evicted(plan(flap("m2", ago_s=4), again)) == [("m2", ALERT)]
+
+
+def test_the_end_of_a_long_outage_is_no_second_alert() -> None:
+    began = link_down("m2", ago_s=100), link_down("m2", "eth1", ago_s=99)
+
+    decided = plan(flap("m2", ago_s=30), flap("m2", "eth1", ago_s=28), earlier=began)
+
+    assert decided.evict == []
+    assert {answer.rule for answer in decided.asked} == {ALERT}
+
+
+def test_a_switch_that_flaps_twice_evicts_nobody() -> None:
+    first = tuple(flap(machine, ago_s=200) for machine in EIGHT)
+
+    decided = plan(*(flap(machine) for machine in EIGHT), earlier=first)
+
+    assert decided.evict + decided.ask == []
+    assert "8 of 8 machines have nic-flap now" in decided.asked[0].why
+
+
+def test_a_machine_that_went_silent_is_gone() -> None:
+    decided = plan(silent={"m4": 2.0})
+
+    assert evicted(decided) == [("m4", GONE)]
+    assert decided.evict[0].reason == "silent-machine"
+    assert why_not("m4", silent={"m4": 1.9}) == (
+        GONE,
+        "nothing was heard from its agent and ranks for 1.9 s: it has 2 s to answer",
+    )
+
+
+@pytest.mark.parametrize("silent", [{}, {"m4": 60.0}])
+def test_a_silent_agent_is_no_dead_machine(silent: dict[str, float]) -> None:
+    assert why_not("m4", silent=silent, stepping=frozenset({"m4"})) == (
+        GONE,
+        "its agent is silent, and its ranks step: the machine works",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"owner": Owner.CODE}, "application-caused"),
+        ({"owner": Owner.DATA}, "application-caused"),
+        ({"owner": Owner.CODE, "verdict": Health.UNKNOWN}, "application-caused"),
+        ({"verdict": Health.UNKNOWN}, "unknown-verdict"),
+        ({"verdict": Health("worn")}, "unknown-verdict"),
+        ({"verdict": Health.UNKNOWN, "owner": Owner.STORAGE}, "unknown-verdict"),
+        ({"verdict": Health.UNKNOWN, "owner": Owner.NETWORK}, "unknown-verdict"),
+        ({"sure": False}, "unsure-fault"),
+        ({"owner": Owner.STORAGE}, "other-owner"),
+        ({"owner": Owner.UNKNOWN}, "other-owner"),
+        ({"owner": Owner("neighbour")}, "other-owner"),
+    ],
+)
+def test_what_is_not_enough_says_why(fields: dict[str, Any], rule: str) -> None:
+    assert why_not("m1", found("m1", **fields))[0] == rule
+
+
+def test_who_a_replay_names_leaves_though_it_is_not_sure() -> None:
+    """Not where more than half of the machines are suspects."""
+    seen = Replayed(found=ReplayFound.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
+    finding = as_replayed(seen)
+    assert not finding.sure
+    one = plan(MachineFinding(machine="m1", finding=finding), MachineFinding(machine="m2", finding=finding))
+    assert evicted(one) == [("m1", "failed-replay"), ("m2", "failed-replay")]
+    assert "a replay of the job says so" in one.evict[0].why
+    many = plan(*(MachineFinding(machine=name, finding=finding) for name in EIGHT[:5]))
+    assert evicted(many) == []
+
+
+def test_what_is_healthy_says_nothing() -> None:
+    assert plan(found("m1", verdict=Health.HEALTHY)).asked == []
+
+
+def test_a_link_that_a_test_finds_cut_costs_one_machine_and_many_of_them_none() -> None:
+    def cut(machine: str) -> MachineFinding:
+        fields: dict[str, Any] = {"owner": Owner.NETWORK, "sure": False, "inspection": f"{OF_TESTS}nic"}
+        return found(machine, "bad-link", text="the link between it and m0 does not work", **fields)
+
+    assert evicted(plan(cut("m3"))) == [("m3", "bad-link")]
+    rule, why = why_not("m1", *(cut(machine) for machine in EIGHT[1:6]))
+    assert rule == "bad-link" and "5 of 8 machines" in why
+
+
+def test_the_names_stay() -> None:
+    """Job files, reports and dashboards have them."""
+    assert [rule.name for rule in RULES if rule.evicts] == [
+        OPERATOR,
+        SURE,
+        ALERT,
+        GONE,
+        "failed-test",
+        "bad-link",
+        "failed-replay",
+        CULPRIT,
+        GROUP,
+        "slow-machine",
+    ]
+    assert [rule.name for rule in RULES if not rule.evicts] == [
+        "application-caused",
+        "unknown-verdict",
+        "unsure-fault",
+        "other-owner",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "own", "mode"),
+    [
+        ("act", "act", "act"),
+        ("act", "shadow", "shadow"),
+        ("approve", "act", "approve"),
+        ("shadow", "approve", "shadow"),
+        ("off", "act", "off"),
+        ("act", "from a later release", "approve"),
+        ("from a later release", "shadow", "shadow"),
+    ],
+)
+def test_a_rule_goes_no_further_than_the_policy(ceiling: str, own: str, mode: str) -> None:
+    policy = RecoveryPolicy(evict_mode=EvictMode(ceiling), evict_rules={SURE: EvictMode(own)})
+
+    assert mode_of(next(rule for rule in RULES if rule.name == SURE), policy) == mode
+
+
+def test_when_it_was_is_by_the_times_of_the_findings() -> None:
+    """The alerts count together however long ago both were: they stand."""
+    later = plan(link_down("m2"), earlier=(flap("m2", ago_s=200),), now_ns=NOW + 900 * S)
+
+    assert evicted(later) == [("m2", ALERT)]
+
+
+NAMED = HangFound(generation=3, conclusion="names", machines=["m1"], suspects=["m1"], reason="7 ranks wait for it")
+GROUP_OF_TWO = HangFound(
+    generation=3, conclusion="over-evicts", machines=["m1", "m3"], suspects=["m1"], innocent=1, reason="all on m1, m3"
+)
+
+
+def test_the_machine_that_a_job_hangs_on_leaves() -> None:
+    decided = plan(hang=NAMED)
+    assert evicted(decided) == [("m1", CULPRIT)]
+    assert "7 ranks wait for it" in decided.evict[0].why
+
+
+def test_over_eviction_says_so_and_who_leaves_on_purpose() -> None:
+    decided = plan(hang=GROUP_OF_TWO)
+    assert evicted(decided) == [("m1", GROUP), ("m3", GROUP)]
+    assert [one.why.startswith("over-eviction, 1 of 2 machines leave though") for one in decided.evict] == [True, True]
+    assert ["it leaves on purpose" in one.why for one in decided.evict] == [False, True]
+
+
+@pytest.mark.parametrize("conclusion", ["not a machine", "not hung", "nothing known", "from a later release"])
+def test_a_hang_that_names_nobody_evicts_nobody(conclusion: str) -> None:
+    assert plan(hang=HangFound(generation=3, conclusion=conclusion, reason="it says why")).asked == []

@@ -1,0 +1,41 @@
+"""What was tried, and what follows from it for versions of the code."""
+
+import pytest
+
+from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.versions.book import VersionBook
+from everstep.model.incident import Failure, Symptom
+from everstep.model.ladder import Rung, Tried
+from everstep.model.version import JobVersion, VersionStatus
+
+HOUR_NS = 3600 * 10**9
+FAILURE = Failure(generation=3, step=40, symptom=Symptom.CRASH, cause="ValueError", time_ns=100 * HOUR_NS)
+TAKEN_BACK = Tried(
+    rung=Rung.ROLLBACK, symptom=Symptom.CRASH, cause="ValueError", step=20, time_ns=FAILURE.time_ns, generation=2
+)
+
+
+def status_after(tried: list[Tried], remembered: list[Tried]) -> VersionStatus:
+    left = JobVersion(number=2, status=VersionStatus.SUSPECT, ended="rolled back to v1: it failed")
+    book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), left], 1)
+    Climbed(tried=tried, remembered=remembered).acquit(FAILURE, book, {2})
+    return book.versions[2].status
+
+
+@pytest.mark.parametrize("in_this_incident", [True, False])
+def test_code_that_was_taken_back_is_cleared_where_the_job_fails_in_the_same_way(in_this_incident: bool) -> None:
+    tried, remembered = ([TAKEN_BACK], []) if in_this_incident else ([], [TAKEN_BACK])
+    assert status_after(tried, remembered) is VersionStatus.REPLACED
+
+
+@pytest.mark.parametrize(
+    "remembered",
+    [
+        [],
+        [TAKEN_BACK.model_copy(update={"cause": "KeyError"})],
+        [TAKEN_BACK.model_copy(update={"generation": 1})],
+        [TAKEN_BACK, TAKEN_BACK.model_copy(update={"rung": Rung.REPLAY})],
+    ],
+)
+def test_another_fault_or_one_that_was_solved_clears_nobody(remembered: list[Tried]) -> None:
+    assert status_after([], remembered) is VersionStatus.SUSPECT

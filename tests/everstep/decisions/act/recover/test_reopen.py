@@ -1,0 +1,70 @@
+"""What a job makes of an incident that was closed from outside."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.act.recover.reopen import LONGEST_S, hold_reason, newest_begin, newest_generation, reopen_wait_s
+from everstep.decisions.act.recover.rules import RestartFacts, judge
+from everstep.decisions.keep.lineage import extended, usable
+from everstep.model.closed_incident import Left
+from everstep.model.incident import Evidence, Failure, StateCopy, Symptom
+from everstep.model.recovery_policy import RecoveryPolicy
+
+LAUNCHES = st.lists(st.integers(0, 100), max_size=5)
+
+
+@given(st.integers(1, 1000), LAUNCHES)
+def test_no_generation_that_was_launched_is_launched_again(generation: int, steps: list[int]) -> None:
+    launches = [(generation + 1 + position, step) for position, step in enumerate(steps)]
+    left = Left(how="terminated", launches=launches, resume_step=steps[-1] if steps else -1)
+
+    newest = newest_generation(generation, left)
+
+    assert all(newest + 1 > launched for launched, _ in [*launches, (generation, 0)])
+    assert newest_begin(7, left) == (steps[-1] if steps else 7)
+
+
+def test_what_a_closed_incident_launched_saved_for_the_job() -> None:
+    left = Left(how="terminated", launches=[(2, 20), (3, 20)], resume_step=20)
+    lineage = extended([(1, -1)], left.launches)
+    copies = [StateCopy(rank=0, machine="m0", completed_steps=step, generation=3) for step in (20, 24)]
+
+    assert usable(copies, lineage) == copies
+
+
+def test_of_a_deleted_incident_no_launch_is_known_and_what_they_saved_is_not_used() -> None:
+    left = Left(how="deleted", known=False)
+    lineage = extended([(1, -1)], [*left.launches, (newest_generation(1, left) + 1, 20)])
+    known, unknown = (StateCopy(rank=0, machine="m0", completed_steps=20, generation=one) for one in (1, 3))
+    beyond = StateCopy(rank=0, machine="m0", completed_steps=22, generation=3)
+
+    assert newest_generation(1, left) > 100
+    assert known in usable([known, unknown, beyond], lineage)
+    assert beyond not in usable([known, unknown, beyond], lineage)
+    assert "history is gone" in hold_reason("incident/gpt/0001", left)
+
+
+@given(st.integers(0, 10_000))
+def test_the_wait_grows_to_a_limit_and_the_first_incident_does_not_wait(closed: int) -> None:
+    assert 0 <= reopen_wait_s(closed) <= reopen_wait_s(closed + 1) <= LONGEST_S
+    assert reopen_wait_s(1) == 0
+    assert reopen_wait_s(2) > 0
+
+
+def test_an_incident_that_takes_a_fault_over_waits_for_an_operator_whatever_the_rest_is() -> None:
+    failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL")
+    facts = RestartFacts(
+        failure=failure,
+        history=(),
+        attempts=0,
+        evidence=Evidence(generation=1),
+        restore_step=20,
+        world_size=2,
+        hold="incident/gpt/0001 was terminated by ada",
+    )
+
+    decision = judge(facts, RecoveryPolicy())
+
+    assert (decision.action, decision.reason) == ("park", facts.hold)

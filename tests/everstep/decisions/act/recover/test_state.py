@@ -1,0 +1,240 @@
+"""What an incident knows: who failed, what is left, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everstep.decisions.act.recover.state import RecoveryState
+from everstep.decisions.detect.root_cause import MACHINE_LOST
+from everstep.decisions.keep.choose_restore import Restore
+from everstep.model.incident import Anomaly, Evidence, RankExit, Restored, StateCopy, Symptom, Tier
+from everstep.model.job import JobSpec
+from everstep.model.machine import Machine
+
+SPEC = JobSpec(name="job", script="/job.py", machines=3, ranks_per_machine=2)
+MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(3)]
+GLOO = "RuntimeError: Connection closed by peer [127.0.0.12]:4213"
+
+
+def case(symptom: Symptom = Symptom.CRASH, **fields: Any) -> RecoveryState:
+    anomaly = Anomaly(id="m0-1", generation=1, symptom=symptom, headline="seen from outside")
+    given: dict[str, Any] = {"generation": 1, "resume_step": 0, "lineage": [(1, 0)]} | fields
+    return RecoveryState(spec=SPEC, machines=MACHINES, anomaly=anomaly, **given)
+
+
+def stopped(step: int, ranks: range = range(6), **more: Any) -> list[RankExit]:
+    return [
+        RankExit(rank=rank, machine=f"m{rank // 2}", signal=9, stopped_by_us=True, completed_steps=step, **more)
+        for rank in ranks
+    ]
+
+
+def held(step: int, ranks: range = range(6), **more: Any) -> list[StateCopy]:
+    return [StateCopy(rank=rank, machine=f"m{rank // 2}", completed_steps=step, generation=1, **more) for rank in ranks]
+
+
+def backups(step: int, ranks: range, machine: str) -> list[StateCopy]:
+    return [
+        StateCopy(rank=rank, machine=machine, completed_steps=step, generation=1, tier=Tier.BACKUP) for rank in ranks
+    ]
+
+
+def m2_empty(**more: Any) -> Evidence:
+    """m2 came back empty; a rank elsewhere saw its connection break, others were stopped after 21 steps."""
+    victim = RankExit(rank=1, machine="m0", code=1, time_ns=5, completed_steps=20, exception=GLOO)
+    exits = [victim, *stopped(21, range(2, 4)), *stopped(20, range(1))]
+    copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
+    return Evidence(generation=1, exits=exits, held=copies, emptied=["m2"], **more)
+
+
+def test_a_machine_that_came_back_empty_is_the_cause_and_not_who_saw_it_go() -> None:
+    one = case()
+    evidence = one.merge_evidence(m2_empty())
+
+    failure = one.failure(evidence, now_ns=9, first=True)
+
+    assert one.headline(evidence) == "m2 came back empty and lost ranks 4, 5"
+    assert (failure.cause, failure.symptom, failure.step) == (MACHINE_LOST, Symptom.CRASH, 21)
+
+
+def test_its_ranks_are_restored_from_their_backups_and_the_steps_since_are_lost() -> None:
+    one = case()
+    evidence = one.merge_evidence(m2_empty())
+    one.failure(evidence, now_ns=9, first=True)
+
+    restore = one.choose(evidence)
+    one.launch(restore)
+
+    assert restore.step == 20
+    assert [(copy.rank, copy.tier, copy.machine) for copy in restore.copies] == [
+        (4, Tier.BACKUP, "m1"),
+        (5, Tier.BACKUP, "m1"),
+    ]
+    assert one.lost_steps == 1, "the survivors had completed step 21"
+    assert (one.generation, one.resume_step, one.launches) == (2, 20, [(2, 20)])
+
+
+def test_an_agent_says_once_that_it_knows_nothing_and_it_is_remembered_until_the_next_launch() -> None:
+    one = case()
+    one.merge_evidence(m2_empty())
+
+    again = one.merge_evidence(m2_empty().model_copy(update={"emptied": []}))
+    assert again.emptied == ["m2"]
+    one.launch(Restore(20, ""))
+    assert one.merge_evidence(Evidence(generation=2)).emptied == []
+
+
+def test_a_machine_that_the_job_was_never_launched_on_lost_nothing() -> None:
+    one = case(Symptom.LAUNCH_FAILED)
+    evidence = one.merge_evidence(Evidence(generation=1, emptied=["m2"]))
+
+    failure = one.failure(evidence, now_ns=9, first=True)
+
+    assert (failure.symptom, failure.cause) == (Symptom.LAUNCH_FAILED, "launch failed")
+    assert one.headline(evidence) == ""
+
+
+def test_when_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> None:
+    one = case()
+    copies = held(120, tier=Tier.DISK)
+    evidence = one.merge_evidence(Evidence(generation=1, held=copies, emptied=["m0", "m1", "m2"]))
+
+    failure = one.failure(evidence, now_ns=9, first=True)
+    one.launch(one.choose(evidence))
+
+    assert failure.step == 120, "what was saved was completed"
+    assert one.resume_step == 120
+    assert one.lost_steps is None
+
+
+def test_a_machine_lost_before_the_first_step_of_a_restart_costs_what_the_others_know() -> None:
+    one = case()
+    one.failure(one.merge_evidence(Evidence(generation=1, exits=stopped(21), held=held(20))), now_ns=1, first=True)
+    one.launch(Restore(20, ""))
+    copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
+    evidence = one.merge_evidence(Evidence(generation=2, exits=stopped(-1, range(4)), held=copies, emptied=["m2"]))
+
+    failure = one.failure(evidence, now_ns=2, first=False)
+    one.launch(one.choose(evidence))
+
+    assert (failure.cause, failure.step, one.resume_step) == (MACHINE_LOST, 20, 20)
+    assert one.lost_steps == 1, "step 21 of the first generation: no rank had made one since"
+
+
+def test_steps_are_counted_from_the_farthest_the_job_had_come_in_any_attempt() -> None:
+    one = case()
+    one.failure(one.merge_evidence(Evidence(generation=1, exits=stopped(25))), now_ns=1, first=True)
+    one.launch(Restore(20, ""))
+    one.failure(one.merge_evidence(Evidence(generation=2, exits=stopped(22))), now_ns=2, first=False)
+    one.launch(Restore(21, ""))
+
+    assert one.lost_steps == 4
+
+
+def test_a_copy_that_failed_is_left_out_and_the_next_one_is_taken() -> None:
+    one = case()
+    evidence = one.merge_evidence(m2_empty())
+    on_disk = [
+        StateCopy(rank=4, machine="m2", completed_steps=20, generation=1, tier=Tier.DISK),
+        *[copy.model_copy(update={"completed_steps": 19}) for copy in evidence.held],
+    ]
+    evidence = evidence.model_copy(update={"held": [*evidence.held, *on_disk]})
+    bad = StateCopy(rank=4, machine="m1", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="checksum")
+
+    assert one.record_restored(Restored(failed=[bad]))
+    second = one.choose(evidence)
+    assert (second.step, second.copies[0].tier) == (20, Tier.DISK)
+    assert "checksum" in second.reason
+    assert one.record_restored(Restored(unreached=[bad.model_copy(update={"machine": "m2", "tier": Tier.DISK})]))
+    assert one.choose(evidence).step == 19
+    assert [copy.tier for copy in one.unreached] == [Tier.DISK]
+    assert not one.record_restored(Restored())
+
+    one.begin_again()
+    assert one.choose(evidence).step == 20
+
+
+def test_what_an_earlier_run_of_the_name_left_is_not_taken() -> None:
+    one = case(lineage=[(7, -1)], generation=7, resume_step=-1)
+    old = [copy.model_copy(update={"generation": 3, "tier": Tier.REMOTE}) for copy in held(500)]
+
+    assert one.choose(Evidence(generation=7, held=old)).step == -1
+
+
+@pytest.mark.parametrize(("saved", "step", "folder"), [(None, 120, "/disk/old/step-000000120"), (125, 125, "")])
+def test_a_job_that_was_started_from_a_folder_begins_there_again_until_it_saved_a_step(
+    saved: int | None, step: int, folder: str
+) -> None:
+    one = case(lineage=[(1, -1)], resume_step=120, folder="/disk/old/step-000000120", folder_step=120)
+
+    restore = one.choose(Evidence(generation=1, held=held(saved) if saved else []))
+
+    assert (restore.step, restore.folder) == (step, folder)
+    one.launch(restore)
+    assert one.launches == [(2, -1 if folder else 125)]
+
+
+CORRUPT = "everstep.errors.CorruptCheckpoint: /dev/shm/job/checkpoint-1: the state after step 20 is damaged"
+
+
+def raised(rank: int, exception: str, **more: Any) -> RankExit:
+    return RankExit(rank=rank, machine=f"m{rank // 2}", code=1, time_ns=3, exception=exception, **more)
+
+
+def test_a_slot_that_its_own_rank_found_damaged_is_named_and_left_out() -> None:
+    one = case(generation=2, resume_step=20, lineage=[(1, 0), (2, 20)])
+    exits = [raised(1, CORRUPT), *stopped(-1, range(2, 6))]
+    copies = [*held(20), *held(19), *backups(20, range(1, 2), "m2")]
+
+    restore = one.choose(one.merge_evidence(Evidence(generation=2, exits=exits, held=copies)))
+
+    assert restore.step == 20
+    assert [(copy.rank, copy.tier) for copy in restore.copies] == [(1, Tier.BACKUP)]
+    assert "rank 1 on m0: its rank found it damaged" in restore.reason
+
+    again = one.choose(one.merge_evidence(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
+    assert again.step == 19, "no other copy of that step: the one before it"
+
+
+@pytest.mark.parametrize(
+    ("ends", "resume_step", "lineage"),
+    [
+        ([raised(1, CORRUPT, stopped_by_us=True)], 20, [(2, 20)]),
+        ([raised(1, "ValueError: CorruptCheckpoint")], 20, [(2, 20)]),
+        ([raised(1, CORRUPT)], 20, [(2, -1)]),  # it restored from a folder, whose files are to blame
+        ([raised(1, CORRUPT)], 10, [(2, 10)]),  # what it restored is another step
+    ],
+)
+def test_only_the_slot_that_a_rank_restored_from_is_left_out(
+    ends: list[RankExit], resume_step: int, lineage: list[tuple[int, int]]
+) -> None:
+    one = case(generation=2, resume_step=resume_step, lineage=lineage)
+    evidence = one.merge_evidence(
+        Evidence(generation=2, exits=ends, held=[one.model_copy(update={"generation": 2}) for one in held(20)])
+    )
+
+    assert not one.bad
+    assert one.choose(evidence).step == 20
+
+
+def test_what_was_verified_once_is_not_read_again_before_the_next_launch() -> None:
+    one = case()
+    evidence = one.merge_evidence(
+        Evidence(generation=1, exits=stopped(20), held=[*held(20, verified=False), *held(19, verified=False)])
+    )
+    first = one.choose(evidence)
+    assert [copy.rank for copy in first.unverified] == [0, 1, 2, 3, 4, 5]
+
+    failed = [StateCopy(**first.unverified[5].model_dump(), valid=False, reason="its contents do not match")]
+    assert one.record_restored(Restored(verified=list(first.unverified[:5]), failed=failed))
+
+    second = one.choose(evidence)
+    assert (second.step, len(second.unverified)) == (19, 6), "another step: other slots"
+    with_backup = one.choose(evidence.model_copy(update={"held": [*evidence.held, *backups(20, range(5, 6), "m0")]}))
+    assert (with_backup.step, with_backup.unverified) == (20, ())
+    assert [(copy.rank, copy.tier) for copy in with_backup.copies] == [(5, Tier.BACKUP)]
+
+    one.launch(with_backup)
+    assert not one.verified, "ranks ran on it since"

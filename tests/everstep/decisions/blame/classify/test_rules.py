@@ -1,0 +1,52 @@
+"""Each rule knows its examples, is the first that does, and does not know what looks alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from everstep.decisions.blame.classify.all import LOG_RULES, TRIGGERS
+from everstep.decisions.blame.classify.match import LineMatcher
+from everstep.decisions.blame.classify.rule import LogRule, Role
+from everstep.model.owner import Owner
+
+EACH = pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: rule.name)
+
+
+@EACH
+def test_a_rule_is_the_first_that_knows_its_examples(rule: LogRule) -> None:
+    assert rule.matches
+    assert [LineMatcher().rule_of(line) for line in rule.matches] == [rule] * len(rule.matches)
+
+
+@EACH
+def test_a_rule_does_not_know_what_looks_alike(rule: LogRule) -> None:
+    assert rule.misses
+    assert [line for line in rule.misses if rule.is_in(line)] == []
+
+
+@EACH
+def test_every_example_is_found_in_a_log_at_all(rule: LogRule) -> None:
+    triggers = [trigger.decode() for trigger in TRIGGERS]
+    assert [line for line in rule.matches if not any(trigger in line.lower() for trigger in triggers)] == []
+    assert all(hint == hint.lower() for hint in rule.hints)
+
+
+def test_names_are_unique_and_no_consequence_has_a_sure_owner_but_the_network() -> None:
+    assert [name for name, count in Counter(rule.name for rule in LOG_RULES).items() if count > 1] == []
+    assert {rule.owner for rule in LOG_RULES if rule.role > Role.CAUSE} <= {Owner.UNKNOWN, Owner.NETWORK}
+
+
+def test_a_remembered_shape_keeps_the_numbers_that_decide() -> None:
+    matcher = LineMatcher()
+    said = [
+        "NVRM: Xid (PCI:0000:05:00): 79, pid=1",
+        "NVRM: Xid (PCI:0000:05:00): 48, pid=1",
+        "OSError: [Errno 28] x",
+        "OSError: [Errno 98] x",
+    ]
+    names = [rule.name for line in said if (rule := matcher.rule_of(line))]
+
+    assert names == ["xid-fallen-off-the-bus", "xid-memory", "disk-full", "port-taken"]
+    assert matcher.rule_of("OSError: [Errno 28] y 123456") == matcher.rule_of("OSError: [Errno 28] y 654321")

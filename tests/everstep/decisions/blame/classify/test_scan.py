@@ -1,0 +1,127 @@
+"""Logs as they are: in pieces, with colours, progress bars, prefixes of ranks, rubbish."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.decisions.blame.classify.first_cause import first_cause
+from everstep.decisions.blame.classify.scan import HELD, LogScanner
+from everstep.decisions.blame.classify.verdict import LogVerdict
+
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\n    f()\nValueError: bad\n'
+CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"
+
+
+def scanned(*pieces: bytes, source: str = "log") -> LogVerdict:
+    scanner = LogScanner(source)
+    for piece in pieces:
+        scanner.feed(piece)
+    return first_cause([scanner.close()])
+
+
+def prefixed(rank: int, text: str) -> str:
+    return "".join(f"[rank{rank}]: {line}" for line in text.splitlines(keepends=True))
+
+
+WHOLE = (
+    "step 1 loss 2.0\r\n" * 3
+    + "10%\r20%\r30%\n2026-11-21 07:36:56,120 WARNING upload failed\n"
+    + prefixed(3, RAISED)
+    + prefixed(0, RAISED.replace("ValueError: bad\n", CLOSED))
+    + "slurmstepd: error: *** STEP 4.0 ON m CANCELLED AT 2026-11-21T08:00:00 ***\n"
+).encode()
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, len(WHOLE)), max_size=6))
+def test_however_a_log_is_cut_the_verdict_is_the_same(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(WHOLE)]
+    pieces = [WHOLE[begin:end] for begin, end in itertools.pairwise(places)]
+
+    assert scanned(*pieces) == scanned(WHOLE)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([*range(65), *range(123, 256)]), max_size=300).map(bytes))
+def test_rubbish_is_read_and_lines_are_counted(rubbish: bytes) -> None:
+    """Anything but letters, which may be a word of a rule."""
+    verdict = scanned(rubbish + b"\n" + RAISED.encode())
+
+    assert verdict.reason == "user-exception"
+    assert verdict.lines == rubbish.count(b"\n") + 5
+    assert verdict.evidence[0].line == verdict.lines
+
+
+def test_ranks_whose_lines_are_mixed_are_told_apart() -> None:
+    mine, other = (prefixed(rank, text).splitlines(True) for rank, text in ((3, RAISED), (7, RAISED[:-15] + CLOSED)))
+    mixed = "".join(line for pair in zip(other, mine, strict=True) for line in pair)
+    verdict = scanned(mixed.encode())
+
+    assert (verdict.reason, verdict.ranks, verdict.place) == ("user-exception", (3,), "/job/train.py:7 in step")
+    assert [(one.reason, one.ranks, one.consequence) for one in verdict.others] == [("peer-connection", (7,), True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[31m" + RAISED.replace("\n", "\x1b[0m\n\x1b[31m"),
+        "\0\0\0" + RAISED,
+        "99%|####|\r100%|####|\r" + RAISED,
+        RAISED.replace("\n", "\r\n"),
+        prefixed(3, RAISED),
+        "".join(f"[default3]:{line}" for line in RAISED.splitlines(True)),
+        "".join(f"3: {line}" for line in RAISED.splitlines(True)),
+        "".join(f"2026-11-21T07:36:56.123456789Z {line}" for line in RAISED.splitlines(True)),
+        "ValueError: bad",
+        RAISED[40:],
+    ],
+)
+def test_an_exception_is_found_whatever_stands_around_it(text: str) -> None:
+    verdict = scanned(text.encode())
+
+    assert verdict.reason == "user-exception"
+    assert verdict.evidence[0].text == "ValueError: bad"
+
+
+def test_a_line_without_an_end_needs_no_more_memory_than_one_that_is_held() -> None:
+    scanner = LogScanner("log")
+    for _ in range(4):
+        scanner.feed(b"x" * HELD)
+    scanner.feed(b"\nOSError: [Errno 28] No space left on device\n")
+
+    assert first_cause([scanner.close()]).reason == "disk-full"
+
+
+def test_a_traceback_that_never_ends_hides_nothing_after_it() -> None:
+    cut = RAISED.replace("ValueError: bad\n", "    more()\n" * 1000)
+    verdict = scanned((cut + "OSError: [Errno 28] No space left on device\n").encode())
+
+    assert verdict.reason == "disk-full"
+
+
+def test_the_rank_of_a_log_is_in_its_name() -> None:
+    for name, ranks in (("logs/rank-5.log", (5,)), ("x/attempt_0/6/stderr.log", (6,)), ("slurm-42.out", ())):
+        assert scanned(RAISED.encode(), source=name).ranks == ranks
+
+
+def test_torch_tells_the_cause_of_another_process_after_the_exception() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n    for batch in loader:\n'
+        "KeyError: Caught KeyError in DataLoader worker process 0.\n"
+        'Original Traceback (most recent call last):\n  File "/job/data.py", line 3, in __getitem__\n    d[k]\n'
+        "KeyError: 'tokens'\n"
+    )
+    assert scanned(text.encode()).place == "/job/data.py:3 in __getitem__"
+
+
+def test_nccl_says_more_in_a_further_line() -> None:
+    text = RAISED.replace(
+        "ValueError: bad",
+        "torch.distributed.DistBackendError: NCCL error in: P.cpp:1, unhandled system error, NCCL version 2.21\n"
+        "ncclSystemError: System call failed\nLast error:\nsocketProgress: Connection closed by remote peer m2<4>",
+    )
+    assert scanned(text.encode()).reason == "peer-connection"

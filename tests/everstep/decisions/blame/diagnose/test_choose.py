@@ -1,0 +1,56 @@
+"""Which tests follow which symptom."""
+
+from __future__ import annotations
+
+import pytest
+
+from everstep.decisions.blame.classify.rule import FaultClass
+from everstep.decisions.blame.diagnose.choose import ROWS, choose_tests
+from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
+from everstep.model.incident import Symptom
+from everstep.model.owner import Owner
+
+
+@pytest.mark.parametrize("symptom", [Symptom.CRASH, Symptom.USER_ERROR])
+def test_an_error_of_nccl_is_followed_as_in_the_paper(symptom: Symptom) -> None:
+    """EUD, then all-to-all within a machine, then all-gather with neighbours."""
+    found = choose_tests(symptom, FaultClass.NCCL_ERROR, Owner.UNKNOWN)
+    order = [found.tests.index(one) for one in (Diagnostic.EUD, Diagnostic.ALL_TO_ALL, Diagnostic.ALL_GATHER)]
+
+    assert order == sorted(order)
+    assert Diagnostic.BITWISE not in found.tests
+
+
+def test_a_loss_that_is_not_finite_has_bits_compared() -> None:
+    assert Diagnostic.BITWISE in choose_tests(Symptom.NOT_FINITE, FaultClass.NAN, Owner.UNKNOWN).tests
+
+
+@pytest.mark.parametrize(
+    ("symptom", "fault", "owner"),
+    [
+        (Symptom.USER_ERROR, "", ""),
+        (Symptom.UPDATE, "", ""),
+        (Symptom.CRASH, FaultClass.DATA_ERROR, Owner.DATA),
+        (Symptom.CRASH, FaultClass.REMOTE_STORAGE, Owner.STORAGE),
+    ],
+)
+def test_where_no_machine_is_at_fault_none_is_tested(symptom: str, fault: str, owner: str) -> None:
+    found = choose_tests(symptom, fault, owner)
+
+    assert found.tests == ()
+    assert found.why
+
+
+def test_what_nothing_explains_has_all_tests_and_those_that_are_off_are_left_out() -> None:
+    assert set(choose_tests("a symptom of a later release").tests) == set(Diagnostic)
+    assert set(choose_tests(Symptom.CRASH, off=["eud", "dcgm"]).tests) == set(Diagnostic) - {
+        Diagnostic.EUD,
+        Diagnostic.DCGM,
+    }
+
+
+def test_tests_of_one_machine_come_before_those_of_two() -> None:
+    for row in ROWS:
+        between = [test in BETWEEN_MACHINES for test in row.choice.tests]
+        assert between == sorted(between)
+        assert len(set(row.choice.tests)) == len(row.choice.tests)

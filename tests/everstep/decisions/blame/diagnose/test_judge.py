@@ -1,0 +1,283 @@
+"""What all tests say together: nobody is faulty whom no test or comparison names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.act.evict.facts import is_alert, is_bad_link, is_failed_test
+from everstep.decisions.blame.diagnose import reasons
+from everstep.decisions.blame.diagnose.bandwidth import below
+from everstep.decisions.blame.diagnose.failing import BREAKS
+from everstep.decisions.blame.diagnose.judge import Shares, confirmed, judge, passed, unsure_tests
+from everstep.decisions.blame.diagnose.told import told
+from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
+from everstep.model.health import Finding, Health
+
+
+def ring(count: int, *bad: tuple[int, int], slow: Collection[tuple[int, int]] = ()) -> list[PairResult]:
+    found = []
+    for one in range(count):
+        pair = one, (one + 1) % count
+        fine = pair not in bad
+        speed = {"bytes_per_second": 1e7 if pair in slow else 1e9} if fine else {}
+        found.append(
+            PairResult(
+                test="nic",
+                machines=(f"m{pair[0]}", f"m{pair[1]}"),
+                passed=fine,
+                text="" if fine else "timed out",
+                measures=speed,
+            )
+        )
+    return found
+
+
+def speeds(**values: float) -> dict[str, list[DiagnosticResult]]:
+    return {
+        machine: [DiagnosticResult(test="loopback", kind="cpu", measures={"bytes_per_second": value})]
+        for machine, value in values.items()
+    }
+
+
+def codes(found: Diagnosis) -> dict[str, list[str]]:
+    return {one.machine: [finding.reason for finding in one.findings] for one in found.machines if one.findings}
+
+
+def test_a_machines_own_finding_decides() -> None:
+    bad = Finding(inspection="memory", reason="memory-damaged", sure=True)
+    found = judge({"m0": [DiagnosticResult(test="memory")], "m1": [DiagnosticResult(test="memory", findings=[bad])]})
+
+    assert (found.faulty, found.verdict) == (["m1"], Health.FAULTY)
+
+
+def test_where_nothing_was_tested_nothing_is_known() -> None:
+    found = judge({"m0": [DiagnosticResult(test="dcgm", nothing="no GPU")], "m1": []}, silent={"m2": "no answer"})
+
+    assert [one.verdict for one in found.machines] == [Health.UNKNOWN] * 3
+    assert codes(found) == {"m2": [reasons.SILENT.code]}
+    assert found.verdict is Health.UNKNOWN
+
+
+def test_other_bits_name_a_machine_and_two_machines_name_nobody() -> None:
+    bits = [DiagnosticResult(test="bitwise", kind="cpu", digests={"rank 0": one}) for one in "aaba"]
+    four = judge({f"m{n}": [one] for n, one in enumerate(bits)})
+    two = judge({f"m{n}": [one] for n, one in enumerate(bits[1:3])})
+
+    assert (four.faulty, codes(four)) == (["m2"], {"m2": [reasons.OTHER_BITS.code]})
+    assert (two.faulty, two.verdict) == ([], Health.UNKNOWN)
+    assert set(codes(two)) == {"m0", "m1"}
+
+
+def broken(*how: str, kind: str = "8 x cpu", test: str = "all-to-all") -> dict[str, list[DiagnosticResult]]:
+    """Machine by machine the reason of its result; empty: it passes."""
+    return {
+        f"m{number}": [
+            DiagnosticResult(
+                test=test,
+                kind=f"{kind}, torch 2" if kind and not reason else kind,
+                nothing="no GPU" if reason == "nothing" else "",
+                findings=[Finding(inspection=test, reason=reason, verdict=Health.UNKNOWN, text="it broke")]
+                if reason not in {"", "nothing"}
+                else [],
+            )
+        ]
+        for number, reason in enumerate(how)
+    }
+
+
+@pytest.mark.parametrize("reason", sorted(BREAKS))
+def test_what_breaks_twice_where_most_of_its_kind_pass_is_at_fault(reason: str) -> None:
+    found = judge(broken("", reason, ""))
+    assert (found.faulty, codes(found)["m1"]) == (["m1"], [reasons.FAILS_ALONE.code, reason])
+    assert unsure_tests(found.model_copy(update={"tests": ["all-to-all"]})) == ["all-to-all"]
+    assert "2 of 3 machines of its kind pass" in found.machines[1].findings[0].text
+    assert [is_failed_test(one.finding) for one in told(found)] == [True, False]
+    assert confirmed(found, found).faulty == ["m1"]
+    assert confirmed(found, judge(broken("", "", ""))).faulty == []
+
+
+def test_what_is_sure_stays_where_the_tests_cannot_be_run_again_and_nothing_else_does() -> None:
+    damaged = Finding(inspection="memory", reason="memory-damaged", verdict=Health.FAULTY, text="bad", sure=True)
+    results = broken("", "test-crashed", "", "")
+    results["m2"] = [*results["m2"], DiagnosticResult(test="memory", findings=[damaged])]
+    found = judge(results)
+    assert found.faulty == ["m1", "m2"]
+    only = confirmed(found, None)
+    assert only.faulty == ["m2"]
+    assert "it could not be tested once more" in only.machines[1].findings[0].text
+
+
+def test_another_test_that_breaks_the_next_time_confirms_nothing() -> None:
+    first, second = judge(broken("", "test-crashed", "")), judge(broken("", "test-crashed", "", test="memory"))
+    assert first.faulty == second.faulty == ["m1"] and confirmed(first, second).faulty == []
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        broken("", "test-crashed"),
+        broken("", "test-crashed", "test-crashed", ""),
+        broken("", "test-unable", ""),
+        broken("", "test-crashed", "nothing"),
+        broken("", "test-crashed", "", kind=""),
+        broken("", "other-reason", ""),
+        broken("") | {"m8": broken("test-crashed", kind="8 x")["m0"]} | {"m9": broken("")["m0"]},
+    ],
+)
+def test_what_breaks_is_no_fault_where_most_do_not_pass_or_it_was_not_begun(
+    results: dict[str, list[DiagnosticResult]],
+) -> None:
+    assert judge(results).faulty == []
+
+
+def test_the_kind_of_a_test_that_says_none_is_that_of_the_machines_other_tests() -> None:
+    disk, others = broken("", "test-hangs", "", kind="", test="disk"), broken("", "", "")
+    silent = {name: [said[0].model_copy(update={"kind": ""}), *others[name]] for name, said in disk.items()}
+    assert judge(silent).faulty == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "bad", "links"),
+    [
+        (ring(4), [], []),
+        (ring(4, (1, 2), (2, 3)), ["m2"], []),
+        (ring(4, (1, 2)), [], [("m1", "m2")]),
+        (ring(5, slow=[(1, 2)]), [], [("m1", "m2")]),
+        (ring(2, (0, 1), (1, 0)), [], []),
+    ],
+)
+def test_pairs_name_a_machine_or_a_link(pairs: list[PairResult], bad: list[str], links: list[tuple[str, str]]) -> None:
+    tested = {machine: [DiagnosticResult(test="memory")] for pair in pairs for machine in pair.machines}
+    found = judge(tested, pairs)
+
+    assert found.faulty == bad
+    assert [link.machines for link in found.links] == links
+    assert found.verdict is (Health.FAULTY if bad or links else Health.UNKNOWN if len(tested) == 2 else Health.HEALTHY)
+
+
+def test_a_link_is_told_of_the_later_machine_and_only_if_it_fails_twice() -> None:
+    tested = {f"m{number}": [DiagnosticResult(test="memory")] for number in range(4)}
+    first = judge(tested, ring(4, (3, 0))).model_copy(update={"tests": ["memory", "nic"]})
+
+    assert unsure_tests(first) == ["nic"] and unsure_tests(first, links=False) == []
+    [only] = told(confirmed(first, first))
+    assert (only.machine, only.finding.reason, only.finding.item) == ("m3", reasons.BAD_LINK.code, "m0")
+    assert is_bad_link(only.finding) and not is_failed_test(only.finding) and not is_alert(only.finding)
+    assert told(first, links=False) == [] == told(confirmed(first, judge(tested, ring(4))))
+
+
+def test_of_several_links_that_do_not_work_the_machine_that_they_share_is_told() -> None:
+    tested = {f"m{number}": [DiagnosticResult(test="memory")] for number in range(5)}
+    pairs = [*ring(5, (1, 2)), PairResult(test="nic", machines=("m1", "m3"), passed=False, text="timed out")]
+    found = judge(tested, pairs)
+
+    assert [link.machines for link in found.links] == [("m1", "m2"), ("m1", "m3")]
+    assert [(one.machine, one.finding.item) for one in told(found)] == [("m1", "m2"), ("m1", "m3")]
+
+
+def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() -> None:
+    found = judge(speeds(m0=1e9, m1=1.2e9, m2=4e8, m3=1e8, m4=0.9e9))
+
+    assert codes(found) == {"m2": [reasons.LOW.code], "m3": [reasons.SLOW.code]}
+    assert found.faulty == ["m3"]
+    assert judge(speeds(m0=1e9, m1=1.2e9, m3=1e8), shares=Shares(slow=0.01, low=0.02)).faulty == []
+    [measured] = found.measured
+    assert (measured.name, measured.lowest, measured.median) == ("loopback bytes_per_second", "m3", 9e8)
+
+
+def test_a_disk_that_others_use_as_well_is_never_faulty_for_its_bandwidth() -> None:
+    said = speeds(m0=1e9, m1=1e9, m2=1e9, m3=1e6)
+    found = judge(
+        {name: [one.model_copy(update={"test": "disk"}) for one in results] for name, results in said.items()}
+    )
+
+    assert (found.faulty, codes(found)) == ([], {"m3": [reasons.LOW.code]})
+
+
+def test_machines_of_other_kinds_have_other_bandwidths() -> None:
+    slow = DiagnosticResult(test="loopback", kind="old", measures={"bytes_per_second": 1e8})
+    assert judge(speeds(m0=1e9, m1=1e9, m2=1e9) | {"m3": [slow]}).faulty == []
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(1e3, 1e12), max_size=9), st.floats(0.01, 0.99))
+def test_most_are_never_below(figures: dict[str, float], share: float) -> None:
+    found = below(figures, share)
+
+    assert len(found) * 2 <= len(figures)
+    assert all(0 < part < share for part in found.values())
+    if len(figures) < 3:
+        assert found == {}
+
+
+def test_a_pair_of_another_kind_is_not_slow() -> None:
+    pairs = ring(5, slow=[(1, 2)])
+    old = [one.model_copy(update={"kind": "old" if one.machines == ("m1", "m2") else "new"}) for one in pairs]
+    assert passed(old, "nic")["m1", "m2"] is True
+    assert judge({}, old).links == []
+
+
+def test_a_slow_pair_did_not_pass() -> None:
+    assert passed(ring(5, slow=[(1, 2)]), "nic")["m1", "m2"] is False
+    assert passed(ring(5), "another test") == {}
+
+
+def test_what_a_history_keeps_is_short_and_says_the_same() -> None:
+    bits = {f"rank {rank} gradients": "a" * 64 for rank in range(8)}
+    many = {f"m{n}": [DiagnosticResult(test="bitwise", kind="cpu", digests=bits)] for n in range(100)}
+    many["m7"] = [DiagnosticResult(test="bitwise", kind="cpu", digests=bits | {"rank 3 gradients": "b"})]
+    found = judge(many, ring(100))
+
+    assert found.short().faulty == found.faulty == ["m7"]
+    assert found.short().measured == found.measured
+    assert len(found.short().model_dump_json()) < 20_000 < len(found.model_dump_json())
+
+
+def test_a_fault_that_is_not_sure_has_to_be_seen_twice() -> None:
+    figures = {"m0": 100.0, "m1": 100.0, "m2": 100.0, "m3": 5.0}
+    first, second = judge(speeds(**figures)), judge(speeds(**(figures | {"m2": 5.0, "m3": 100.0})))
+    assert (first.faulty, second.faulty) == (["m3"], ["m2"])
+    once = confirmed(first, second)
+    assert (once.faulty, once.machines[3].verdict) == ([], Health.UNKNOWN)
+    assert once.machines[3].findings[0].text.endswith("not so the next time")
+    assert confirmed(first, first).machines == first.machines
+
+
+@pytest.mark.parametrize(
+    ("bad", "slow", "sure"),
+    [
+        ([(3, 4), (4, 5)], [], True),
+        ([], [(3, 4), (4, 5)], False),
+        ([(3, 4)], [(4, 5)], False),
+    ],
+)
+def test_a_machine_that_is_named_for_slow_pairs_is_tested_once_more(
+    bad: list[tuple[int, int]], slow: list[tuple[int, int]], sure: bool
+) -> None:
+    tested = {f"m{number}": [DiagnosticResult(test="memory")] for number in range(8)}
+    first = judge(tested, ring(8, *bad, slow=slow)).model_copy(update={"tests": ["nic"]})
+    assert first.faulty == ["m4"] and unsure_tests(first) == ([] if sure else ["nic"])
+    assert confirmed(first, first).faulty == ["m4"]
+    assert confirmed(first, judge(tested, ring(8))).faulty == (["m4"] if sure else [])
+
+
+def test_a_machine_that_fails_with_two_is_named_for_sure_although_a_third_pair_is_slow() -> None:
+    pairs = ring(8, (3, 4), (4, 5))
+    slow = PairResult(test="nic", machines=("m1", "m4"), passed=True, measures={"bytes_per_second": 1e7})
+    found = judge({f"m{number}": [DiagnosticResult(test="memory")] for number in range(8)}, [*pairs, slow])
+    assert found.faulty == ["m4"] and unsure_tests(found.model_copy(update={"tests": ["nic"]})) == []
+
+
+def test_a_sure_fault_needs_no_second_test() -> None:
+    sure = Finding(inspection="memory", reason="memory-damaged", sure=True)
+    found = judge({"m0": [DiagnosticResult(test="memory", findings=[sure])]})
+    assert unsure_tests(found) == [] and confirmed(found, Diagnosis()).faulty == ["m0"]
+
+
+def test_only_tests_with_a_fault_that_is_not_sure_are_run_again() -> None:
+    found = judge(speeds(m0=100.0, m1=100.0, m2=100.0, m3=5.0))
+    [test] = {one.inspection for one in found.machines[3].findings}
+    assert unsure_tests(found.model_copy(update={"tests": ["bitwise", test]})) == [test]

@@ -1,0 +1,58 @@
+"""Stacks and records as tests write them down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from everstep.decisions.blame.hang.evidence import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.stacks import ProcessRole, Signature, StackFrame, normalise
+
+TORCH = "torch/distributed/distributed_c10d.py"
+FIGURE_7 = "16,2,dp=4,pp=4,tp=2"
+"""The paper's figure 7: TP 2, PP 4, DP 4, two GPUs a machine, machine = dp·4 + pp (section 5.1)."""
+
+
+def stack(*functions: str, role: ProcessRole | None = None) -> Signature:
+    """What a rank does in ``train.py``, outermost first; with a file where it is torch's: ``all_reduce@torch/…``."""
+    frames = [StackFrame(name, file or "train.py", 1) for name, _, file in (one.partition("@") for one in functions)]
+    return normalise(frames[::-1], role)
+
+
+SYNC = stack("train", "step", f"all_reduce@{TORCH}")
+COMPUTES = stack("train", "forward")
+STUCK = stack("train", "forward", "load")
+
+
+def of_stacks(stacks: Mapping[int, Signature]) -> HangEvidence:
+    """Of ranks with a stack each, in a job that is known not to step."""
+    return HangEvidence({rank: RankEvidence(one) for rank, one in stacks.items()}, stands_still=True)
+
+
+def figure_7() -> dict[int, Signature]:
+    """The silent hang in backward: what each rank of figure 7 is in."""
+    backward = ("train", "forward_backward")
+    found = dict.fromkeys(range(24), stack("train", "optimizer_step", f"reduce_scatter_tensor@{TORCH}"))
+    for machine, leaf in {
+        12: ("recv_backward", f"irecv@{TORCH}"),
+        13: ("recv_backward", f"irecv@{TORCH}"),
+        14: ("send_backward", f"isend@{TORCH}"),
+        15: ("backward_step", f"all_gather_into_tensor@{TORCH}"),
+    }.items():
+        found |= dict.fromkeys((2 * machine, 2 * machine + 1), stack(*backward, *leaf))
+    return found
+
+
+def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[str] = ()) -> CommunicationRecord:
+    """How far a rank came in its groups, what it is inside of, and the groups of its newest collectives."""
+    counts: dict[str, int] = {}
+    newest = []
+    for group in reversed(order):
+        newest.append((group, last[group] - counts.setdefault(group, 0)))
+        counts[group] += 1
+    inside = tuple(PendingOperation(group, number, "all_reduce") for group, number in pending)
+    return CommunicationRecord(last, inside, tuple(reversed(newest)))
+
+
+def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> HangEvidence:
+    """Of ranks with a record each."""
+    return HangEvidence({rank: RankEvidence(record=one) for rank, one in records.items()}, groups)

@@ -1,0 +1,68 @@
+"""How sure two looks make it that a job hangs: by the verdict, and by whether those work whom all wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+from everstep.decisions.blame.hang.evidence import HangEvidence
+from everstep.decisions.blame.hang.standstill import Stillness, standstill
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.blame.hang.work import RankWork, UsedUp, work_of
+
+NOBODY_MOVED, ONE_LOOK = HangEvidence({}, moved=frozenset()), HangEvidence({})
+IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)
+WORLD = {0: IDLE, 1: IDLE, 2: IDLE}
+
+
+def verdict(conclusion: HangConclusion, method: HangMethod = HangMethod.WAIT_FOR) -> HangVerdict:
+    machines = (0,) if conclusion in {HangConclusion.NAMES, HangConclusion.OVER_EVICTS} else ()
+    return HangVerdict(conclusion, method, "why", (1,), machines)
+
+
+@pytest.mark.parametrize(
+    ("of", "evidence", "work", "expected"),
+    [
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD, Stillness.QUIET),
+        (verdict(HangConclusion.OVER_EVICTS), NOBODY_MOVED, WORLD, Stillness.QUIET),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: BUSY}, Stillness.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: READS}, Stillness.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: SENDS}, Stillness.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {0: BUSY}, Stillness.QUIET),  # not the one
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, {0: IDLE}, Stillness.UNKNOWN),  # of the one nothing is known
+        (verdict(HangConclusion.NAMES), ONE_LOOK, WORLD, Stillness.UNKNOWN),
+        (verdict(HangConclusion.NAMES, HangMethod.STATE), ONE_LOOK, {}, Stillness.NEVER),
+        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD, Stillness.NEVER),
+        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD | {2: BUSY}, Stillness.BUSY),
+        (verdict(HangConclusion.NOT_HUNG), HangEvidence({}, moved=frozenset({1})), WORLD, Stillness.COMPUTES),
+        (verdict(HangConclusion.UNKNOWN), HangEvidence({}, moved=frozenset({2})), WORLD, Stillness.COMPUTES),
+        (verdict(HangConclusion.UNKNOWN), NOBODY_MOVED, WORLD, Stillness.UNKNOWN),
+    ],
+)
+def test_how_sure_it_is(
+    of: HangVerdict, evidence: HangEvidence, work: dict[int, RankWork], expected: Stillness
+) -> None:
+    assert standstill(of, evidence, work).standing is expected
+
+
+def test_work_is_of_all_processes_of_a_rank_between_two_looks() -> None:
+    first = [UsedUp(0, 10, 5.0, 1.0, 100, 7), UsedUp(0, 11, 1.0, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 0)]
+    last = [UsedUp(0, 10, 5.2, 1.2, 100, 57), UsedUp(0, 11, 1.4, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 70_000)]
+    late = UsedUp(2, 13, 9.0, 0.0, 0)
+
+    found = work_of(first, [*last, late], 2.0)
+
+    assert set(found) == {0, 1}, "who was seen once only is not known"
+    assert (round(found[0].share, 3), found[0].works) == (0.4, True)
+    assert found[0].switches == 25.0
+    assert (found[1].share, found[1].works) == (0.0, True)
+    assert work_of(first, last, 0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "works"),
+    [("D", "D", True), ("t", "t", True), ("S", "D", False), ("D", "S", False), ("T", "T", False)],
+)
+def test_whoever_the_kernel_or_a_debugger_holds_up_is_not_taken_for_idle(before: str, after: str, works: bool) -> None:
+    """One ``fsync`` of a checkpoint takes seconds, in which a process has no CPU, reads and writes nothing."""
+    first, last = UsedUp(0, 10, 5.0, 0.0, 100, 7, before), UsedUp(0, 10, 5.0, 0.0, 100, 7, after)
+    assert work_of([first], [last], 2.0)[0].works is works

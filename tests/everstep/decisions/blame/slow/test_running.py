@@ -1,0 +1,208 @@
+"""The vote in a job that runs: who is named, who is not, and why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.decisions.blame.hang.evidence import RankEvidence
+from everstep.decisions.blame.hang.stacks import Leaf, LeafKind, ProcessRole, Signature
+from everstep.decisions.blame.slow.looks import RankAtWork, RankLooks, counted, round_of
+from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
+from everstep.decisions.blame.slow.running import judge_rounds, slow_round
+from everstep.decisions.blame.slow.verdict import SlowConclusion
+from everstep.decisions.detect.cpu_watch import CpuPerStep
+from everstep.model.slow import SlowRound
+from everstep.model.topology import Topology
+
+DP = Topology.of(4, 2, tp=2)
+"""Four machines of two ranks, data parallel."""
+PIPELINE = Topology.of(8, 1, pp=2)
+NAMES = [f"m{number}" for number in range(8)]
+USUAL = RankTimes(0.4, 0.2, CpuPerStep(0.05, 0.01), CpuPerStep(0.05, 0.01))
+"""Steps take twice as long, and this rank computes as long as ever."""
+STARVED = replace(USUAL, cpu=CpuPerStep(0.05, 0.21))
+BUSY = replace(USUAL, cpu=CpuPerStep(0.25, 0.01))
+
+
+def times(topology: Topology, other: Mapping[int, RankTimes]) -> dict[int, RankTimes]:
+    return {rank: other.get(rank, USUAL) for rank in range(topology.world_size)}
+
+
+def seen(
+    topology: Topology, computes: Mapping[int, float], *, looks: int = 10, usual: float = 0.5
+) -> dict[int, RankLooks]:
+    """Each rank computes in such a share of the looks."""
+    return {rank: RankLooks(looks, round(looks * computes.get(rank, usual))) for rank in range(topology.world_size)}
+
+
+def vote(
+    slow: Mapping[int, float], evidence: Mapping[int, RankTimes], topology: Topology = DP, rounds: int = 5
+) -> list[SlowRound]:
+    looks, past = seen(topology, slow), times(topology, evidence)
+    return [slow_round(looks, past, topology, names=NAMES, number=one + 1, looks=10) for one in range(rounds)]
+
+
+ON_M2 = {4: 1.0, 5: 0.9}
+
+
+def test_the_machine_that_the_vote_and_its_own_past_name_is_the_one() -> None:
+    found = judge_rounds(vote(ON_M2, {4: STARVED, 5: STARVED}), 3)
+    assert (found.conclusion, found.machines, found.suspects) == (SlowConclusion.MACHINE, ["m2"], ["m2"])
+    assert (found.ranks, found.flags, found.rounds, found.generation) == ([4, 5], 5, 5, 3)
+    assert found.reason == (
+        "m2 has most slow ranks in 5 of 5 rounds. m2: its ranks compute 200 ms longer in a step, their peers 0 ms; "
+        "steps take 200 ms more; of it they have no CPU for 200 ms"
+    )
+    assert found.evidence[0] == "round 1, 10 looks: m2 has the flag, slow ranks: 4, 5"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "conclusion", "word"),
+    [
+        ({4: USUAL, 5: USUAL}, SlowConclusion.SUSPECT, "no longer than before"),
+        ({4: BUSY, 5: BUSY}, SlowConclusion.SUSPECT, "whether they have more to do is not told"),
+        ({4: replace(BUSY, work=2.0), 5: replace(BUSY, work=2.0)}, SlowConclusion.UNEVEN_WORK, "100 % more tokens"),
+        ({4: replace(BUSY, work=1.0), 5: replace(BUSY, work=1.0)}, SlowConclusion.MACHINE, "no more tokens"),
+        (
+            dict.fromkeys((4, 5), replace(USUAL, cpu=CpuPerStep(0.1, 0.01), typical_cpu=CpuPerStep(0.1, 0.01))),
+            SlowConclusion.UNEVEN_WORK,
+            "their place in the job has more to do",
+        ),
+        (
+            dict.fromkeys((4, 5), replace(USUAL, cpu=CpuPerStep(0.06, 0.01), typical_cpu=CpuPerStep(0.06, 0.01))),
+            SlowConclusion.SUSPECT,
+            "no longer than before",
+        ),
+        (dict.fromkeys(range(8), STARVED), SlowConclusion.SUSPECT, "its peers compute longer too"),
+        (
+            dict.fromkeys(range(8), replace(USUAL, cpu=CpuPerStep(0.12, 0.0)))
+            | dict.fromkeys((4, 5), replace(USUAL, cpu=CpuPerStep(0.4, 0.0), typical_cpu=CpuPerStep(0.2, 0.0))),
+            SlowConclusion.SUSPECT,
+            "its peers compute longer too",
+        ),
+        (dict.fromkeys(range(8), replace(USUAL, cpu=None)), SlowConclusion.SUSPECT, "is not known"),
+    ],
+    ids=["same", "untold", "more-work", "slower", "always", "hardly-more", "all", "in-proportion", "unknown"],
+)
+def test_nobody_leaves_for_the_vote_alone(
+    evidence: Mapping[int, RankTimes], conclusion: SlowConclusion, word: str
+) -> None:
+    found = judge_rounds(vote(ON_M2, evidence), 1)
+    assert (found.conclusion, found.suspects) == (conclusion, ["m2"])
+    assert found.machines == (["m2"] if conclusion is SlowConclusion.MACHINE else [])
+    assert word in found.reason
+
+
+@pytest.mark.parametrize(
+    ("evidence", "conclusion", "topology"),
+    [
+        ({}, SlowConclusion.WAITING, DP),
+        (dict.fromkeys(range(8), BUSY), SlowConclusion.ALL_SLOWER, DP),
+        (dict.fromkeys(PIPELINE.group(0, "dp"), BUSY), SlowConclusion.HEAVY_STAGE, PIPELINE),
+        (dict.fromkeys(range(8), replace(USUAL, typical_cpu=None)), SlowConclusion.UNKNOWN, DP),
+    ],
+)
+def test_without_a_degrader_it_is_said_what_all_ranks_show(
+    evidence: Mapping[int, RankTimes], conclusion: SlowConclusion, topology: Topology
+) -> None:
+    found = judge_rounds(vote({}, evidence, topology), 1)
+    assert (found.conclusion, found.machines, found.suspects) == (conclusion, [], [])
+
+
+def test_a_heavy_stage_is_compared_with_itself() -> None:
+    """Its ranks wait less than those of the other stage, all alike."""
+    first = dict.fromkeys(PIPELINE.group(0, "dp"), 1.0)
+    assert round_of(seen(PIPELINE, first), PIPELINE).outliers == ()
+    slow = PIPELINE.group(0, "dp")[1]
+    one = round_of(seen(PIPELINE, dict.fromkeys(PIPELINE.group(0, "dp"), 0.6) | {slow: 1.0}), PIPELINE)
+    assert one.flagged is not None and one.flagged.machines == (PIPELINE.machine(slow),)
+
+
+def test_rounds_that_saw_nothing_are_votes_for_nobody() -> None:
+    named = vote(ON_M2, {4: STARVED, 5: STARVED})
+    blind = [SlowRound(number=number, problem="it failed") for number in (1, 2, 3)]
+    assert judge_rounds([*blind[:2], *named[2:]], 1).machines == ["m2"], "three of five"
+    found = judge_rounds([*blind, *named[3:]], 1)
+    assert (found.conclusion, found.machines) == (SlowConclusion.UNKNOWN, [])
+    assert found.reason == "3 of 5 rounds saw nothing"
+    assert slow_round({}, {}, DP, names=NAMES, number=1, looks=3).problem
+
+
+def test_a_flag_that_wanders_names_nobody() -> None:
+    """Uneven work that is another rank's in each round."""
+    rounds = [vote({2 * number: 1.0, 2 * number + 1: 1.0}, {}, rounds=1)[0] for number in (0, 1, 2, 3, 0)]
+    assert judge_rounds(rounds, 1).suspects == []
+
+
+def evidence(kind: LeafKind) -> RankEvidence:
+    return RankEvidence(trainer=Signature(ProcessRole.TRAINER, (("step", "train.py"),), Leaf(kind, "x")))
+
+
+def test_a_look_that_does_not_show_whether_a_rank_waits_counts_neither_way() -> None:
+    kinds = [LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.OTHER, LeafKind.DATA, LeafKind.BELOW]
+    looks = [{0: RankAtWork(evidence(kind)), 1: RankAtWork(RankEvidence())} for kind in kinds]
+    assert counted(looks) == {0: RankLooks(4, 2)}
+    asleep = [{0: RankAtWork(evidence(kind), sleeps=True)} for kind in kinds]
+    assert counted(asleep) == {0: RankLooks(5, 2)}, "who sleeps below Python waits"
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), usual=st.floats(0.2, 0.9), heavy=st.integers(0, 7))
+def test_a_healthy_job_loses_nobody_whatever_its_looks_show(seed: int, usual: float, heavy: int) -> None:
+    """One rank always has more to do than the others: it wins the vote, and stays."""
+    draw = random.Random(seed)
+
+    def share(rank: int) -> float:
+        return sum(draw.random() < (0.98 if rank == heavy else usual) for _ in range(10)) / 10
+
+    always = replace(USUAL, cpu=CpuPerStep(0.2, 0.01), typical_cpu=CpuPerStep(0.2, 0.01))
+    rounds = [vote({rank: share(rank) for rank in range(8)}, {heavy: always}, rounds=1)[0] for _ in range(5)]
+    assert judge_rounds(rounds, 1).machines == []
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), slow=st.integers(0, 3), factor=st.floats(2.0, 4.0))
+def test_a_machine_at_half_speed_or_less_is_the_only_one_that_may_leave(seed: int, slow: int, factor: float) -> None:
+    """Its ranks compute nearly all the time, the others for their share of it."""
+    draw = random.Random(seed)
+    own = DP.ranks(slow)
+
+    def share(rank: int) -> float:
+        return sum(draw.random() < (0.97 if rank in own else 0.9 / factor) for _ in range(10)) / 10
+
+    past = {rank: replace(STARVED, cpu=CpuPerStep(0.05, 0.01 + 0.2 * (factor - 1))) for rank in own}
+    longer = {rank: replace(past.get(rank, USUAL), step_s=0.2 * factor) for rank in range(8)}
+    rounds = [vote({rank: share(rank) for rank in range(8)}, longer, rounds=1)[0] for _ in range(5)]
+    found = judge_rounds(rounds, 1)
+    assert set(found.machines) <= {f"m{slow}"}
+    assert sum(one.machines == [f"m{slow}"] for one in rounds) >= 3 or not found.machines
+
+
+@settings(max_examples=40)
+@given(order=st.permutations(range(8)), unit=st.floats(0.01, 100.0))
+def test_what_is_judged_depends_on_neither_order_nor_unit(order: list[int], unit: float) -> None:
+    def scaled(one: RankTimes) -> RankTimes:
+        cpu, before = one.cpu, one.typical_cpu
+        assert cpu is not None and before is not None
+        return RankTimes(
+            one.step_s * unit,
+            one.typical_step_s * unit,
+            CpuPerStep(cpu.had_s * unit, cpu.waited_s * unit),
+            CpuPerStep(before.had_s * unit, before.waited_s * unit),
+        )
+
+    found = times(DP, {4: STARVED, 5: STARVED})
+    other = {rank: scaled(found[rank]) for rank in order}
+    assert [own_past(other, machine, DP).growth for machine in range(4)] == [
+        Growth.NOT_LONGER,
+        Growth.NOT_LONGER,
+        Growth.NO_CPU,
+        Growth.NOT_LONGER,
+    ]
+    assert job_growth(other, DP)[0] is JobGrowth.NONE

@@ -1,0 +1,149 @@
+"""Disk checkpoints by time: all machines are asked for the same coming step, in time and not twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.decisions.keep.disk_schedule import AGAIN_S, LEAD_S, DiskProgress, PersistRule, coming_step
+from everstep.decisions.keep.step_rate import LEAST_AHEAD
+from everstep.model.checkpoint_policy import CheckpointPolicy
+
+S = 10**9
+MINUTE = 60 * S
+NOW = 1000 * MINUTE
+
+
+def rule(**options: object) -> PersistRule:
+    return PersistRule(CheckpointPolicy.model_validate({"disk_every_min": 15.0, **options}))
+
+
+def ranks(
+    steps: int, *, age_s: float = 0.0, lived_s: float = 0.0, wanted: int | tuple[int, int] = -1, whole: int = 0
+) -> tuple[list[DiskProgress], int]:
+    both = wanted if isinstance(wanted, tuple) else (wanted, wanted)
+    return [DiskProgress(rank, steps - rank, whole or -1, age_s, lived_s, both[rank]) for rank in range(2)], whole
+
+
+def looked_at(one: PersistRule, now_ns: int, steps: int, **shown: Any) -> PersistRule:
+    """After a look ten steps and ten seconds earlier, at which nothing was due."""
+    assert one.observe(*ranks(steps - 10, **shown), now_ns - 10 * S) is None
+    return one
+
+
+def test_the_coming_step_is_asked_for_when_the_time_is_up() -> None:
+    first: dict[str, Any] = {"lived_s": 14 * 60 + 50}
+
+    assert looked_at(rule(), NOW, 100, **first).observe(*ranks(100), NOW - 1) is None
+    assert looked_at(rule(), NOW, 100, **first).observe(*ranks(100), NOW) == 104
+
+
+def test_time_counts_from_the_newest_step_that_all_have_on_disk() -> None:
+    one = looked_at(rule(), NOW, 100, whole=64, age_s=60.0, lived_s=9000.0)
+
+    assert one.observe(*ranks(100, whole=64), NOW + 13 * MINUTE + 49 * S) is None
+    assert one.observe(*ranks(100, whole=64), NOW + 13 * MINUTE + 50 * S) is not None
+
+
+def test_what_one_machine_has_is_not_what_all_have() -> None:
+    one = looked_at(rule(), NOW, 100, whole=64, age_s=14 * 60.0)
+    alone, _ = ranks(200, whole=192)
+
+    assert one.observe(alone, 64, NOW + 2 * MINUTE) is not None
+
+
+def test_the_time_starts_anew_with_a_later_step_and_not_with_an_earlier_one() -> None:
+    one = looked_at(rule(), NOW, 100, whole=64, age_s=14 * 60.0)
+
+    assert one.observe(*ranks(110, whole=96, age_s=5.0), NOW) is None
+    assert one.observe(*ranks(120, whole=64, age_s=5.0), NOW + 14 * MINUTE) is None
+    assert one.observe(*ranks(130, whole=64, age_s=5.0), NOW + 15 * MINUTE) is not None
+
+
+def test_a_generation_takes_the_time_over_from_the_one_before() -> None:
+    before = looked_at(rule(), NOW, 200, whole=128, age_s=10 * 60.0)
+    one = looked_at(before.next(), NOW + 4 * MINUTE, 100, whole=64, age_s=20 * 60.0)
+
+    assert one.observe(*ranks(100, whole=64), NOW + 4 * MINUTE) is None
+    assert one.observe(*ranks(110, whole=64), NOW + 6 * MINUTE) is not None
+    assert one.observe(*ranks(130, whole=96, age_s=10.0), NOW + 8 * MINUTE) is None, "96 is later than 64"
+
+
+def test_nothing_else_is_asked_for_while_a_step_is_wanted() -> None:
+    old: dict[str, Any] = {"lived_s": 9000.0}
+
+    assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=104), NOW) is None
+    assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=99), NOW) is None, "it is being written"
+
+
+def test_a_step_that_one_machine_does_not_know_of_is_asked_for_again_while_it_is_to_come() -> None:
+    old: dict[str, Any] = {"lived_s": 9000.0}
+
+    assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=(104, -1)), NOW) == 104
+    assert looked_at(rule(), NOW, 104, **old).observe(*ranks(104, wanted=(104, -1)), NOW) is None
+
+
+def test_a_disk_that_does_not_work_is_asked_less_and_less_often() -> None:
+    one = looked_at(rule(), NOW, 100, lived_s=9000.0)
+    asked = [second for second in range(3600) if one.observe(*ranks(100 + second), NOW + second * S) is not None]
+
+    waits = [after - before for before, after in pairwise(asked)]
+    assert waits == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S, 8 * AGAIN_S, 15 * 60, 15 * 60]
+
+
+def test_a_wish_for_more_than_one_a_minute_is_granted() -> None:
+    one = PersistRule(CheckpointPolicy(disk_every_min=0.1))
+    asked = [
+        one.observe(*ranks(second + 1, whole=second // 10 * 10, age_s=second % 10), NOW + second * S)
+        for second in range(60)
+    ]
+
+    assert len([step for step in asked if step is not None]) >= 5
+
+
+def test_where_steps_go_by_number_one_is_asked_for_when_none_gets_onto_all_disks() -> None:
+    by_number: dict[str, Any] = {"disk_every_min": 0.0, "disk_every_steps": 50}
+    asked = {
+        newest: looked_at(rule(**by_number), NOW, newest, lived_s=9000.0).observe(*ranks(newest), NOW)
+        for newest in (99, 115)
+    }
+
+    assert asked[99] is None, "no second step was due yet"
+    assert asked[115] == 150, "which is due by its number too"
+
+
+def test_without_a_step_time_or_a_wish_for_it_nothing_is_asked() -> None:
+    old: dict[str, Any] = {"lived_s": 9000.0}
+
+    assert rule().observe(*ranks(100, **old), NOW) is None, "no step was seen yet"
+    for options in ({"disk": False}, {"disk_every_min": 0.0}):
+        assert looked_at(rule(**options), NOW, 100, **old).observe(*ranks(100), NOW) is None
+    assert rule().observe([], 0, NOW) is None
+    assert looked_at(rule(), NOW, 10, **old).observe(*ranks(0), NOW) is None
+
+
+@given(st.integers(0, 10**6), st.floats(1e-4, 1e3))
+def test_the_step_comes_late_enough_and_not_too_late(newest: int, step_s: float) -> None:
+    ahead = coming_step(newest, step_s) - newest
+
+    assert ahead >= LEAST_AHEAD
+    assert ahead * step_s >= LEAD_S * (1 - 1e-9)
+    assert ahead < 3 * max(LEAD_S / step_s + 1, LEAST_AHEAD)
+
+
+@given(st.integers(0, 10**6), st.floats(1e-3, 1e2), st.data())
+def test_watchers_that_look_a_little_apart_mostly_name_the_same_step(
+    newest: int, step_s: float, data: st.DataObject
+) -> None:
+    """Over one raster of beginnings, a delay of a step changes the answer once."""
+    draw: Callable[[st.SearchStrategy[int]], int] = data.draw
+    start = newest + draw(st.integers(0, 100))
+    first = coming_step(start, step_s)
+    raster = coming_step(first, step_s) - first
+    answers = {coming_step(start + delay, step_s) for delay in range(min(raster, 50))}
+
+    assert len(answers) <= 2

@@ -1,0 +1,101 @@
+"""Ranks that drift apart are seen, and ranks that are shown at different times are not taken for that."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everstep.decisions.keep.drift import RECALL_S, DriftRule, Standing
+
+S = 10**9
+
+
+def watch(
+    done_at: dict[int, list[float]], *, slots: int = 4, until: float, late_s: float = 0.4, seed: int = 0
+) -> list[tuple[float, int]]:
+    """What the rule says, over time. Each rank is shown every 0.2 s, and heard some time later.
+
+    Args:
+        done_at: Of each rank when it completed each step, from the first one; a step is saved when the next one is.
+        slots: Of each rank.
+        until: Seconds.
+        late_s: Most that a report is late.
+        seed: Of how late they are.
+    """
+    rule, chance, found = DriftRule(slots), random.Random(seed), []
+    known: dict[int, Standing] = {}
+    coming: list[tuple[float, Standing]] = []
+    for tick in range(int(until * 10)):
+        now = tick / 10
+        for rank, times in done_at.items():
+            if tick % 2 == rank % 2:
+                done = sum(at <= now for at in times)
+                heard = now + chance.uniform(0, late_s)
+                coming.append((heard, Standing(rank, done - 1 if done else -1, done, int(heard * S))))
+        for heard, standing in sorted(coming, key=lambda one: one[0]):
+            if heard <= now:
+                known[standing.rank] = standing
+        coming = [one for one in coming if one[0] > now]
+        found.append((now, rule.observe(known.values(), int(now * S))))
+    return found
+
+
+def times(step_s: float, *, meets: int = 1, slowest_s: float = 0.0, count: int = 4000) -> list[float]:
+    """When a rank completes its steps if ranks meet after every ``meets`` of them; the slowest takes ``slowest_s``."""
+    cycle = meets * max(slowest_s, step_s)
+    return [k // meets * cycle + (k % meets + 1) * step_s for k in range(count)]
+
+
+def test_ranks_that_meet_every_25_steps_only_are_seen_apart() -> None:
+    ranks = {0: times(0.1, meets=25, slowest_s=0.2), 1: times(0.2), 2: times(0.2)}
+    found = watch(ranks, until=20)
+
+    first = next(now for now, apart in found if apart)
+    assert first < 10, "within two rounds"
+    assert all(apart for now, apart in found if now > first), "and for as long as that goes on"
+    assert 6 <= found[-1][1] <= 13
+
+
+def test_enough_slots_for_it_are_no_drift() -> None:
+    ranks = {0: times(0.1, meets=5, slowest_s=0.15), 1: times(0.15)}
+
+    assert not any(apart for _, apart in watch(ranks, slots=4, until=20))
+
+
+@settings(max_examples=30)
+@given(
+    step_s=st.floats(0.003, 3),
+    skews=st.lists(st.floats(0, 0.9), min_size=2, max_size=4),
+    late_s=st.floats(0, 0.45),
+    seed=st.integers(0, 1000),
+)
+def test_ranks_in_step_are_never_seen_apart_however_late_they_are_heard(
+    step_s: float, skews: list[float], late_s: float, seed: int
+) -> None:
+    """Each is within a step of the others."""
+    ranks = {rank: [at + skew * step_s for at in times(step_s, count=1500)] for rank, skew in enumerate(skews)}
+
+    assert not any(apart for _, apart in watch(ranks, until=4, late_s=late_s, seed=seed))
+
+
+def test_a_machine_that_is_silent_for_long_is_not_behind_and_a_drift_is_forgotten_in_the_end() -> None:
+    rule = DriftRule(4)
+    here = [Standing(0, 10, 10, 0), Standing(1, 10, 10, 0)]
+    for second in range(30):
+        moved = Standing(0, 10 + second, 10 + second, second * S)
+        assert rule.observe([moved, here[1]], second * S) == 0, "nothing was heard of it"
+    behind = [rule.observe([moved, Standing(1, 10, 12, s * S)], s * S) for s in (31, 33)]
+    assert behind == [0, 27]
+    together = [rule.observe([moved, Standing(1, 39, 39, s * S)], s * S) for s in (40, 34 + int(RECALL_S))]
+    assert together == [27, 0]
+
+
+@pytest.mark.parametrize("own", [-1, 100])
+def test_who_has_not_stepped_yet_is_where_it_was_restored(own: int) -> None:
+    rule = DriftRule(4)
+    for second in range(20):
+        ahead = Standing(0, 100 + min(second, 1), 100, second * S)
+        assert rule.observe([ahead, Standing(1, own, -1, second * S)], second * S) == 0
