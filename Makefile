@@ -77,7 +77,7 @@ integrations: setup ## Hugging Face, Lightning, wandb, TensorBoard and Parquet, 
 	  > "$$(.tools/integrations/bin/python -c 'import site; print(site.getsitepackages()[0])')/everstep-venv.pth"
 	@.tools/integrations/bin/python -c 'import accelerate, lightning, pyarrow, tensorboard, transformers, wandb' 2>/dev/null || \
 	  .tools/integrations/bin/pip install --quiet 'transformers>=5' 'accelerate>=1.1' 'lightning>=2.4' 'wandb>=0.19' 'tensorboard>=2.18' 'pyarrow>=17'
-	@.tools/integrations/bin/python -P -m pytest tests/everstep/integrations tests/everstep/evidence/test_parquet.py
+	@.tools/integrations/bin/python -P -m pytest tests/everstep/integrations tests/everstep/dumps/test_parquet.py
 
 COMPILE = $(UV) pip compile --quiet --universal --upgrade --no-header --no-emit-index-url --generate-hashes
 lock: setup ## resolve all dependencies anew: requirements.lock, and what installs and builds, in deploy/

@@ -26,8 +26,8 @@ from benchmarks.aggregate_records import by_everstep, by_torch
 from benchmarks.common import Row, finish, say, show, show_json
 from everstep.decisions.blame.hang.decide import judge_hang
 from everstep.decisions.blame.hang.verdict import HangConclusion
-from everstep.evidence.folder import FolderReader
-from everstep.evidence.py_spy import StackReader
+from everstep.dumps.folder import FolderReader
+from everstep.dumps.py_spy import StackReader
 from everstep.model.topology import Topology
 
 TIME_AIM_S, MEMORY_AIM_MB = 1.0, 200.0

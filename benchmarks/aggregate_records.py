@@ -15,8 +15,8 @@ from typing import Any
 
 from everstep.decisions.blame.hang.decide import judge_hang
 from everstep.decisions.blame.hang.verdict import HangConclusion
-from everstep.evidence.folder import FolderReader
-from everstep.evidence.py_spy import StackReader
+from everstep.dumps.folder import FolderReader
+from everstep.dumps.py_spy import StackReader
 from everstep.model.topology import Topology
 
 STEPS = 4

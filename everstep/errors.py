@@ -25,7 +25,7 @@
     │   └── SoakStuck        the job of a soak does not come to its next gate
     ├── CannotInject         a fault is known and cannot be injected here
     │   └── NoCluster        the cluster of a drill does not come up (a ClusterError too)
-    ├── EvidenceError        a dump, record or table of timings cannot be read
+    ├── DumpError            a dump, record or table of timings cannot be read
     ├── LedgerError          the ledger cannot be opened or migrated
     ├── DamagedCode          an archive of code is not what its digest says
     ├── VersionStoreError    the store of versions does not answer, or lacks what is asked for
@@ -135,7 +135,7 @@ class NoCluster(CannotInject, ClusterError):
     """The cluster of a drill does not come up; the message says why."""
 
 
-class EvidenceError(EverstepError):
+class DumpError(EverstepError):
     """A dump, record or table that an analysis reads is not what it is taken for."""
 
 

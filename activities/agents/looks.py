@@ -21,9 +21,9 @@ from everstep.decisions.blame.hang.evidence import HangEvidence
 from everstep.decisions.blame.hang.found import found_of
 from everstep.decisions.blame.hang.standstill import Standstill, standstill
 from everstep.decisions.blame.hang.work import UsedUp, work_of
-from everstep.errors import EverstepError, EvidenceError
-from everstep.evidence.folder import STOPPED, FolderReader, evidence_of
-from everstep.evidence.py_spy import StackReader
+from everstep.dumps.folder import STOPPED, FolderReader, evidence_of
+from everstep.dumps.py_spy import StackReader
+from everstep.errors import DumpError, EverstepError
 from everstep.model.hang import HangFound
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -133,7 +133,7 @@ def judge_looks(
             for name, data in files_of(reply):
                 try:
                     reader.read({name: data})
-                except EvidenceError as error:
+                except DumpError as error:
                     unread.append(str(error))
         readers.append(reader)
     evidence = evidence_of(readers)

@@ -26,9 +26,9 @@ from everstep.decisions.blame.slow.looks import RankAtWork, counted
 from everstep.decisions.blame.slow.own_past import RankTimes
 from everstep.decisions.blame.slow.running import slow_round
 from everstep.decisions.detect.cpu_watch import CpuPerStep
-from everstep.errors import EverstepError, EvidenceError
-from everstep.evidence.folder import FolderReader
-from everstep.evidence.py_spy import StackReader
+from everstep.dumps.folder import FolderReader
+from everstep.dumps.py_spy import StackReader
+from everstep.errors import DumpError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
@@ -137,7 +137,7 @@ def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
         for name, data in files_of(reply):
             try:
                 reader.read({name: data})
-            except EvidenceError:
+            except DumpError:
                 continue
     processes = (process for reply in one.replies.values() for process in reply.processes)
     asleep = {process.rank for process in processes if process.role == "trainer" and process.state == SLEEPS}

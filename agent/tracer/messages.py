@@ -1,4 +1,4 @@
-"""What an agent saw of ranks, as the files of a look that ``everstep.evidence.folder`` reads."""
+"""What an agent saw of ranks, as the files of a look that ``everstep.dumps.folder`` reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 
 from agent.v1 import agent_pb2 as pb
-from everstep.evidence.folder import PROCESSES
+from everstep.dumps.folder import PROCESSES
 
 
 def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:

@@ -117,16 +117,16 @@ def hang(  # noqa: PLR0917 - options of a command
     from everstep.decisions.blame.hang.case import HangLimits
     from everstep.decisions.blame.hang.decide import judge_hang
     from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
-    from everstep.errors import EvidenceError
-    from everstep.evidence.folder import read_folder
+    from everstep.dumps.folder import read_folder
+    from everstep.errors import DumpError
 
     evidence = replace(read_folder(folder, pickles=pickles), stands_still=hung)
     known = [*evidence.ranks, *(rank for ranks in evidence.groups.values() for rank in ranks)]
     topology = _topology(max(known) + 1, machines, ranks_per_machine, tp, pp, mesh, group)
     if max(known) >= topology.world_size:
-        raise EvidenceError(f"{folder} has a dump of rank {max(known)}, and the sizes make {topology.world_size} ranks")
+        raise DumpError(f"{folder} has a dump of rank {max(known)}, and the sizes make {topology.world_size} ranks")
     if evidence.ras_ranks not in {0, topology.world_size}:
-        raise EvidenceError(
+        raise DumpError(
             f"{folder}: NCCL's RAS knows {evidence.ras_ranks} ranks, and the sizes make {topology.world_size}: which "
             "of them it numbers cannot be told; use flight records"
         )
@@ -169,8 +169,8 @@ def timings(  # noqa: PLR0917 - options of a command
     from console.views.slow import as_object, text_of
     from everstep.decisions.blame.slow.judge import judge_slow
     from everstep.decisions.blame.slow.verdict import SlowConclusion
+    from everstep.dumps.timings import UNITS, read_timings
     from everstep.errors import ConfigError
-    from everstep.evidence.timings import UNITS, read_timings
 
     if unit not in UNITS:
         raise ConfigError(f"--unit is {unit}; it must be one of {', '.join(UNITS)}")

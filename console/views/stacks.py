@@ -8,8 +8,8 @@ from agent.tracer.messages import unpacked
 from agent.v1 import agent_pb2 as pb
 from console.views.incident_report import aligned
 from controlplane.shown import clean
-from everstep.errors import EvidenceError
-from everstep.evidence.py_spy import MAIN, ProcessDump, StackReader, role_of_process
+from everstep.dumps.py_spy import MAIN, ProcessDump, StackReader, role_of_process
+from everstep.errors import DumpError
 
 SERVERS = "agent/launcher/"
 """What starts a script has nothing to say of it."""
@@ -52,7 +52,7 @@ def _dumps(reader: StackReader, one: pb.TracedProcess) -> list[ProcessDump]:
     data = unpacked(one.stacks)
     try:
         return reader.read(f"pid {one.pid}", data) if data else []
-    except EvidenceError:
+    except DumpError:
         return []
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.stacks import LeafKind
-from everstep.evidence.flight_records import flight_record, parse_record
-from everstep.evidence.py_spy import StackReader
+from everstep.dumps.flight_records import flight_record, parse_record
+from everstep.dumps.py_spy import StackReader
 from everstep.system.processes import look
 from tests.agent.agents import Job, RunningAgent, prepared
 

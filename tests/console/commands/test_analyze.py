@@ -10,8 +10,8 @@ import pytest
 from console import main
 from tests.everstep.decisions.blame.hang.test_recorded import unpacked
 from tests.everstep.decisions.blame.slow.test_judge import times
-from tests.everstep.evidence.test_nccl_ras import communicator, process, report
-from tests.everstep.evidence.test_py_spy import TEXT
+from tests.everstep.dumps.test_nccl_ras import communicator, process, report
+from tests.everstep.dumps.test_py_spy import TEXT
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ from everstep.decisions.blame.hang.case import HangLimits
 from everstep.decisions.blame.hang.decide import judge_hang
 from everstep.decisions.blame.hang.evidence import HangEvidence
 from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
-from everstep.evidence.folder import read_folder
+from everstep.dumps.folder import read_folder
 from everstep.model.topology import Topology
 from tests.everstep.decisions.blame.hang.made import FIGURE_7
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from everstep.decisions.blame.hang.evidence import PendingOperation
-from everstep.errors import EvidenceError
-from everstep.evidence.flight_records import flight_record, parse_record
+from everstep.dumps.flight_records import flight_record, parse_record
+from everstep.errors import DumpError
 
 
 def entry(group: str, number: int, *, retired: bool, name: str = "gloo:all_reduce", **more: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_nccl_says_ranks_and_p2p() -> None:
 
 def test_pickles_need_the_flag() -> None:
     data = pickle.dumps(GLOO | {"entries": [entry("0", 5, retired=True)]}, protocol=2)
-    with pytest.raises(EvidenceError, match="with --pickles it is read"):
+    with pytest.raises(DumpError, match="with --pickles it is read"):
         parse_record("a_rank_1", data)
     assert parse_record("a_rank_1", data, pickles=True)["version"] == "2.10"
 
@@ -77,14 +77,14 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "touched",)
 
     data = pickle.dumps({"entries": [], "pg_config": Touch()}, protocol=2)
-    with pytest.raises(EvidenceError, match="no plain data"):
+    with pytest.raises(DumpError, match="no plain data"):
         parse_record("a_rank_1", data, pickles=True)
     assert not (tmp_path / "touched").exists()
 
 
 @pytest.mark.parametrize("data", [b"{}", b'{"entries": 3}', b"[]", b"{", b"\x80\x02K", b"\x80\x02]."])
 def test_what_is_no_record_is_told(data: bytes) -> None:
-    with pytest.raises(EvidenceError, match=r"^rank-1 is no flight record"):
+    with pytest.raises(DumpError, match=r"^rank-1 is no flight record"):
         parse_record("rank-1", data, pickles=True)
 
 
@@ -97,5 +97,5 @@ def test_what_is_no_record_is_told(data: bytes) -> None:
     ],
 )
 def test_an_entry_that_lacks_something_is_told(text: str) -> None:
-    with pytest.raises(EvidenceError, match="an entry of the flight record cannot be read"):
+    with pytest.raises(DumpError, match="an entry of the flight record cannot be read"):
         flight_record(json.loads(text))

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep.decisions.blame.slow.timings import PhaseTime
-from everstep.errors import ConfigError, EvidenceError
-from everstep.evidence.unreadable import MOST_RANKS, UNREADABLE, rank_number
+from everstep.dumps.unreadable import MOST_RANKS, UNREADABLE, rank_number
+from everstep.errors import ConfigError, DumpError
 from everstep.model.topology import SHORT_ORDER, Topology
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -52,12 +52,12 @@ class TimingTable:
         unit: Of times.
 
     Raises:
-        EvidenceError: a column that is needed is not there, or the table has no rows.
+        DumpError: a column that is needed is not there, or the table has no rows.
     """
 
     def __init__(self, name: str, rows: Sequence[Mapping[str, Any]], unit: str = "s") -> None:
         if not rows:
-            raise EvidenceError(f"{name} has no rows: a row for each operation of a rank in a step is needed")
+            raise DumpError(f"{name} has no rows: a row for each operation of a rank in a step is needed")
         self._name, self._rows, self._seconds = name, rows, UNITS[unit]
         named = {column.strip().lower(): column for column in rows[0] if column}
         self.columns = {
@@ -70,14 +70,14 @@ class TimingTable:
             missing.append("rank")
         if missing:
             wanted = "; ".join(f"{one}: one of {', '.join(COLUMNS[one])}" for one in missing)
-            raise EvidenceError(f"{name} has the columns {', '.join(map(str, rows[0]))}; missing are {wanted}")
+            raise DumpError(f"{name} has the columns {', '.join(map(str, rows[0]))}; missing are {wanted}")
 
     @property
     def ranks(self) -> int:
         """Number of ranks that the rows tell.
 
         Raises:
-            EvidenceError: a number cannot be read.
+            DumpError: a number cannot be read.
         """
         numbers = self._numbers()
         return numbers.get("rank") or numbers.get("stage", 1) * numbers.get("tp", 1) * numbers.get("dp", 1)
@@ -86,7 +86,7 @@ class TimingTable:
         """The topology that the rows themselves tell: each rank counts as a machine.
 
         Raises:
-            EvidenceError: a number cannot be read, or ranks and stages fit no order of axes.
+            DumpError: a number cannot be read, or ranks and stages fit no order of axes.
         """
         numbers, world = self._numbers(), self.ranks
         pp, tp = numbers.get("stage", 1), numbers.get("tp", 1)
@@ -112,7 +112,7 @@ class TimingTable:
         """The rows.
 
         Raises:
-            EvidenceError: a value cannot be read, or a rank is not of the topology.
+            DumpError: a value cannot be read, or a rank is not of the topology.
         """
         places = _all_places(topology) if "rank" not in self.columns else {}
         checked: set[int] = set()
@@ -140,7 +140,7 @@ class TimingTable:
                 step, operation = _whole(self._of(row, "step")), str(self._of(row, "operation"))
                 yield PhaseTime(step, rank, operation, start, duration, work)
             except UNREADABLE as error:
-                raise EvidenceError(f"{self._name}, row {number}: {error}: {dict(row)}") from error
+                raise DumpError(f"{self._name}, row {number}: {error}: {dict(row)}") from error
 
     def _check_stage(self, rank: int, topology: Topology) -> None:
         """A rank is compared with those of its stage: so the table's stage has to be that of the topology."""
@@ -173,7 +173,7 @@ class TimingTable:
             one: self._largest(one) + 1 for one in ("rank", "dp", "stage", "tp") if one in self.columns
         }
         if prod(count for one, count in found.items() if one != "rank") > MOST_RANKS:
-            raise EvidenceError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
+            raise DumpError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
         return found
 
     @cached_property
@@ -192,7 +192,7 @@ class TimingTable:
         try:
             return rank_number(max(_whole(self._of(row, what)) for row in self._rows))
         except UNREADABLE as error:
-            raise EvidenceError(f"{self._name}: the column {self.columns[what]} cannot be read: {error}") from error
+            raise DumpError(f"{self._name}: the column {self.columns[what]} cannot be read: {error}") from error
 
 
 def _whole(value: Any) -> int:
@@ -215,7 +215,7 @@ def read_timings(path: Path, unit: str = "s") -> TimingTable:
 
     Raises:
         ConfigError: there is no such file, or pyarrow is needed and missing.
-        EvidenceError: it is no such table.
+        DumpError: it is no such table.
     """
     try:
         data = path.read_bytes()
@@ -228,7 +228,7 @@ def read_timings(path: Path, unit: str = "s") -> TimingTable:
     try:
         rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"))))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise EvidenceError(f"{path} is neither CSV nor Parquet: {error}") from error
+        raise DumpError(f"{path} is neither CSV nor Parquet: {error}") from error
     return TimingTable(path.name, rows, unit)
 
 
@@ -240,7 +240,7 @@ def _parquet_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise EvidenceError(f"{path} is no Parquet file that can be read: {error}") from error
+        raise DumpError(f"{path} is no Parquet file that can be read: {error}") from error
     return rows
 
 

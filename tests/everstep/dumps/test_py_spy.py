@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole
-from everstep.errors import EvidenceError
-from everstep.evidence.py_spy import StackReader, role_of_process
+from everstep.dumps.py_spy import StackReader, role_of_process
+from everstep.errors import DumpError
 
 TEXT = b"""Process 20391: python train.py
 Python v3.11.7 (/usr/bin/python3.11)
@@ -124,5 +124,5 @@ def test_several_processes_in_one_text() -> None:
     "data", [b"Error: Failed to suspend process", b"[{]", b'[{"pid": 1}]', b'[{"frames":[{"nam":1}]}]', b"[1, 2]"]
 )
 def test_what_is_no_dump_is_told(data: bytes) -> None:
-    with pytest.raises(EvidenceError, match=r"^rank-3\.json is not what"):
+    with pytest.raises(DumpError, match=r"^rank-3\.json is not what"):
         StackReader().read("rank-3.json", data)

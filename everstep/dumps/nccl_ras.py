@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everstep.decisions.blame.hang.evidence import CommunicationRecord, PendingOperation, RankEvidence
-from everstep.errors import EvidenceError
-from everstep.evidence.unreadable import UNREADABLE, rank_number
+from everstep.dumps.unreadable import UNREADABLE, rank_number
+from everstep.errors import DumpError
 
 Process = tuple[str, int, int]
 """Host, process and device: the same GPU of the same process is the same rank, in each communicator."""
@@ -23,14 +23,14 @@ def parse_ras(name: str, data: bytes) -> dict[str, Any]:
     """The report's own dictionary.
 
     Raises:
-        EvidenceError: it is none.
+        DumpError: it is none.
     """
     try:
         found = json.loads(data)
         if not isinstance(found["communicators"], list):
             raise ValueError("it has no communicators")
     except UNREADABLE as error:
-        raise EvidenceError(f"{name} is no report of NCCL's RAS ({error}): ask `ncclras -v -f json`") from error
+        raise DumpError(f"{name} is no report of NCCL's RAS ({error}): ask `ncclras -v -f json`") from error
     return dict(found)
 
 
@@ -41,15 +41,15 @@ def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[di
     The collectives that a rank launched are summed: one that launched fewer than another is behind it.
 
     Raises:
-        EvidenceError: it has no communicator, or lacks something.
+        DumpError: it has no communicator, or lacks something.
     """
     try:
         comms = sorted(found["communicators"], key=lambda one: -int(one["size"]))
         if not comms:
-            raise EvidenceError(f"{name} has no communicators: ask again while the job hangs")
+            raise DumpError(f"{name} has no communicators: ask again while the job hangs")
         ranks = {_process(one): rank_number(one["rank"]) for one in _members(comms[0])}
         if len(everybody := {_process(one) for comm in comms for one in _members(comm)}) > len(ranks):
-            raise EvidenceError(
+            raise DumpError(
                 f"{name} has {len(everybody)} ranks and no communicator of all of them (the largest has {len(ranks)}): "
                 "which rank of the job each is cannot be told; use flight records"
             )
@@ -72,7 +72,7 @@ def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[di
                 if count == ahead and (min(counts.values()) < ahead or members - counts.keys()):
                     pending[rank].append(PendingOperation(group, ahead, "collective"))
     except UNREADABLE as error:
-        raise EvidenceError(f"{name}: a communicator cannot be read ({error!r})") from error
+        raise DumpError(f"{name}: a communicator cannot be read ({error!r})") from error
     evidence = {
         rank: RankEvidence(record=CommunicationRecord(last[rank], tuple(pending[rank])))
         for rank in ranks.values()

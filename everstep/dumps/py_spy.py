@@ -21,8 +21,8 @@ from everstep.decisions.blame.hang.stacks import (
     normalise,
     role_of,
 )
-from everstep.errors import EvidenceError
-from everstep.evidence.unreadable import UNREADABLE
+from everstep.dumps.unreadable import UNREADABLE
+from everstep.errors import DumpError
 
 MAIN, AUTOGRAD = "MainThread", "pt_autograd_"
 _FRAME = re.compile(r"\s+(?P<function>\S.*?) \((?P<file>.+?)(?::(?P<line>\d+))?\)$")
@@ -110,7 +110,7 @@ class StackReader:
             data: What py-spy printed, as text or with ``--json``.
 
         Raises:
-            EvidenceError: it is neither.
+            DumpError: it is neither.
         """
         if data[:64].lstrip()[:1] == b"[":
             return self._read_json(name, data)
@@ -149,14 +149,14 @@ class StackReader:
             threads = json.loads(data)
             return _processes([(one, self._shared(_frames(one["frames"]))) for one in threads])
         except UNREADABLE as error:
-            raise EvidenceError(
+            raise DumpError(
                 f"{name} is not what `py-spy dump --json` prints ({error}): dump that process again"
             ) from error
 
     def _read_text(self, name: str, data: bytes) -> list[ProcessDump]:
         heads = list(_PROCESS.finditer(data))
         if not heads and not _THREAD.search(data):
-            raise EvidenceError(f"{name} is not what `py-spy dump` prints: it has no line `Thread …`")
+            raise DumpError(f"{name} is not what `py-spy dump` prints: it has no line `Thread …`")
         starts = [head.start() for head in heads] or [0]
         pids: list[int | None] = [int(head[1]) for head in heads] or [None]
         ends = [*starts[1:], len(data)]

@@ -20,11 +20,11 @@ from typing import Any
 
 from everstep.decisions.blame.hang.evidence import NOTHING, CommunicationRecord, HangEvidence, RankEvidence
 from everstep.decisions.blame.hang.stacks import ProcessRole
-from everstep.errors import ConfigError, EvidenceError
-from everstep.evidence.flight_records import PICKLE, flight_record, parse_record
-from everstep.evidence.nccl_ras import parse_ras, ras_evidence
-from everstep.evidence.py_spy import ProcessDump, StackReader, role_of_process
-from everstep.evidence.unreadable import UNREADABLE, rank_number
+from everstep.dumps.flight_records import PICKLE, flight_record, parse_record
+from everstep.dumps.nccl_ras import parse_ras, ras_evidence
+from everstep.dumps.py_spy import ProcessDump, StackReader, role_of_process
+from everstep.dumps.unreadable import UNREADABLE, rank_number
+from everstep.errors import ConfigError, DumpError
 
 PROCESSES = "processes.json"
 STOPPED = ("T",)
@@ -73,7 +73,7 @@ class FolderReader:
         """Take files, by name; ``processes.json`` has to be the first.
 
         Raises:
-            EvidenceError: one is not what it is taken for, or it is not said whose it is.
+            DumpError: one is not what it is taken for, or it is not said whose it is.
         """
         for name, data in files.items() if isinstance(files, Mapping) else files:
             self._read(name, data)
@@ -131,10 +131,10 @@ class FolderReader:
         found = parse_record(name, data, pickles=self._pickles)
         rank = _rank_in(name, _LAST_NUMBER) if _rank_in(name) is None else _rank_in(name)
         if rank is None:
-            raise EvidenceError(_whose(name))
+            raise DumpError(_whose(name))
         one = flight_record(found, name)
         if other := self._record_names.get(rank):
-            raise EvidenceError(
+            raise DumpError(
                 f"{other} and {name} are both the flight record of rank {rank}: take the one away that is not of this "
                 "hang"
             )
@@ -148,7 +148,7 @@ class FolderReader:
         known = self._of(name, dump.pid) if dump.pid is not None else None
         rank = known.rank if known else _rank_in(name)
         if rank is None:
-            raise EvidenceError(_whose(name))
+            raise DumpError(_whose(name))
         self._ranks.add(rank)
         role = (known.role if known else None) or role_of_process(dump)
         if role is not ProcessRole.TRAINER:
@@ -188,7 +188,7 @@ def read_folder(folder: Path, *, pickles: bool = False) -> HangEvidence:
 
     Raises:
         ConfigError: it is no folder, or has no files.
-        EvidenceError: a file is not what it is taken for.
+        DumpError: a file is not what it is taken for.
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}: name one with dumps of py-spy or flight records")
@@ -221,9 +221,9 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
             if data[:2] == _GZIP:
                 name, data = name.removesuffix(".gz"), gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise EvidenceError(f"{path} cannot be read: {error}") from error
+            raise DumpError(f"{path} cannot be read: {error}") from error
         if not data.strip():
-            raise EvidenceError(f"{path} is empty: its dump failed; dump that rank again, or take the file away")
+            raise DumpError(f"{path} is empty: its dump failed; dump that rank again, or take the file away")
         yield name, data
 
 
@@ -234,7 +234,7 @@ def _rank_in(name: str, pattern: re.Pattern[str] = _RANK) -> int | None:
             try:
                 return rank_number(found[1])
             except ValueError as error:
-                raise EvidenceError(f"{_whose(name)} ({error})") from error
+                raise DumpError(f"{_whose(name)} ({error})") from error
     return None
 
 
@@ -254,7 +254,7 @@ def _known_processes(name: str, data: bytes) -> dict[int, KnownProcess]:
         }
     except UNREADABLE as error:
         roles = ", ".join(f'"{role.value}"' for role in ProcessRole)
-        raise EvidenceError(
+        raise DumpError(
             f'{name} must be a list of {{"pid": 123, "rank": 5, "role": ROLE, "state": "S"}}, where ROLE is one of '
             f"{roles}, or is left out ({error!r})"
         ) from error

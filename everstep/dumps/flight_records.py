@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any
 
 from everstep.decisions.blame.hang.evidence import WORLD, CommunicationRecord, PendingOperation
-from everstep.errors import EvidenceError
-from everstep.evidence.unreadable import UNREADABLE
+from everstep.dumps.unreadable import UNREADABLE
+from everstep.errors import DumpError
 
 PICKLE = b"\x80"
 """First byte of a pickle."""
@@ -61,12 +61,12 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
         pickles: Whether pickles are read.
 
     Raises:
-        EvidenceError: it is no flight record, or a pickle and ``pickles`` is not given.
+        DumpError: it is no flight record, or a pickle and ``pickles`` is not given.
     """
     try:
         if data[:1] == PICKLE:
             if not pickles:
-                raise EvidenceError(
+                raise DumpError(
                     f"{name} is a pickle, as torch writes its records to files: with --pickles it is read, plain data "
                     "only; take pickles from people you trust, or dump JSON (fr_trace_json)"
                 )
@@ -76,7 +76,7 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
         if not isinstance(found.get("entries", []), list) or not {"entries", "pg_status", "pg_config"} & found.keys():
             raise ValueError("it has no entries")
     except _NO_RECORD as error:
-        raise EvidenceError(f"{name} is no flight record of torch's ({error}): dump that rank again") from error
+        raise DumpError(f"{name} is no flight record of torch's ({error}): dump that rank again") from error
     return dict(found)
 
 
@@ -84,7 +84,7 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
     """What the recorder's dictionary says.
 
     Raises:
-        EvidenceError: an entry lacks what it must have.
+        DumpError: an entry lacks what it must have.
     """
     last: dict[str, int] = {}
     labels: dict[str, str] = {}
@@ -108,7 +108,7 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
                 sizes = str(entry.get("input_sizes", "")) if operation.startswith(SAME_SIZES) else ""
                 pending[group, is_p2p, peer] = PendingOperation(group, number, operation, sizes, peer, is_p2p)
     except UNREADABLE as error:
-        raise EvidenceError(
+        raise DumpError(
             f"{name}: an entry of the flight record cannot be read ({error!r}; the record says that its version is "
             f"{found.get('version', 'not told')}): dump that rank again, or take the file away"
         ) from error

@@ -12,11 +12,11 @@ import pytest
 from everstep.decisions.blame.hang.decide import judge_hang
 from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.decisions.blame.hang.verdict import HangConclusion
-from everstep.errors import ConfigError, EvidenceError
-from everstep.evidence.folder import read_folder
+from everstep.dumps.folder import read_folder
+from everstep.errors import ConfigError, DumpError
 from everstep.model.topology import Topology
-from tests.everstep.evidence.test_nccl_ras import communicator, process, report
-from tests.everstep.evidence.test_py_spy import DUMP, TEXT, compact, frame, thread
+from tests.everstep.dumps.test_nccl_ras import communicator, process, report
+from tests.everstep.dumps.test_py_spy import DUMP, TEXT, compact, frame, thread
 
 LOADER = compact(
     [
@@ -130,7 +130,7 @@ def test_a_thread_in_the_background_that_goes_on_does_not_move_its_rank(tmp_path
 )
 def test_what_is_wrong_is_told(name: str, data: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(EvidenceError, match=said):
+    with pytest.raises(DumpError, match=said):
         read_folder(tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for name in ("rank-2.json", "old/nccl_trace_rank_2"):
         (tmp_path / name).write_bytes(RECORD)
-    with pytest.raises(EvidenceError, match=r"old/nccl_trace_rank_2 and rank-2\.json are both"):
+    with pytest.raises(DumpError, match=r"old/nccl_trace_rank_2 and rank-2\.json are both"):
         read_folder(tmp_path)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import ConfigError, EvidenceError
-from everstep.evidence.timings import read_timings
+from everstep.dumps.timings import read_timings
+from everstep.errors import ConfigError, DumpError
 from everstep.model.topology import Topology
 
 
@@ -63,14 +63,14 @@ def test_packed(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_told(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match=said):
+    with pytest.raises(DumpError, match=said):
         found = read_timings(table(tmp_path, text))
         list(found.times(found.topology()))
 
 
 def test_a_rank_that_the_sizes_have_not(tmp_path: Path) -> None:
     found = read_timings(table(tmp_path, "step,rank,op,start,duration\n1,9,f,0,1\n"))
-    with pytest.raises(EvidenceError, match="rank 9 is not one of 4"):
+    with pytest.raises(DumpError, match="rank 9 is not one of 4"):
         list(found.times(Topology.of(4, 1)))
 
 
@@ -111,7 +111,7 @@ def test_stages_that_are_not_those_of_the_sizes_are_told(
     stages: list[int], sizes: Topology | None, tmp_path: Path
 ) -> None:
     found = read_timings(table(tmp_path, staged(stages)))
-    with pytest.raises(EvidenceError, match=r"is of stage 1, and by the sizes \(.*\) of stage 0: name the axes"):
+    with pytest.raises(DumpError, match=r"is of stage 1, and by the sizes \(.*\) of stage 0: name the axes"):
         list(found.times(sizes or found.topology()))
 
 

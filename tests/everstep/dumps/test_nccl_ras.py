@@ -11,8 +11,8 @@ import pytest
 from everstep.decisions.blame.hang.decide import judge_hang
 from everstep.decisions.blame.hang.evidence import CommunicationRecord, HangEvidence, RankEvidence
 from everstep.decisions.blame.hang.verdict import HangConclusion
-from everstep.errors import EvidenceError
-from everstep.evidence.nccl_ras import parse_ras, ras_evidence
+from everstep.dumps.nccl_ras import parse_ras, ras_evidence
+from everstep.errors import DumpError
 from everstep.model.topology import Topology
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -80,25 +80,25 @@ def test_equal_counts_name_nobody() -> None:
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b'{"communicators": 1}', b"{"])
 def test_what_is_no_report_is_told(data: bytes) -> None:
-    with pytest.raises(EvidenceError, match="no report of NCCL's RAS"):
+    with pytest.raises(DumpError, match="no report of NCCL's RAS"):
         parse_ras("ras.json", data)
 
 
 @pytest.mark.parametrize("communicators", [[], [{"size": 3}], [{"size": 1, "ranks": [{"rank": 0}], "hash": "0x1"}]])
 def test_a_report_that_lacks_something_is_told(communicators: list[Any]) -> None:
-    with pytest.raises(EvidenceError, match=r"^ras\.json"):
+    with pytest.raises(DumpError, match=r"^ras\.json"):
         ras_evidence({"communicators": communicators}, "ras.json")
 
 
 def test_without_a_communicator_of_all_ranks_nobody_can_be_named() -> None:
     """Rank 1 of the first pair is rank 5 of the job, which no communicator says."""
     pairs = [communicator(f"0x{of}", [process(0, of, 31), process(1, of + 1, 31 - (of == 4))]) for of in (4, 0, 2)]
-    with pytest.raises(EvidenceError, match="6 ranks and no communicator of all of them"):
+    with pytest.raises(DumpError, match="6 ranks and no communicator of all of them"):
         ras_evidence(parse_ras("ras.json", report(*pairs)))
 
 
 def test_numbers_that_are_none_of_a_rank_are_told() -> None:
     for wrong in ("-1", "1e999"):
         data = report(communicator("0xa", [process(0, 0, 9)])).replace(b'"rank": 0', f'"rank": {wrong}'.encode())
-        with pytest.raises(EvidenceError, match="cannot be read"):
+        with pytest.raises(DumpError, match="cannot be read"):
             ras_evidence(parse_ras("ras.json", data))

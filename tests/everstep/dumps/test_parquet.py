@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import EvidenceError
-from everstep.evidence.timings import read_timings
+from everstep.dumps.timings import read_timings
+from everstep.errors import DumpError
 
 pyarrow = pytest.importorskip("pyarrow", reason="make integrations runs it")
 parquet = pytest.importorskip("pyarrow.parquet", reason="make integrations runs it")
@@ -24,5 +24,5 @@ def test_a_table(tmp_path: Path) -> None:
 
 def test_a_broken_one(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(64))
-    with pytest.raises(EvidenceError, match="no Parquet file"):
+    with pytest.raises(DumpError, match="no Parquet file"):
         read_timings(tmp_path / "t.parquet")
