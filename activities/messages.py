@@ -357,7 +357,7 @@ class DiagnoseInput(Model):
     run: str = ""
     """Id of the job's run; see ``everstep.model.run_id``."""
     settings: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    """Test → its settings that are other than by default (docs/diagnose.md)."""
+    """Test → its settings that are other than by default (docs/concepts/diagnostic-tests.md)."""
     limit_s: float = 600.0
     """All tests of one machine together, and each test between two, have this long, seconds; what has not begun by then
     is unknown."""

@@ -1,11 +1,11 @@
-"""The metrics that docs/metrics.md names."""
+"""The metrics that docs/reference/metrics.md names."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
 
 
 def labels_in_table(heading: str) -> dict[str, set[str]]:
@@ -18,7 +18,7 @@ def labels_in_table(heading: str) -> dict[str, set[str]]:
         for row in rows
         for name in re.findall(r"`([A-Za-z_0-9]+)", row[1])
     }
-    assert found, f"docs/metrics.md has no table below {heading!r}"
+    assert found, f"docs/reference/metrics.md has no table below {heading!r}"
     return found
 
 

@@ -1,6 +1,6 @@
 """Break one line at a time and see whether a test notices: ``make mutants [ONLY=words]``.
 
-``mutants.toml`` lists what to break: each guarantee of docs/checkpoints.md, each row of
+``mutants.toml`` lists what to break: each guarantee of docs/concepts/checkpoints.md, each row of
 the table of dead parts in docs/architecture.md, and what lived once. A mutant that lives
 is an error, as is one whose line is not in the code any more. Works on a copy of the tree.
 """

@@ -11,7 +11,7 @@ The file is TOML; every table is optional::
     [packet-loss]
     off = true
 
-    [[check]]                             # a program of the site's own: docs/monitor.md
+    [[check]]                             # a program of the site's own: docs/concepts/inspections.md
     name = "site-health"
     command = ["/opt/site/health.sh", "--short"]
     interval_s = 60
@@ -93,7 +93,7 @@ class MonitorSettings(BaseModel):
         settings = _checked(cls, {name: table[name] for name in own & table.keys()} | {"limits": limits}, origin)
         if not settings.check and (odd := sorted(set(settings.silence) - set(reasons))):
             near = difflib.get_close_matches(odd[0], reasons, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "docs/monitor.md lists them"
+            hint = f"did you mean {near[0]!r}?" if near else "docs/concepts/inspections.md lists them"
             raise ConfigError(f"{origin}: silence: no inspection finds {odd[0]!r}: {hint}")
         if taken := [check.name for check in settings.check if check.name in {*known, "monitor"}]:
             raise ConfigError(f"{origin}: {taken[0]!r} is the name of an inspection: give the check another one")

@@ -36,9 +36,13 @@ def agent(  # noqa: PLR0917
     ] = None,
     monitor: Annotated[
         Path | None,
-        typer.Option(envvar="EVERSTEP_MONITOR", help="TOML file with settings of the inspections: docs/monitor.md."),
+        typer.Option(
+            envvar="EVERSTEP_MONITOR", help="TOML file with settings of the inspections: docs/concepts/inspections.md."
+        ),
     ] = None,
-    metrics: Annotated[str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/metrics.md.")] = "",
+    metrics: Annotated[
+        str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/reference/metrics.md.")
+    ] = "",
     log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
     log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
     log_format: Annotated[
@@ -51,7 +55,7 @@ def agent(  # noqa: PLR0917
     with the same --state-dir takes them over. Every call must carry the token of
     --token-file; workers and commands find it by EVERSTEP_AGENT_TOKEN_FILE.
     Beyond loopback TLS is required as well. Both folders must be this user's
-    alone: docs/security.md.
+    alone: docs/guides/security.md.
 
     Example:
 

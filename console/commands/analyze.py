@@ -99,7 +99,7 @@ def hang(  # noqa: PLR0917 - options of a command
     (JSON; pickles with --pickles), and reports of NCCL's RAS; any of them, packed
     by gzip or not. Whose a file is stands in its name or its folder's, as in
     rank-5.json or nccl_trace_rank_5, or in processes.json. Several looks at a job
-    lie in folders snapshot-1, snapshot-2 …: docs/hangs.md. One look at stacks
+    lie in folders snapshot-1, snapshot-2 …: docs/concepts/hangs.md. One look at stacks
     evicts nobody, but with --hung.
 
     Examples:
@@ -156,7 +156,7 @@ def timings(  # noqa: PLR0917 - options of a command
     dp_rank and stage; operation; start; duration; and tokens, if you know them.
     Ranks are compared with those of their own stage. Where the job itself is
     uneven (a heavy stage, sequences of uneven length) no machine is named:
-    docs/hangs.md.
+    docs/concepts/hangs.md.
 
     Examples:
 

@@ -26,7 +26,7 @@ def classify(
 
     Of the logs of many ranks the first cause is told from its consequences: a
     peer's "connection reset" is one. Where the logs do not tell, the class is
-    unknown and the candidates are named. docs/classify.md has the classes.
+    unknown and the candidates are named. docs/concepts/classification.md has the classes.
 
     Examples:
 

@@ -34,12 +34,16 @@ def up(  # noqa: PLR0917
     monitor: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", envvar="EVERSTEP_MONITOR", help="Settings of the agents' inspections: docs/monitor.md."
+            metavar="FILE",
+            envvar="EVERSTEP_MONITOR",
+            help="Settings of the agents' inspections: docs/concepts/inspections.md.",
         ),
     ] = None,
     notices: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", envvar="EVERSTEP_NOTICES", help="Who is told of events: docs/operations.md."),
+        typer.Option(
+            metavar="FILE", envvar="EVERSTEP_NOTICES", help="Who is told of events: docs/guides/operations.md."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,
 ) -> None:

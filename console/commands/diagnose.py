@@ -47,7 +47,7 @@ def diagnose(  # noqa: PLR0917
     A test that cannot be run is unknown, and no fault. Machines that a job has are left
     out; one that is named is refused. A job that starts meanwhile ends the tests.
 
-    Tests, settings and reason codes: docs/diagnose.md.
+    Tests, settings and reason codes: docs/concepts/diagnostic-tests.md.
 
     Examples:
 

@@ -25,7 +25,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         int | None, typer.Option(min=0, max=255, help="exit-rank: the exit code, 0 included; xid: its number.")
     ] = None,
     exception: Annotated[str, typer.Option(help="raise: a built-in exception.")] = "RuntimeError",
-    reason: Annotated[str, typer.Option(help="machine-fault: the reason code, see docs/monitor.md.")] = "",
+    reason: Annotated[str, typer.Option(help="machine-fault: the reason code, see docs/concepts/inspections.md.")] = "",
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="xid, machine-fault: on all machines of the job at once.")
     ] = False,

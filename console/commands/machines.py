@@ -46,7 +46,7 @@ def machines(  # noqa: PLR0917
 
     The machines are those of the local cluster, or of the inventory that
     EVERSTEP_INVENTORY names. Inspections, reason codes and settings:
-    docs/monitor.md.
+    docs/concepts/inspections.md.
 
     What a line of the kernel log told counts until the machine is started anew, or
     for some time. What is compared with what was, as memory or a file system that was

@@ -123,17 +123,17 @@ def run(  # noqa: PLR0917 - options of a command
 
     The job is a TOML file, a script after `--`, or both: then the script wins.
     The files of the script's folder are its first version: every machine gets
-    them, and later ones come with `everstep update` (docs/updates.md).
+    them, and later ones come with `everstep update` (docs/guides/update-code.md).
     A local cluster is started when none is up. Ctrl-C detaches: the job goes
     on, and so it does when this command is killed.
 
     Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from,
     env_file, redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables.
-    Secrets are named in env_from, never written into env (docs/security.md). The table checkpoint says
+    Secrets are named in env_from, never written into env (docs/guides/security.md). The table checkpoint says
     where copies of the training state go: slots, overlap, backup, backup_slots,
     backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
     disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep,
-    state_mb_per_rank, max_unsaved_steps, max_unsaved_s (docs/checkpoints.md
+    state_mb_per_rank, max_unsaved_steps, max_unsaved_s (docs/concepts/checkpoints.md
     explains them). The table policy has the limits of everstep/model/recovery_policy.py.
     EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and so on.
 

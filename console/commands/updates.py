@@ -81,7 +81,7 @@ def update(  # noqa: PLR0917 - options of a command
     cluster it is), else by a worker, of the folder as it sees it. The new version is brought to all machines and
     tried there, up to where it joins the job; what fails there is refused, and costs the job nothing. Then it waits
     for the next recovery, whatever causes it (--lazy, the default), or is applied at the end of a step (--urgent).
-    A version that fails in its first steps is taken back by itself. docs/updates.md says all of it.
+    A version that fails in its first steps is taken back by itself. docs/guides/update-code.md says all of it.
 
     In Temporal's Web UI the same is the signal, or the update, `update` of the job:
     {"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}.

@@ -21,14 +21,18 @@ def worker(  # noqa: PLR0917
     task_queue: Annotated[
         str, typer.Option(envvar=environment.TASK_QUEUE, help="of this cluster's jobs; commands need the same")
     ] = TASK_QUEUE,
-    metrics: Annotated[str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/metrics.md.")] = "",
+    metrics: Annotated[
+        str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/reference/metrics.md.")
+    ] = "",
     temporal_metrics: Annotated[
         str, typer.Option(help="Serve the metrics of Temporal's SDK on host:port, another one than --metrics.")
     ] = "",
     notices: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", envvar=environment.NOTICES, help="Who is told of events: docs/operations.md, Notices."
+            metavar="FILE",
+            envvar=environment.NOTICES,
+            help="Who is told of events: docs/guides/operations.md, Notices.",
         ),
     ] = None,
     versions: Annotated[

@@ -62,7 +62,7 @@ def env_warnings(spec: JobSpec) -> list[str]:
         return []
     return [
         f"{', '.join(exposed)} in env {'goes' if len(exposed) == 1 else 'go'} in clear into Temporal's history, "
-        "for all who can see the job: take such values from the machines, with env_from (docs/security.md)"
+        "for all who can see the job: take such values from the machines, with env_from (docs/guides/security.md)"
     ]
 
 

@@ -27,7 +27,7 @@ DYNAMIC_CONFIG = {
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
 }
-"""Settings of the embedded server; values are JSON. Each was measured: docs/benchmarks.md."""
+"""Settings of the embedded server; values are JSON. Each was measured: docs/benchmarks/README.md."""
 
 SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
 

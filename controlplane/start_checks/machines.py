@@ -28,7 +28,7 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
     if not known:
         raise ClusterError(
             "nothing says which machines a job may have: name a file of them with --inventory or EVERSTEP_INVENTORY "
-            "(docs/deployment.md), or start a local cluster with 'everstep up'"
+            "(docs/guides/deploy.md), or start a local cluster with 'everstep up'"
         )
     if len(control.machines) < spec.machines:
         cluster = control.cluster

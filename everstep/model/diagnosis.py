@@ -15,7 +15,7 @@ from everstep.model.words import Words
 
 
 class Diagnostic(Words):
-    """The tests (``agent.diagnoser.all`` has them; docs/diagnose.md says what each does)."""
+    """The tests (``agent.diagnoser.all`` has them; docs/concepts/diagnostic-tests.md says what each does)."""
 
     DCGM = "dcgm"
     EUD = "eud"

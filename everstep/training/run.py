@@ -162,7 +162,7 @@ class Run:
         be at most one step ahead of another.
 
         Parameters and optimizer state are copied while the next body runs, until
-        it calls ``optimizer.step``; docs/training.md says what that asks of a script.
+        it calls ``optimizer.step``; docs/guides/training.md says what that asks of a script.
 
         Args:
             total: Number of steps of the whole job.

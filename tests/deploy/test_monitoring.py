@@ -1,6 +1,6 @@
 """What is in deploy/monitoring/ asks for metrics that there are, in PromQL that Prometheus can read.
 
-That agents and workers really serve what docs/metrics.md names: tests/agent/server/test_metrics.py,
+That agents and workers really serve what docs/reference/metrics.md names: tests/agent/server/test_metrics.py,
 tests/controlplane/test_worker_metrics.py, and below for the network.
 """
 

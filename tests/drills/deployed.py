@@ -1,4 +1,4 @@
-"""A cluster deployed by hand: docs/deployment.md and the systemd units, followed on network namespaces.
+"""A cluster deployed by hand: docs/guides/deploy.md and the systemd units, followed on network namespaces.
 
 The control host and three machines have a namespace each, joined by a bridge. Commands, files and options are taken
 from the document and from the units, with the paths and names of the test in place of theirs.
@@ -22,7 +22,7 @@ from controlplane.local import temporal_binary, temporal_server
 from controlplane.local.network import CONTROL, Network
 
 ROOT = Path(__file__).parents[2]
-BOOK = (ROOT / "docs" / "deployment.md").read_text()
+BOOK = (ROOT / "docs" / "guides" / "deploy.md").read_text()
 CONTROL_ADDRESS = "10.99.0.1"
 MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0

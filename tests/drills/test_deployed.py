@@ -1,4 +1,4 @@
-"""Three machines with a network of their own, deployed by docs/deployment.md, and what may happen to that network."""
+"""Three machines with a network of their own, deployed by docs/guides/deploy.md, and what may happen to it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_job_goes_on_with_other_sizes_from_disk(make_job: Any, old: int, new: 
 
 @pytest.mark.timeout(300)
 def test_a_checkpoint_on_disk_is_read_without_everstep(make_job: Any, tmp_path: Path) -> None:
-    """What docs/checkpoints.md says about reading one."""
+    """What docs/concepts/checkpoints.md says about reading one."""
     job = make_job("fsdp2.py", SMALL, dp=3)
     assert set(job.launch()) == {0}
     folder = tmp_path / "step"

@@ -1,4 +1,4 @@
-"""docs/diagnose.md lists every test, setting and reason code, and which tests follow which symptom;
+"""docs/concepts/diagnostic-tests.md lists every test, setting and reason code, and which tests follow which symptom;
 ``python tests/agent/diagnoser/test_docs.py`` prints the parts that are made of the code."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from everstep.decisions.blame.diagnose.choose import ROWS, ChoiceRow
 from everstep.decisions.blame.diagnose.reasons import JUDGED
 from everstep.model.reason import Reason
 
-DOC = Path(__file__).parents[3] / "docs" / "diagnose.md"
+DOC = Path(__file__).parents[3] / "docs" / "concepts" / "diagnostic-tests.md"
 HEAD = ("| reason | verdict | owner | remedy | means |", "|---|---|---|---|---|")
 CHOICE_HEAD = ("| when | tests | why | source |", "|---|---|---|---|")
 

@@ -1,5 +1,5 @@
-"""docs/monitor.md lists every inspection, setting and reason code; ``python tests/agent/monitor/test_docs.py`` prints
-the part that is made of the code."""
+"""docs/concepts/inspections.md lists every inspection, setting and reason code; ``python
+tests/agent/monitor/test_docs.py`` prints the part that is made of the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.monitor.kernel import xid
 from agent.monitor.settings import CheckLimits
 from everstep.model.reason import Reason
 
-DOC = Path(__file__).parents[3] / "docs" / "monitor.md"
+DOC = Path(__file__).parents[3] / "docs" / "concepts" / "inspections.md"
 HEAD = ("| reason | verdict | owner | remedy | means |", "|---|---|---|---|---|")
 BESIDE = {"off", "interval_s", "deadline_s"}
 

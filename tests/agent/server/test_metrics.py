@@ -1,4 +1,4 @@
-"""What Prometheus reads of a real agent with a real job; docs/metrics.md names all of it."""
+"""What Prometheus reads of a real agent with a real job; docs/reference/metrics.md names all of it."""
 
 from __future__ import annotations
 

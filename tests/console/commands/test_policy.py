@@ -58,7 +58,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_operators_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = call(capsys)
-    page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "operations.md").read_text()
 
     assert f"$ everstep policy\n{out}```" in page
     assert all(f"| `{rule.name}` |" in page for rule in RULES), "each in plain words"

@@ -82,7 +82,7 @@ def test_the_operators_page_shows_what_is_printed(
     path.write_text(path.read_text().replace("machines = 8", "machines = 4"))
     _, out, _ = call(capsys, "events.jsonl", "--job", "gpt.toml")
 
-    page = (EVENTS.parents[2] / "docs" / "operations.md").read_text()
+    page = (EVENTS.parents[2] / "docs" / "guides" / "operations.md").read_text()
     assert f"$ everstep policy simulate events.jsonl --job gpt.toml\n{out}```" in page
 
 

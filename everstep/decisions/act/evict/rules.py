@@ -275,7 +275,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         CULPRIT,
         "the job stood still, and looks at all ranks name this machine's, for which the others wait",
-        "the wait-for graph (docs/hangs.md); the paper over-evicts",
+        "the wait-for graph (docs/concepts/hangs.md); the paper over-evicts",
         _hang_culprit,
     ),
     EvictRule(

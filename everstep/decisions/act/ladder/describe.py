@@ -1,4 +1,4 @@
-"""The ladder in words and as a diagram, made from its table: docs/ladder.md has both, and a test holds it to them."""
+"""The ladder in words and as a diagram, made from its table; docs/concepts/ladder.md has both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/ladder.md shows the ladder as it is; ``python tests/everstep/decisions/act/ladder/test_docs.py`` prints it."""
+"""docs/concepts/ladder.md shows the ladder as it is; this file, run as a program, prints it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from everstep.decisions.act.ladder.describe import diagram, table
 from everstep.decisions.act.ladder.next import DEFAULT_MODES
 
-PAGE = Path(__file__).resolve().parents[5] / "docs" / "ladder.md"
+PAGE = Path(__file__).resolve().parents[5] / "docs" / "concepts" / "ladder.md"
 
 
 def test_the_page_has_the_table_and_the_diagram_of_the_policy() -> None:

@@ -1,6 +1,6 @@
 """The labelled logs, and how well the rules do on them.
 
-python -P -m tests.everstep.decisions.blame.classify.labelled_logs     # the table for docs/classify.md
+python -P -m tests.everstep.decisions.blame.classify.labelled_logs     # the table for docs/concepts/classification.md
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def labelled() -> list[Labelled]:
 
 
 def table() -> str:
-    """Precision and recall of each class, and what was taken for what, as in docs/classify.md."""
+    """Precision and recall of each class, and what was taken for what, as in docs/concepts/classification.md."""
     pairs = Counter((one.fault, str(one.verdict().fault)) for one in labelled())
     rows = ["| class | logs | precision | recall | taken for |", "|---|---|---|---|---|"]
     for fault in sorted({fault for pair in pairs for fault in pair}):

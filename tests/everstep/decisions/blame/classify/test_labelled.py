@@ -1,4 +1,4 @@
-"""The labelled logs: what docs/classify.md says of precision and recall is so."""
+"""The labelled logs: what docs/concepts/classification.md says of precision and recall is so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from everstep.decisions.blame.classify.rule import FaultClass
 from tests.everstep.decisions.blame.classify.labelled_logs import FOLDER, labelled, table
 
-DOCS = Path(__file__).parents[5] / "docs" / "classify.md"
+DOCS = Path(__file__).parents[5] / "docs" / "concepts" / "classification.md"
 
 
 def test_the_table_in_the_docs_is_what_the_rules_do() -> None:

@@ -1,0 +1,64 @@
+"""Links between pages lead somewhere, and every page is reached from the index."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for name in listed.stdout.splitlines() if (path := ROOT / name).exists()]
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The file and the heading of each link to another page of ours."""
+    targets = [target for target in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in target]
+    parts = [target.partition("#") for target in targets]
+    return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in parts]
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, heading in links(page):
+        assert target.exists(), f"there is no {target}"
+        assert not heading or heading in headings(target), f"{target.name} has no heading #{heading}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    waiting = [DOCS / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            waiting += [target for target, _ in links(page) if target.is_relative_to(DOCS)]
+
+    assert [str(page) for page in pages() if page.is_relative_to(DOCS) and page not in reached] == []
+
+
+def test_every_page_that_the_code_names_is_there() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = [ROOT / name for name in listed.stdout.splitlines() if name.endswith((".py", ".toml", ".yml", ".service"))]
+    named = {
+        (str(path.relative_to(ROOT)), page)
+        for path in code
+        if path.exists()
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text())
+    }
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name[1]).exists()] == []
