@@ -46,7 +46,7 @@ from everstep.rank.drill_faults import exception_named
 
 SIGNALS = ("KILL", "SEGV", "ABRT")
 NOTICED_S = 2.0
-"""Beyond the time after which a job that stands still is stalled: what is over sooner heals by itself."""
+"""Beyond the time after which a job counts as hanging: what is over sooner heals by itself."""
 LEDGER_LIMIT_S = 20.0
 """The end of a job is written for 30 s; it is to be in the ledger."""
 HANG_LIMIT_S = 30.0

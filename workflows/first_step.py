@@ -119,8 +119,8 @@ class FirstStepWatch:
             # Watchers may have seen nothing of the ranks that were lost so early.
             suspect(state, Symptom.CRASH, confirmation.reason)
         elif confirmation.timed_out:
-            # Watchers suspect no stall before the first step; ends of ranks they report themselves.
-            suspect(state, Symptom.STALL, confirmation.reason)
+            # Watchers suspect no hang before the first step; ends of ranks they report themselves.
+            suspect(state, Symptom.HANG, confirmation.reason)
         state.confirm_by_ns = 0
 
 

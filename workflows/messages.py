@@ -19,7 +19,7 @@ from everstep.model.slow import SlowFound
 from everstep.model.stage_record import StageRecord
 from everstep.model.version import JobVersion
 
-RESTS_ON_STEPS = {Symptom.STALL, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
+RESTS_ON_STEPS = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
 """Symptoms that a generation can have only after it has completed a step."""
 
 

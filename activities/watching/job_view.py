@@ -35,7 +35,7 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 SILENT_S = 10.0
-"""An agent that said nothing for this long, although it speaks every second, is named in a stall."""
+"""An agent that said nothing for this long, although it speaks every second, is named in a report of a hang."""
 BARE_S = 5.0
 """While a machine says that it does not know the job, the job's workflow is asked this often whether it runs there."""
 
@@ -331,7 +331,7 @@ class JobView:
         self.woken.set()
 
     def rest_s(self, longest_s: float, now_ns: int) -> float:
-        """How long nothing has to be judged anew, as far as time alone decides: until a stall is one, at most."""
+        """How long nothing is to be judged anew, as far as time alone decides: at most until the job counts as hung."""
         facts = self.latest
         if facts is None or not facts.quiet_s:
             return longest_s

@@ -38,7 +38,7 @@ cleared, what two fork servers keep."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
 STAND_STILL = (*HANGS, "link-down", "cut-off")
-"""Faults of which a stall is all that can be seen."""
+"""Faults of which a hang is all that can be seen."""
 FORK_SERVERS = 2
 """Of one machine: that of the job, and one that waits for the next."""
 
@@ -162,10 +162,10 @@ def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec
     if any(request.base in STAND_STILL for request in struck.requests):
         return []
     return [
-        f"{incident.id}: a stall was seen and nothing stood still"
+        f"{incident.id}: a hang was seen and nothing stood still"
         for incident in seen.incidents
         for failure in (incident.report.failures if incident.report else [])
-        if failure.symptom is Symptom.STALL
+        if failure.symptom is Symptom.HANG
     ]
 
 

@@ -44,7 +44,7 @@ ANSWER_S = 15.0
 GATE_S = 600.0
 """Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute."""
 STRIKE_S = 20.0
-"""Ranks wait for what strikes from outside for this long at most, before that is a stall."""
+"""Ranks wait for what strikes from outside for this long at most, before that is a hang."""
 BEFORE_GATE = 2
 """So many steps before the next gate they wait for it."""
 

@@ -34,7 +34,7 @@ class Symptom(Words):
     """A rank ended with an exception because a peer could not be reached any more, and no rank ended by itself."""
     EARLY_EXIT = "early exit"
     """A rank left with code 0 while the job was not over."""
-    STALL = "stall"
+    HANG = "hang"
     """No rank completed a step for too long."""
     UNSAVED = "saves stopped"
     """Steps go on, and the newest checkpoint in memory is too old."""

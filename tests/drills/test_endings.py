@@ -135,7 +135,7 @@ async def test_a_rank_that_leaves_while_the_others_go_on_is_an_incident(run: Run
 
 
 @pytest.mark.wide
-async def test_a_first_step_that_takes_longer_than_a_stall_is_waited_for_in_every_process(run: Run) -> None:
+async def test_a_first_step_that_takes_longer_than_a_hang_is_waited_for_in_every_process(run: Run) -> None:
     state = await run(SLOW_FIRST_STEP, stall_floor_s=2.0)
 
     assert state.outcome == "finished after 1 incident"
@@ -149,7 +149,7 @@ async def test_a_hang_before_the_first_step_of_all_is_noticed(run: Run) -> None:
 
     assert state.outcome == "finished after 1 incident"
     assert len(state.lineage) == 2
-    assert state.failures[0].cause == "stall"
+    assert state.failures[0].cause == "hang"
 
 
 @pytest.mark.wide

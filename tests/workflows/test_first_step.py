@@ -74,7 +74,7 @@ async def refused(handle: Any, seen: Anomaly) -> bool:
 
 
 async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(jobs: Any) -> None:
-    """A stall that is seen during a recovery would be acted on in the moment in which the recovery is over."""
+    """A hang that is seen during a recovery would be acted on in the moment in which the recovery is over."""
     step = asyncio.Event()
 
     async def slow(given: ConfirmInput) -> Confirmation:
@@ -88,7 +88,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
     while "confirm 2" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
 
-    for symptom in (Symptom.STALL, Symptom.UNSAVED):
+    for symptom in (Symptom.HANG, Symptom.UNSAVED):
         assert await refused(handle, anomaly(2, symptom=symptom))
     step.set()
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
@@ -96,18 +96,18 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
     assert state.pending == []
 
     # The same id again: that it was refused before must not hide what comes later.
-    assert not await refused(handle, anomaly(2, symptom=Symptom.STALL))
+    assert not await refused(handle, anomaly(2, symptom=Symptom.HANG))
     state = await jobs.until(handle, lambda state: state.generation == 3 and state.status == "running")
     assert len(state.incidents) == 2
 
 
-async def test_before_the_first_step_of_all_a_stall_opens_nothing_and_a_crash_does(jobs: Any) -> None:
+async def test_before_the_first_step_of_all_a_hang_opens_nothing_and_a_crash_does(jobs: Any) -> None:
     jobs.cluster.confirmation = answers(waits, stepped)
     handle = await jobs.start()
     while "confirm 1" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
 
-    assert await refused(handle, anomaly(1, symptom=Symptom.STALL))
+    assert await refused(handle, anomaly(1, symptom=Symptom.HANG))
     assert not await refused(handle, anomaly(1))
     state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
     assert len(state.incidents) == 1
@@ -130,7 +130,7 @@ async def test_a_hang_is_noticed_though_nobody_could_say_so_at_first(jobs: Any) 
 
     state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
 
-    assert jobs.cluster.notes[0].anomaly.symptom is Symptom.STALL
+    assert jobs.cluster.notes[0].anomaly.symptom is Symptom.HANG
     assert len(state.incidents) == 1
 
 

@@ -296,7 +296,7 @@ async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> Non
 @pytest.mark.parametrize(
     ("failed", "symptom"),
     [
-        ({"timed_out": True, "reason": "rank 3 completed no step within 600 s"}, Symptom.STALL),
+        ({"timed_out": True, "reason": "rank 3 completed no step within 600 s"}, Symptom.HANG),
         ({"emptied": ["m1"], "reason": "m1 came back empty before the first step"}, Symptom.CRASH),
     ],
 )

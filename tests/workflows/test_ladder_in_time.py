@@ -80,7 +80,7 @@ def test_a_nan_that_wanders_climbs() -> None:
 
 def test_another_symptom_is_another_fault() -> None:
     job = JobInTime()
-    job.strike(Strike(DAY, "m1"), Strike(MINUTES, "m2", Symptom.STALL))
+    job.strike(Strike(DAY, "m1"), Strike(MINUTES, "m2", Symptom.HANG))
     assert job.rungs == [[R], [R]]
 
 
@@ -223,7 +223,7 @@ def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
 
 # Laws.
 
-SYMPTOMS = (Symptom.CRASH, Symptom.NOT_FINITE, Symptom.STALL)
+SYMPTOMS = (Symptom.CRASH, Symptom.NOT_FINITE, Symptom.HANG)
 STRIKES = st.builds(
     Strike,
     st.sampled_from([20.0, 600.0, 1800.0, 4000.0, 20_000.0, 100_000.0]),

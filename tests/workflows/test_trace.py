@@ -41,11 +41,11 @@ def named(*machines: str, conclusion: str = "names") -> Callable[[TraceInput], H
     )
 
 
-async def stalled(jobs: Any, traced: Callable[[TraceInput], HangFound], **policy: object) -> Any:
+async def hung(jobs: Any, traced: Callable[[TraceInput], HangFound], **policy: object) -> Any:
     jobs.cluster.evidence, jobs.cluster.traced = stopped, traced
     handle = await jobs.start(**{"silent_evict_s": 0.0, **policy})
     await jobs.until(handle, lambda state: state.status == "running")
-    await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.STALL))
+    await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.HANG))
     return handle
 
 
@@ -55,7 +55,7 @@ async def steps_again(jobs: Any, handle: Any) -> Any:
 
 async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
-    state = await steps_again(jobs, await stalled(jobs, named("m1")))
+    state = await steps_again(jobs, await hung(jobs, named("m1")))
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     calls = jobs.cluster.calls
@@ -76,7 +76,7 @@ async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any
 
 async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
-    state = await steps_again(jobs, await stalled(jobs, named("m0", "m1", conclusion="over-evicts")))
+    state = await steps_again(jobs, await hung(jobs, named("m0", "m1", conclusion="over-evicts")))
     assert sorted(machine.name for machine in state.machines) == ["m2", "m3"]
     assert {answer.rule for answer in report_of(jobs).asked if answer.yes} == {"hang-group"}
     assert all("over-eviction, 1 of 2 machines" in answer.why for answer in report_of(jobs).asked if answer.yes)
@@ -84,7 +84,7 @@ async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
 
 async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
     """A restart may be enough: a hang is not always the machine's."""
-    state = await steps_again(jobs, await stalled(jobs, named("m1")))
+    state = await steps_again(jobs, await hung(jobs, named("m1")))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     report = report_of(jobs)
     assert report.resolution == "reattempt"
@@ -104,20 +104,20 @@ async def test_without_a_machine_the_job_is_tried_again_as_it_is(
     jobs: Any, traced: Callable[[TraceInput], HangFound]
 ) -> None:
     jobs.cluster.standbys = list(STANDBYS)
-    state = await steps_again(jobs, await stalled(jobs, traced))
+    state = await steps_again(jobs, await hung(jobs, traced))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     assert report_of(jobs).resolution == "reattempt"
 
 
 async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
     jobs.cluster.blocked.add("trace 1")
-    state = await steps_again(jobs, await stalled(jobs, named("m1"), trace_s=0.5))
+    state = await steps_again(jobs, await hung(jobs, named("m1"), trace_s=0.5))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     [stage] = [stage for stage in report_of(jobs).timings if stage.name == Stage.TRACE]
     assert stage.found.startswith("failed")
 
 
-@pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.STALL, 0.0)])
+@pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.HANG, 0.0)])
 async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None:
     jobs.cluster.traced = named("m1")
     handle = await jobs.start(trace_s=trace_s)
@@ -130,6 +130,6 @@ async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None
 async def test_what_was_seen_of_one_generation_says_nothing_of_the_next(jobs: Any) -> None:
     """The reattempt fails too: nobody looked at its ranks, and nobody leaves for them."""
     jobs.cluster.standbys = list(STANDBYS)
-    handle = await stalled(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))
+    handle = await hung(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))
     state = await steps_again(jobs, handle)
     assert [machine.name for machine in state.machines] == ["m0", "m1"]

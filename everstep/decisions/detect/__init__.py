@@ -1,1 +1,1 @@
-"""What is concluded from what ranks and machines show: ends, stalls, drift, checkpoints that go stale."""
+"""What is concluded from what ranks and machines show: ends, hangs, drift, checkpoints that go stale."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from everstep.decisions.detect.early_exit import EARLY_EXIT
 from everstep.decisions.detect.facts import JobFacts
 from everstep.decisions.detect.failed_rank import FAILED_RANK
+from everstep.decisions.detect.hang import HANG
 from everstep.decisions.detect.lost_machine import LOST_MACHINE
 from everstep.decisions.detect.machine_fault import MACHINE_FAULT
 from everstep.decisions.detect.not_finite import NOT_FINITE
@@ -14,7 +15,6 @@ from everstep.decisions.detect.rule import Rule
 from everstep.decisions.detect.silent_machine import SILENT_MACHINE
 from everstep.decisions.detect.slow_steps import SLOW_STEPS
 from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
-from everstep.decisions.detect.stall import STALL
 from everstep.decisions.detect.stopped_rank import STOPPED_RANK
 from everstep.model.incident import Anomaly
 
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
     NOT_FINITE,
     SILENT_MACHINE,
     STOPPED_RANK,
-    STALL,
+    HANG,
     STALE_CHECKPOINT,
     MACHINE_FAULT,
     SLOW_STEPS,

@@ -32,7 +32,7 @@ def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
     """Seconds in which the others have to follow a rank that left with code 0.
 
     Of those without a loop of ours it is not known whether they hang or have
-    something left to do: they have as long as a stall.
+    something left to do: they have as long as a job may hang.
     """
     return policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
 

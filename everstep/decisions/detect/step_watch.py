@@ -12,7 +12,7 @@ from everstep.decisions.detect.facts import RankFacts
 RUNS_FREE_STEPS = 3
 """So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead."""
 LOOK_LIMIT_S = 5.0
-"""Time between two looks counts as at most this much of a stall: who was stopped meanwhile, or suspended with the
+"""Time between two looks counts as at most this much of a hang: who was stopped meanwhile, or suspended with the
 whole machine, has seen nothing of it."""
 
 TOLD_WITHIN_S = 2.0

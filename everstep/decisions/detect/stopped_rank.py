@@ -1,6 +1,6 @@
 """A rank whose process is stopped, while no rank of the job steps: nothing will come of waiting.
 
-Somebody who stops all ranks pauses the job on purpose: that is a stall, if it lasts. They are stopped, and
+Somebody who stops all ranks pauses the job on purpose: that is a hang, if it lasts. They are stopped, and
 continued, one after the other.
 """
 
@@ -34,7 +34,7 @@ def judge(facts: JobFacts) -> Anomaly | None:
     return Anomaly(
         id=f"stopped-{facts.spec.name}-{facts.generation}",
         generation=facts.generation,
-        symptom=Symptom.STALL,
+        symptom=Symptom.HANG,
         headline=f"rank {listed(sorted(rank.rank for rank in stopped), 4)} on {listed(machines, 4)} {verb} stopped "
         f"(state T), and no rank completed a step for {facts.quiet_s:.1f} s",
         ranks=sorted(rank.rank for rank in stopped)[:NAMED],

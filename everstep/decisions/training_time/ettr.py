@@ -4,7 +4,7 @@ ByteRobust section 4.2 reports it cumulatively and over a sliding window of one
 hour; MegaScale calls the same ratio the effective training time rate.
 
 A job that has stepped is taken to go on stepping until the last step before an incident, or
-until the last step that its agents tell of, where the incident of a stall is yet to be opened.
+until the last step that its agents tell of, where the incident of a hang is yet to be opened.
 When it steps again before that, the time between counts as productive: it may have evaluated.
 What was *not* productive is what ``unproductive`` says, and what was noted besides. Where intervals overlap each moment
 counts once, for the gravest kind. A kind that a newer release noted counts as a recovery.

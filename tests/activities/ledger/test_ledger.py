@@ -254,7 +254,7 @@ def running(ledger: Ledger) -> None:
 
 def test_a_hang_was_not_productive_before_it_was_noticed(ledger: Ledger) -> None:
     running(ledger)
-    hang = anomaly(seen_ns=1711 * S).model_copy(update={"symptom": Symptom.STALL, "quiet_s": 601.0})
+    hang = anomaly(seen_ns=1711 * S).model_copy(update={"symptom": Symptom.HANG, "quiet_s": 601.0})
     ledger.incident_opened(ID, hang, opened_ns=1712 * S)
     ledger.incident_closed(ID, report(), closed_ns=1720 * S)
     found = ledger.ettr("gpt", now_ns=2000 * S)
@@ -262,7 +262,7 @@ def test_a_hang_was_not_productive_before_it_was_noticed(ledger: Ledger) -> None
     assert (found.seconds["recovery"], found.seconds["productive"]) == (610, 380)
 
 
-def test_a_stall_is_not_productive_before_its_incident_is_opened(ledger: Ledger) -> None:
+def test_a_hang_is_not_productive_before_its_incident_is_opened(ledger: Ledger) -> None:
     """Between the last step and the incident, ten minutes later, the ratio rose."""
     running(ledger)
     quiet = [ledger.ettr("gpt", now_ns=now * S, quiet_since_ns=1100 * S) for now in (1110, 1200, 1700)]
@@ -271,7 +271,7 @@ def test_a_stall_is_not_productive_before_its_incident_is_opened(ledger: Ledger)
     assert last is not None and last.ratio == pytest.approx(0.5)
     ledger.job_ended("gpt", ended_ns=1120 * S, outcome="finished")
     ended = ledger.ettr("gpt", now_ns=1700 * S, quiet_since_ns=1100 * S)
-    assert ended is not None and ended.seconds["productive"] == 110, "its end is known now, and was no stall"
+    assert ended is not None and ended.seconds["productive"] == 110, "its end is known now, and was no hang"
 
 
 def test_an_end_that_was_never_noted_costs_nothing_beyond_the_next_step(ledger: Ledger) -> None:

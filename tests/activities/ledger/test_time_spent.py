@@ -18,7 +18,7 @@ def running(ledger: Ledger) -> None:
     ledger.job_started(JobSpec(name="gpt", script="/train.py"), started_ns=1000 * S)
     ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=1000 * S)
     ledger.generation_stepped("gpt", 1, stepped_ns=1010 * S)
-    anomaly = Anomaly(id="m2-7", generation=1, symptom=Symptom.STALL, headline="", seen_ns=1104 * S, quiet_s=4.0)
+    anomaly = Anomaly(id="m2-7", generation=1, symptom=Symptom.HANG, headline="", seen_ns=1104 * S, quiet_s=4.0)
     ledger.incident_opened(ID, anomaly, opened_ns=1105 * S)
 
 

@@ -178,7 +178,7 @@ def test_ranks_that_ended_are_not_asked_for_anything() -> None:
     assert job.persist(300 * S) is None
 
 
-def test_an_agent_that_does_not_speak_is_named_in_a_stall() -> None:
+def test_an_agent_that_does_not_speak_is_named_in_a_hang() -> None:
     job = watched()
     for second in range(100):
         show(job, second * S, 20, ranks=(0,), own_step=20, own_ns=second * S)
@@ -186,11 +186,11 @@ def test_an_agent_that_does_not_speak_is_named_in_a_stall() -> None:
         if found:
             break
 
-    assert [one.symptom for one in found] == [Symptom.STALL]
+    assert [one.symptom for one in found] == [Symptom.HANG]
     assert found[0].machines == ["m1"]
 
 
-def test_a_job_whose_agents_never_answer_stalls_from_what_its_workflow_knows() -> None:
+def test_a_job_whose_agents_never_answer_hangs_from_what_its_workflow_knows() -> None:
     job = watched(known=(4, 20))
     found = [one for second in range(0, 100, 2) for one in anomalies(job, second * S)]
 
@@ -295,7 +295,7 @@ def shown(job: JobView, second: int, *ranks: dict[str, Any]) -> None:
         job.showed(f"m{rank}", pb.ProgressReply(time_ns=second * S, generation=2, ranks=[one]), second * S)
 
 
-def stalled(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
+def hung(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
     """What is concluded while the ranks show the same for some time."""
     found: list[Anomaly] = []
     for second in range(begin, end, 2):
@@ -304,15 +304,15 @@ def stalled(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[
     return found
 
 
-def test_a_first_step_that_takes_longer_than_the_stall_floor_is_no_stall() -> None:
+def test_a_first_step_that_takes_longer_than_the_floor_of_a_hang_is_no_hang() -> None:
     """The ranks say from where they go on as soon as they are restored: that is no step."""
     stepped: dict[str, Any] = {"completed_steps": 21, "marks": {"first_step": 1}}
     job = watched()
 
-    assert stalled(job, 0, 500, {}, {}) == []
-    assert stalled(job, 500, 1000, stepped, {}) == [], "rank 1 is within its first step still"
-    assert stalled(job, 1000, 1026, stepped, stepped) == []
-    assert [one.symptom for one in stalled(job, 1026, 1040, stepped, stepped)][:1] == [Symptom.STALL]
+    assert hung(job, 0, 500, {}, {}) == []
+    assert hung(job, 500, 1000, stepped, {}) == [], "rank 1 is within its first step still"
+    assert hung(job, 1000, 1026, stepped, stepped) == []
+    assert [one.symptom for one in hung(job, 1026, 1040, stepped, stepped)][:1] == [Symptom.HANG]
 
 
 def test_ranks_that_go_on_without_the_others_are_watched_without_them() -> None:
@@ -323,13 +323,13 @@ def test_ranks_that_go_on_without_the_others_are_watched_without_them() -> None:
         count = {"attached": False, "completed_steps": -1, "optimizer_steps": second, "marks": {"loop_entered": 0}}
         shown(job, second, count, server)
         assert anomalies(job, second * S) == []
-    assert [one.symptom for one in stalled(job, 10, 60, count, server)][:1] == [Symptom.STALL]
+    assert [one.symptom for one in hung(job, 10, 60, count, server)][:1] == [Symptom.HANG]
 
 
 def test_ranks_whose_loops_are_over_take_the_time_that_they_need() -> None:
     job = watched()
     for done in ({"finished": True}, {"marks": {"first_step": 1, "loop_left": 9}}):
-        assert stalled(job, 0, 500, done, done) == []
+        assert hung(job, 0, 500, done, done) == []
 
 
 def left(job: JobView, rank: int, second: int) -> None:

@@ -84,7 +84,7 @@ def week(url: str) -> None:
         incident(ledger, "incident/gpt/0002", now_ns - 3 * DAY, "m1", "m2")
         incident(ledger, "incident/gpt/0003", now_ns - 2 * DAY, "m1")
         incident(ledger, "incident/gpt/0004", now_ns - DAY, owner=Owner.CODE, symptom=Symptom.USER_ERROR, seconds=None)
-        anomaly = Anomaly(id="m1-1", generation=1, symptom=Symptom.STALL, headline="", seen_ns=now_ns - 100 * S)
+        anomaly = Anomaly(id="m1-1", generation=1, symptom=Symptom.HANG, headline="", seen_ns=now_ns - 100 * S)
         ledger.incident_opened("incident/gpt/0005", anomaly, opened_ns=now_ns - 90 * S)
 
 
@@ -96,7 +96,7 @@ def test_a_week_in_tables(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].startswith("7 days until ") and lines[0].endswith(": 4 incidents (1 open), 1 run of jobs")
     for line in (
         "crash 2 40 s",
-        "stall 1 (1 open) -",
+        "hang 1 (1 open) -",
         "user error 1 1 unknown",
         "machine 2 40 s",
         "code 1 1 unknown",

@@ -190,7 +190,7 @@ def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.Capture
 
 
 def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    anomaly = Anomaly(id="stall-gpt-1", generation=1, symptom=Symptom.STALL, headline="no step for 3 s", seen_ns=1)
+    anomaly = Anomaly(id="hang-gpt-1", generation=1, symptom=Symptom.HANG, headline="no step for 3 s", seen_ns=1)
     hang = HangFound(
         generation=1,
         conclusion="names",
@@ -205,7 +205,7 @@ def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.Capt
     report = IncidentReport(
         headline="Recovered in 4.2 s by eviction of m1",
         resolution="eviction",
-        cause="stall",
+        cause="hang",
         step=20,
         lost_steps=1,
         evicted=["m1"],

@@ -65,7 +65,7 @@ ONE_FIRST = dict.fromkeys(range(8), 21) | {5: 20}
         (report(NAMED), ONE_FIRST, ""),
         (report(NAMED, resume_step=20), ONE_FIRST, ""),
         (report(SHARED), ONE_FIRST, "rank 5 on m2 reported it first, and is not named"),
-        (report(SHARED, symptom=Symptom.STALL), EVERYWHERE, "told as something else"),
+        (report(SHARED, symptom=Symptom.HANG), EVERYWHERE, "told as something else"),
         (report(SHARED.replace("20", "21")), EVERYWHERE, "told as something else"),
         (report(SHARED, resume_step=21), EVERYWHERE, "it went on from step 21, not from one of 10 to 20"),
         (report(SHARED, resume_step=5), EVERYWHERE, "it went on from step 5"),

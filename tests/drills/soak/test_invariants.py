@@ -113,7 +113,7 @@ def ranks_of(machine: str, *jobs: str) -> MachinesSeen:
     return seen
 
 
-STALL = Failure(generation=1, step=35, symptom=Symptom.STALL, cause="stall")
+HANG = Failure(generation=1, step=35, symptom=Symptom.HANG, cause="hang")
 STRUCK = Struck((KILL,), (), GATE, gone=["m1"])
 
 
@@ -174,7 +174,7 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("copies are where they belong", put(unsettled="step 50 was not backed up within 20 s")),
     ("incidents are few and closed", put(incidents=[closed(), closed(lost_steps=0)])),
     ("incidents are few and closed", put(incidents=[IncidentFacts("incident/soak-01/0001", 1, None)])),
-    ("crashes are noticed as crashes", put(incidents=[closed(failures=[STALL])])),
+    ("crashes are noticed as crashes", put(incidents=[closed(failures=[HANG])])),
     ("steps lost are few", put(incidents=[closed(lost_steps=2)], redone=2)),
     ("steps lost are few", put(incidents=[closed(lost_steps=None)])),
     ("steps lost are few", put(incidents=[closed(resume_step=-1)])),

@@ -17,7 +17,7 @@ PATCH = "trace"
 """Incidents of before this release stop the ranks at once."""
 TOLD = ("names", "over-evicts", "not a machine")
 """Conclusions (``HangConclusion``) that say why the job hung: they are in the incident's headline."""
-SYMPTOMS = frozenset({Symptom.STALL})
+SYMPTOMS = frozenset({Symptom.HANG})
 """What is worth a look at ranks that still live."""
 
 

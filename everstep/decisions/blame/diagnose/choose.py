@@ -96,7 +96,7 @@ ROWS = (
     ),
     ChoiceRow(
         Choice((Diagnostic.EUD, Diagnostic.DCGM, *NETWORK), "ranks wait for each other"),
-        symptoms=frozenset({Symptom.STALL, Symptom.CONNECTION_LOST, Symptom.MACHINE_SILENT}),
+        symptoms=frozenset({Symptom.HANG, Symptom.CONNECTION_LOST, Symptom.MACHINE_SILENT}),
     ),
     ChoiceRow(
         Choice(

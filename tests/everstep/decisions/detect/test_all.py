@@ -28,8 +28,8 @@ def test_every_rule_of_the_folder_is_in_the_list() -> None:
 def test_every_rule_says_its_threshold_with_the_numbers_of_the_job() -> None:
     said = {rule.name: rule.threshold.format(policy=job().policy, checkpoint=job().checkpoint) for rule in RULES}
 
-    assert said["stall"].startswith("10 median step times, at least 3 s, where looks show that all wait for some")
-    assert "10, at least 5 s, where they do not" in said["stall"]
+    assert said["hang"].startswith("10 median step times, at least 3 s, where looks show that all wait for some")
+    assert "10, at least 5 s, where they do not" in said["hang"]
     assert said["stale-checkpoint"] == "the newest save is over 100 steps and 60 s old"
     assert all(rule.finds for rule in RULES)
     assert (POLICY.stall_factor, CHECKPOINT.max_unsaved_steps) == (10, 100)
@@ -50,7 +50,7 @@ def test_an_anomaly_says_which_rule_found_it() -> None:
     assert named == [
         ("failed-rank", Symptom.CRASH),
         ("lost-machine", Symptom.CRASH),
-        ("stall", Symptom.STALL),
+        ("hang", Symptom.HANG),
         ("stale-checkpoint", Symptom.UNSAVED),
     ]
     assert [anomaly.rule for anomaly in anomalies(facts(seen(0, code=0), now_s=900))] == ["early-exit"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from everstep.decisions.blame.hang.standstill import Standstill, Stillness
 from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
-from everstep.decisions.detect import stall
+from everstep.decisions.detect import hang
 from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.detect.patience import apart_s, bound_s, first_look_s, hang_s, stall_s
+from everstep.decisions.detect.patience import apart_s, bound_s, first_look_s, hang_seen_s, hang_unseen_s
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.detect.job_facts import facts
 
@@ -53,8 +53,8 @@ def test_the_bound_is_by_what_is_seen(
 
 
 def test_a_hang_is_told_with_its_culprit() -> None:
-    assert stall.judge(stands(Stillness.QUIET, quiet_s=2.9)) is None
-    found = stall.judge(stands(Stillness.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
+    assert hang.judge(stands(Stillness.QUIET, quiet_s=2.9)) is None
+    found = hang.judge(stands(Stillness.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
     assert found is not None
     assert (found.ranks, found.machines) == ([1], ["m1"])
     assert found.headline == "no rank completed a step for 3 s, after step 7: rank 1 on m1: 7 ranks wait for it"
@@ -62,7 +62,7 @@ def test_a_hang_is_told_with_its_culprit() -> None:
 
 @pytest.mark.parametrize("stillness", [Stillness.BUSY, Stillness.COMPUTES, Stillness.UNKNOWN, None])
 def test_an_evaluation_of_minutes_raises_nothing(stillness: Stillness | None) -> None:
-    assert stall.judge(stands(stillness, quiet_s=590.0)) is None
+    assert hang.judge(stands(stillness, quiet_s=590.0)) is None
 
 
 def test_looks_come_early_enough_and_not_before() -> None:
@@ -80,11 +80,11 @@ def test_whoever_looks_closely_is_never_surer_of_a_hang_for_it_than_the_floor(
     typical_s: float, longest_s: float, stillness: Stillness | None
 ) -> None:
     found = stands(stillness, typical_s=typical_s, longest_s=longest_s)
-    assert hang_s(found) <= stall_s(found)
-    assert stall_s(found) >= DEFAULTS.stall_floor_s
+    assert hang_seen_s(found) <= hang_unseen_s(found)
+    assert hang_unseen_s(found) >= DEFAULTS.stall_floor_s
     if stillness is Stillness.QUIET:
         assert bound_s(found) >= DEFAULTS.hang_floor_s
-        assert bound_s(found) > longest_s or bound_s(found) == stall_s(found)
+        assert bound_s(found) > longest_s or bound_s(found) == hang_unseen_s(found)
     elif stillness is not Stillness.NEVER:
         assert bound_s(found) >= DEFAULTS.stall_floor_s
     assert 1.0 <= apart_s(typical_s) <= 10.0

@@ -23,7 +23,7 @@ def stopped(*, for_s: float = 1.0, quiet_s: float = 1.0, both: bool = False) -> 
 def test_it_is_told_with_rank_and_machine() -> None:
     found = judge(stopped())
     assert found is not None
-    assert (found.symptom, found.ranks, found.machines) == (Symptom.STALL, [1], ["m1"])
+    assert (found.symptom, found.ranks, found.machines) == (Symptom.HANG, [1], ["m1"])
     assert found.headline == "rank 1 on m1 is stopped (state T), and no rank completed a step for 1.0 s"
 
 

@@ -47,7 +47,7 @@ OLD, NEW = version(1, end=100, steady=True), version(2, begin=100)
         (failure(), False, Blame.CODE),
         (failure(), True, Blame.OTHER),
         (failure(Symptom.NOT_FINITE), False, Blame.CODE),
-        (failure(Symptom.STALL), False, Blame.CODE),
+        (failure(Symptom.HANG), False, Blame.CODE),
         (failure(Symptom.EARLY_EXIT), False, Blame.CODE),
         (failure(Symptom.LAUNCH_FAILED), False, Blame.CODE),
         (failure(Symptom.CRASH, cause="SIGSEGV"), False, Blame.CODE),

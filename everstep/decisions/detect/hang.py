@@ -14,7 +14,7 @@ NAMED = 16
 
 
 def judge(facts: JobFacts) -> Anomaly | None:
-    """The stall, when it is too long; machines that are silent may hide that ranks step."""
+    """The hang, once it is long enough; machines that are silent may hide that ranks step."""
     if not facts.newest or facts.quiet_s <= bound_s(facts):
         return None
     headline = f"no rank completed a step for {facts.quiet_s:.0f} s, after step {facts.last_step}"
@@ -28,9 +28,9 @@ def judge(facts: JobFacts) -> Anomaly | None:
         machines = list(names_of(verdict.machines, facts.machine_names))[:NAMED]
         headline = f"{headline}: {verdict.reason}"
     return Anomaly(
-        id=f"stall-{facts.spec.name}-{facts.generation}",
+        id=f"hang-{facts.spec.name}-{facts.generation}",
         generation=facts.generation,
-        symptom=Symptom.STALL,
+        symptom=Symptom.HANG,
         headline=headline,
         ranks=ranks,
         machines=machines,
@@ -39,8 +39,8 @@ def judge(facts: JobFacts) -> Anomaly | None:
     )
 
 
-STALL = Rule(
-    name="stall",
+HANG = Rule(
+    name="hang",
     finds="no rank completes a step any more",
     threshold="{policy.hang_factor:g} median step times, at least {policy.hang_floor_s:g} s, where looks show that all "
     "wait for some that do nothing; {policy.stall_factor:g}, at least {policy.stall_floor_s:g} s, where they do not; "

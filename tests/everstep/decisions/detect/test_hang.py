@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect import lost_machine, stall
+from everstep.decisions.detect import hang, lost_machine
 from everstep.decisions.detect.facts import RankFacts
 from everstep.decisions.detect.step_watch import TOLD_WITHIN_S, StepWatch
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts
@@ -36,7 +36,7 @@ def test_how_long_no_step_was_seen() -> None:
     assert watch.quiet_s == 11.0
 
 
-def test_a_watcher_that_was_paused_itself_saw_nothing_of_a_stall() -> None:
+def test_a_watcher_that_was_paused_itself_saw_nothing_of_a_hang() -> None:
     watch = StepWatch(world_size=1)
     for second in range(1, 5):
         watch.observe(ranks(8 * second), second * S)
@@ -127,7 +127,7 @@ def test_many_calls_of_an_optimizer_at_once_are_one_step() -> None:
     assert watch.typical_step_s == pytest.approx(10.0)
 
 
-def test_a_step_of_long_ago_that_is_told_now_began_no_stall_while_nobody_looked() -> None:
+def test_a_step_of_long_ago_that_is_told_now_began_no_hang_while_nobody_looked() -> None:
     watch = StepWatch(world_size=1)
     for second in range(1, 5):
         watch.observe([replace(RANK, steps=second, stepped_ns=second * S)], second * S)
@@ -158,14 +158,14 @@ def test_ranks_that_are_shown_one_after_the_other_made_no_step_meanwhile() -> No
     assert (watch.longest_s, watch.typical_step_s) == (2.0, 30.0)
 
 
-def test_a_stall_is_as_long_as_its_floor_and_as_many_step_times() -> None:
+def test_a_hang_is_as_long_as_its_floor_and_as_many_step_times() -> None:
     for quiet_s, step_s, found in ((5, 0.1, False), (5.1, 0.1, True), (19, 2, False), (21, 2, True)):
-        assert (stall.judge(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
-    assert stall.judge(facts(quiet_s=600, newest=False)) is None
+        assert (hang.judge(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
+    assert hang.judge(facts(quiet_s=600, newest=False)) is None
 
 
-def test_a_stall_that_nobody_could_see_says_so() -> None:
-    found = stall.judge(facts(quiet_s=600, last_step=7, silent=["m1"]))
+def test_a_hang_that_nobody_could_see_says_so() -> None:
+    found = hang.judge(facts(quiet_s=600, last_step=7, silent=["m1"]))
 
     assert found is not None
     assert "the agent of m1 does not answer" in found.headline
