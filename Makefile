@@ -61,7 +61,7 @@ drills: temporal ## lose every machine, group and copy in turn (long; small file
 soak: temporal ## hundreds of faults that meet each other in one long job (FAULTS=300 SEED=1; network and small file systems need root)
 	@$(BIN)/everstep soak --faults $(FAULTS) --seed $(SEED)
 
-mutants: temporal ## break one line at a time; a test has to notice each (long; ONLY="words" picks some)
+mutants: temporal ## break one piece of code at a time; a test has to notice each (long; ONLY="words" picks some)
 	@$(BIN)/python -P -m tests.mutants $(ONLY)
 
 s3: setup ## remote storage against a server that speaks S3 (moto), in an environment beside .venv

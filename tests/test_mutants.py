@@ -2,44 +2,81 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from tests import mutants
+from tests import mutants, rewrite
 from tests.mutants import ROOT, Mutant
 
 MUTANTS = mutants.load()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda one: one.breaks)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.breaks)
 def test_it_changes_what_is_there_and_names_tests_that_are_there(mutant: Mutant) -> None:
-    assert mutant.applied(ROOT) != (ROOT / mutant.file).read_text()
+    broken = mutant.applied(ROOT)
+    assert broken != ast.unparse(ast.parse(mutant.file(ROOT).read_text()))
+    assert ast.parse(broken)
     for test in mutant.tests:
         path, _, name = test.partition("::")
         assert not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
 
 
-SIGN = "def sign(x: int) -> int:\n    return 1 if x > 0 else -1\n"
+SIGN = "ONE = 1\n\ndef sign(x: int) -> int:\n    return ONE if x > 0 else -1  # the sign\n"
 TEST = "from sign import sign\n\ndef test_sign() -> None:\n    assert sign(5) == 1\n"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("within", "find", "put", "problem"),
     [
-        ("x > 0", "x < 0", ""),
-        ("x > 0", "x >= 0", "lives: none of test_sign.py fails"),
-        ("x > 0", "x >", "nothing was tested"),
-        ("x == 0", "x", "0 times"),
-        ("x", "y", "2 times"),
+        ("sign.sign", "x > 0", "x < 0", ""),
+        ("sign.sign", "x > 0", "x >= 0", "lives: none of test_sign.py fails"),
+        ("sign.ONE", "1", "missing", "nothing was tested"),
+        ("sign.sign", "x == 0", "x", "0 pieces"),
+        ("sign.renamed", "x > 0", "x < 0", ""),
+        ("sine.sign", "x > 0", "x", "no such module"),
     ],
 )
-def test_what_no_test_notices_is_an_error(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_what_no_test_notices_is_an_error(tmp_path: Path, within: str, find: str, put: str, problem: str) -> None:
     (tmp_path / "sign.py").write_text(SIGN)
     (tmp_path / "test_sign.py").write_text(TEST)
-    mutant = Mutant(breaks="the sign", file="sign.py", old=old, new=new, tests=("test_sign.py",))
-    [(tried, problem, _)] = mutants.tried(tmp_path, [mutant])
+    mutant = Mutant(breaks="the sign", within=within, find=find, put=put, tests=("test_sign.py",))
+    [(tried, wrong, _)] = mutants.tried(tmp_path, [mutant])
 
     assert tried == mutant
-    assert said in problem if said else not problem
+    assert problem in wrong if problem else not wrong
     assert (tmp_path / "sign.py").read_text() == SIGN, "the next mutant begins with sound code"
+
+
+CODE = """
+class Shop:
+    def price(self, count, each):
+        if count > self.limit:  # a discount
+            each = self.reduced(each)
+        total = count * each
+        return total
+"""
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "line"),
+    [
+        ("count > self.limit", "False", "if False:"),
+        ("number > self.limit", "number >= self.limit", "if count >= self.limit:"),
+        ("number > self.most", "number >= self.most", ""),
+        ("total = count*each", "pass", "pass"),
+        ("return self.reduced(each)", "return each", ""),
+        ("total = count * each\nreturn total", "return count", "return count"),
+        ("count", "0", ""),
+    ],
+    ids=["same", "renamed", "another", "layout", "absent", "statements", "several"],
+)
+def test_a_piece_is_found_by_its_form_and_most_of_its_names(find: str, put: str, line: str) -> None:
+    if not line:
+        with pytest.raises(ValueError, match="pieces like"):
+            rewrite.rewritten(CODE, ["Shop", "price"], find, put)
+        return
+    changed = rewrite.rewritten(CODE, ["Shop", "price"], find, put)
+    assert line in [text.strip() for text in changed.splitlines()]
+    assert changed.count("def price") == 1
