@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.monitor.kernel.xid import xid_of
 from drills.spec.catalogue import DEVICES, SLOWED
 from drills.spec.request import DrillRequest
 from drills.spec.sure_faults import FAKE_GPUS, reason_of
 from everstep.model.health import Health
 from everstep.model.owner import Owner
+from everstep.model.xid import xid_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ EXPECTED = {
 def expected_of(request: DrillRequest) -> Expected | None:
     """What a drill has inspections find; None: nothing."""
     if request.base == "xid":
-        reason = xid_of(request.xid_code, "")
+        reason = xid_of(request.xid_code)
         return Expected(reason.code, reason.owner, reason.verdict, reason.sure)
     if request.base == "machine-fault":
         known = reason_of(request.reason)

@@ -6,8 +6,8 @@ sure only in their gravest form. ``fs-readonly`` is a drill of its own.
 
 from __future__ import annotations
 
-from agent.monitor.kernel import rules, xid
-from agent.monitor.kernel.xid import XidKind
+from agent.monitor.kernel import rules
+from everstep.model import xid
 from everstep.model.reason import Reason
 
 GPU = "{gpu}"
@@ -15,16 +15,27 @@ GPU = "{gpu}"
 FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
-def xid_line(code: int, rest: str = "injected") -> str:
+REST = {
+    "": "injected",
+    "-fatal": "RLW_CTRL Fatal XC0 i0 Link 07",
+    "-action": "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+}
+"""Suffix of an Xid's reason code → what the driver writes after the number."""
+
+
+def xid_line(code: int, suffix: str = "") -> str:
     """What the driver writes about an Xid."""
-    return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else rest}"
+    return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
 
 
 LINES: dict[str, str] = {
     **{rule.reason.code: rule.examples[0] for rule in rules.RULES if rule.reason.sure},
-    **{one.reason.code: xid_line(one.code) for one in xid.TABLE if one.kind is XidKind.BROKEN},
-    xid.NVLINK_FATAL.code: xid_line(145, "RLW_CTRL Fatal XC0 i0 Link 07"),
-    xid.RECOVERY_ACTION.code: xid_line(154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+    **{
+        f"xid-{code}{row.suffix}": xid_line(code, row.suffix)
+        for row in xid.TABLE
+        if row.kind.sure
+        for code in row.codes
+    },
     xid.SXID_FATAL.code: f"nvidia-nvswitch3: SXid (PCI:{GPU}): 20034, Fatal, Link 30 LTSSM Fault Up",
 }
 """Reason code → a line of the kernel log."""

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, Site
-from agent.monitor.kernel import rules, xid
+from agent.monitor.kernel import rules
 from agent.monitor.kernel.reader import KernelLine, KernelLog
+from everstep.model import xid
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
@@ -111,7 +112,7 @@ class KernelLogInspection(Inspection):
             return [self._of_gpu(reason, f"NVSwitch {match['pci']}", text, time_ns)]
         if match := FELL_OFF.search(text):
             pci = match["pci"].rstrip(".").split(".")[0]
-            return [self._of_gpu(xid.BY_CODE[79].reason, f"GPU {pci}", text, time_ns)]
+            return [self._of_gpu(xid.xid_of(79), f"GPU {pci}", text, time_ns)]
         if match := rules.OOM_KILL.search(text):
             return self._oom(match, text, time_ns)
         for rule in rules.RULES:

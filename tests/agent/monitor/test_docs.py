@@ -9,8 +9,8 @@ from pathlib import Path
 from agent.monitor.all import INSPECTIONS
 from agent.monitor.inspection import Inspection
 from agent.monitor.inspector import HANGS, UNABLE
-from agent.monitor.kernel import xid
 from agent.monitor.settings import CheckLimits
+from everstep.model import xid
 from everstep.model.reason import Reason
 
 DOC = Path(__file__).parents[3] / "docs" / "concepts" / "inspections.md"

@@ -1,6 +1,6 @@
 """Lines about GPUs: the driver's Xid events, CUDA and what is built on it.
 
-Which Xid means what: NVIDIA's catalogue of Xid errors with the lists of DCGM and of its device plugin. An illegal
+Which Xid means what is in ``everstep.model.xid``. An illegal
 memory access has no owner: ByteRobust's table 2 counts 21 of the infrastructure and 41 of the users.
 """
 
@@ -8,30 +8,41 @@ from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
 from everstep.model.owner import Owner
+from everstep.model.xid import CATALOGUE, XidKind, pattern_of
 
-XID_CATALOGUE = "NVIDIA: Xid catalogue"
 CUDA = "NVIDIA: CUDA runtime, cudaError_t; text as torch shows it"
-_XID = r"\bXid \([^)]*\): "
 
-GPU_RULES = (
-    LogRule(
-        "xid-fallen-off-the-bus",
+
+def _xid(
+    kind: XidKind,
+    fault: FaultClass,
+    matches: tuple[str, ...],
+    misses: tuple[str, ...],
+    *,
+    pattern: str = "",
+    role: Role = Role.CAUSE,
+    weight: Weight = Weight.PLAIN,
+) -> LogRule:
+    """The rule for one kind of Xid."""
+    own = pattern_of(kind) if kind is not XidKind.UNCLEAR else r"\bXid \([^)]*\): \d+"
+    pattern = "|".join(filter(None, (own, pattern)))
+    return LogRule(
+        kind.code, fault, kind.owner, ("xid", "fallen off the bus"), pattern, CATALOGUE, matches, misses, role, weight
+    )
+
+
+XID_RULES = (
+    _xid(
+        XidKind.OFF_THE_BUS,
         FaultClass.GPU_UNAVAILABLE,
-        Owner.MACHINE,
-        ("xid", "fallen off the bus"),
-        _XID + r"(?:79|167)\b|GPU has fallen off the bus|NVIDIA GPU .*fallen off the bus",
-        XID_CATALOGUE,
         ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",),
         ("NVRM: Xid (PCI:0000:05:00): 7, pid=79, name=python", "the courier has fallen off the bus"),
+        pattern="GPU has fallen off the bus|NVIDIA GPU .*fallen off the bus",
         weight=Weight.DECISIVE,
     ),
-    LogRule(
-        "xid-memory",
+    _xid(
+        XidKind.MEMORY,
         FaultClass.GPU_MEMORY,
-        Owner.MACHINE,
-        ("xid",),
-        _XID + r"(?:48|64|95|140|171|172)\b",
-        XID_CATALOGUE,
         (
             "NVRM: Xid (PCI:0000:3b:00): 48, pid=812, name=python, DBE (double bit error) ECC error",
             "NVRM: Xid (PCI:0000:3b:00): 95, pid=812, name=python, Uncontained: LTC TAG",
@@ -39,24 +50,16 @@ GPU_RULES = (
         ("NVRM: Xid (PCI:0000:3b:00): 480, pid=812", "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row"),
         weight=Weight.DECISIVE,
     ),
-    LogRule(
-        "xid-contained-memory",
+    _xid(
+        XidKind.CONTAINED,
         FaultClass.GPU_MEMORY,
-        Owner.MACHINE,
-        ("xid",),
-        _XID + r"94\b",
-        XID_CATALOGUE,
         ("NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, name=python3, Contained: SM (0x1).",),
         ("NVRM: Xid (PCI:0000:3b:00): 9, pid=94, name=python3",),
         weight=Weight.DECISIVE,
     ),
-    LogRule(
-        "xid-link",
+    _xid(
+        XidKind.LINK,
         FaultClass.GPU_UNAVAILABLE,
-        Owner.MACHINE,
-        ("xid",),
-        _XID + r"(?:74|136|155)\b|" + _XID + r"14[4-9], .*(?<!Non)Fatal|" + _XID + r"150, .*(?<!Non)Fatal",
-        XID_CATALOGUE,
         (
             "NVRM: Xid (PCI:0000:05:00): 74, pid=2301, name=python, NVLink: fatal error detected on link 5",
             "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)",
@@ -64,19 +67,19 @@ GPU_RULES = (
         ("NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",),
         weight=Weight.DECISIVE,
     ),
-    LogRule(
-        "xid-gpu-firmware",
+    _xid(
+        XidKind.BROKEN,
         FaultClass.GPU_UNAVAILABLE,
-        Owner.MACHINE,
-        ("xid",),
-        _XID + r"(?:46|54|62|109|110|119|120|143|151|156|158|169)\b",
-        XID_CATALOGUE,
         (
             "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC "
             "response from "
             "GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c).",
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
         ),
-        ("NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",),
+        (
+            "NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
+        ),
         weight=Weight.DECISIVE,
     ),
     LogRule(
@@ -90,44 +93,47 @@ GPU_RULES = (
         ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",),
         weight=Weight.DECISIVE,
     ),
-    LogRule(
-        "xid-of-the-program",
+    _xid(
+        XidKind.PROGRAM,
         FaultClass.CUDA_ERROR,
-        Owner.UNKNOWN,
-        ("xid",),
-        _XID + r"(?:8|11|13|25|31|32|43|69|80)\b",
-        XID_CATALOGUE + ": the program's, unless the same GPU shows it again",
         (
             "NVRM: Xid (PCI:0000:38:00): 43, pid=2924364, name=pt_main_thread, Ch 00000008",
             "NVRM: Xid (PCI:0000:38:00): 31, pid=4242, name=python, MMU Fault: ENGINE GRAPHICS",
         ),
         ("NVRM: Xid (PCI:0000:38:00): 310, pid=31",),
     ),
-    LogRule(
-        "xid-follows",
+    _xid(
+        XidKind.FOLLOWS,
         FaultClass.CUDA_ERROR,
-        Owner.UNKNOWN,
-        ("xid",),
-        _XID + r"(?:45|154)\b",
-        XID_CATALOGUE + ": it follows another event",
         ("NVRM: Xid (PCI:0000:38:00): 45, pid=4242, name=python, Ch 00000010",),
         ("NVRM: Xid (PCI:0000:38:00): 48, pid=45",),
         role=Role.SUMMARY,
     ),
-    LogRule(
-        "xid-soft",
+    _xid(
+        XidKind.SOFT,
         FaultClass.UNKNOWN,
-        Owner.UNKNOWN,
-        ("xid",),
-        r"\bS?Xid \([^)]*\): \d+",
-        XID_CATALOGUE + ": no action of its own, or a number that is not known",
         (
             "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to "
             "activate.",
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
         ),
         ("exid (3): 63",),
+        pattern=r"\bSXid \([^)]*\): \d+",
         weight=Weight.WEAK,
     ),
+    _xid(
+        XidKind.UNCLEAR,
+        FaultClass.UNKNOWN,
+        (
+            "NVRM: Xid (PCI:0000:cb:00): 109, pid=1797828, name=pt_main_thread, errorString CTX SWITCH TIMEOUT",
+            "NVRM: Xid (0000:03:00): 14, Channel 00000001",
+        ),
+        ("exid (3): 109",),
+        weight=Weight.WEAK,
+    ),
+)
+GPU_RULES = (
+    *XID_RULES,
     LogRule(
         "nvml-gpu-lost",
         FaultClass.GPU_UNAVAILABLE,

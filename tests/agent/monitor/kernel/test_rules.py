@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.monitor.kernel import rules, xid
+from agent.monitor.kernel import rules
 from agent.monitor.kernel.log import FELL_OFF, SXID, XID
-from everstep.model.health import Health
-from everstep.model.owner import Owner
+from everstep.model import xid
 
 EXAMPLES = [(rule, text) for rule in rules.RULES for text in rule.examples]
 NOISE = (
@@ -53,39 +52,3 @@ def test_every_rule_has_an_example_and_a_code_of_its_own() -> None:
 def test_noise_is_found_by_none(text: str) -> None:
     patterns = [XID, SXID, FELL_OFF, rules.OOM_KILL, *(rule.pattern for rule in rules.RULES)]
     assert not [pattern.pattern for pattern in patterns if pattern.search(text)]
-
-
-def test_every_xid_is_listed_once() -> None:
-    codes = [entry.code for entry in xid.TABLE]
-    assert len(codes) == len(set(codes))
-
-
-# What NVIDIA's DCGM 4.6 counts as devastating, what NVIDIA's Kubernetes plugin takes for the application's, and what
-# its catalogue says to ignore or to handle by restarting the application.
-@pytest.mark.parametrize("code", [48, 74, 79, 95, 119, 120, 140])
-def test_what_is_devastating_names_the_machine(code: int) -> None:
-    reason = xid.xid_of(code, "")
-    assert (reason.owner, reason.verdict, reason.sure) == (Owner.MACHINE, Health.FAULTY, True)
-
-
-@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109, 63, 94, 154, 1, 999])
-def test_what_is_not_names_no_machine_with_confidence(code: int) -> None:
-    assert not xid.xid_of(code, "").sure
-
-
-@pytest.mark.parametrize("code", [13, 31, 43, 45, 999])
-def test_what_a_program_causes_is_no_fault_of_the_machine(code: int) -> None:
-    assert xid.xid_of(code, "").verdict is Health.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("code", "rest", "expected"),
-    [
-        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)", "xid-nvlink-fatal"),
-        (145, "pid=876766, name=ray::WorkerDict, RLW_RXPIPE Nonfatal XC0 i0 Link 12 (0x040980c2)", "xid-145"),
-        (154, "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "xid-154-action"),
-        (154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)", "xid-154"),
-    ],
-)
-def test_of_some_the_rest_of_the_line_decides(code: int, rest: str, expected: str) -> None:
-    assert xid.xid_of(code, rest).code == expected

@@ -57,7 +57,7 @@ def test_times_tell_which_of_two_causes_came_first_if_clocks_can() -> None:
 
 def test_in_one_log_the_first_line_is_the_cause() -> None:
     assert verdict_of(FULL + MEMORY).reason == "disk-full"
-    assert verdict_of("NVRM: Xid (PCI:0000:05:00): 79, pid=1\n" + MEMORY).reason == "xid-fallen-off-the-bus"
+    assert verdict_of("NVRM: Xid (PCI:0000:05:00): 79, pid=1\n" + MEMORY).reason == "xid-off-the-bus"
 
 
 def test_what_was_survived_is_no_cause() -> None:

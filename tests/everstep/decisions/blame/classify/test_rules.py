@@ -48,5 +48,5 @@ def test_a_remembered_shape_keeps_the_numbers_that_decide() -> None:
     ]
     names = [rule.name for line in said if (rule := matcher.rule_of(line))]
 
-    assert names == ["xid-fallen-off-the-bus", "xid-memory", "disk-full", "port-taken"]
+    assert names == ["xid-off-the-bus", "xid-memory", "disk-full", "port-taken"]
     assert matcher.rule_of("OSError: [Errno 28] y 123456") == matcher.rule_of("OSError: [Errno 28] y 654321")

@@ -1,0 +1,163 @@
+"""What NVIDIA's drivers report by number: the Xid of a GPU, the SXid of an NVSwitch.
+
+This table is the only one: the inspection of the kernel log and the classifier of logs both read it. Its sources are
+NVIDIA's Xid catalogue of 2025-10 (immediate and investigatory action), what DCGM 4.6 counts as devastating, and what
+NVIDIA's Kubernetes device plugin counts as an application's error. Where they contradict each other, the owner is
+unknown, or a comment says what was chosen. An Xid 63 or 94 does not make the machine useless by itself: the catalogue
+says to continue until the next reset, and to restart the application.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from everstep.model.health import Health, Remedy
+from everstep.model.owner import Owner
+from everstep.model.reason import Reason
+
+CATALOGUE = "NVIDIA Xid catalogue, 2025-10"
+PLUGIN = "NVIDIA's Kubernetes device plugin counts it as the application's"
+NO_ENTRY = "the catalogue of 2025-10 has no entry"
+
+
+class XidKind(Enum):
+    """What an Xid is a sign of. The classifier has one rule for each kind, and the value's first part is its code."""
+
+    OFF_THE_BUS = ("xid-off-the-bus", Owner.MACHINE, Health.FAULTY, True)
+    """The GPU does not answer on PCIe."""
+    MEMORY = ("xid-memory", Owner.MACHINE, Health.FAULTY, True)
+    """Memory of the GPU has an error that was not corrected, or a row that cannot be remapped."""
+    CONTAINED = ("xid-contained-memory", Owner.MACHINE, Health.FAULTY, False)
+    """Memory of the GPU is bad, and only one process was damaged."""
+    LINK = ("xid-link", Owner.MACHINE, Health.FAULTY, True)
+    """NVLink failed."""
+    BROKEN = ("xid-gpu-broken", Owner.MACHINE, Health.FAULTY, True)
+    """The GPU is of no use before it is reset, rebooted or replaced."""
+    PROGRAM = ("xid-of-the-program", Owner.CODE, Health.UNKNOWN, False)
+    """The program on the GPU causes it, unless it comes again on the same GPU with other programs."""
+    FOLLOWS = ("xid-follows", Owner.UNKNOWN, Health.UNKNOWN, False)
+    """It follows from another event or from the end of a process, and says nothing alone."""
+    SOFT = ("xid-soft", Owner.MACHINE, Health.UNKNOWN, False)
+    """A condition of the machine to act on when the job stops, or that counts when it comes often."""
+    UNCLEAR = ("xid-unclear", Owner.UNKNOWN, Health.UNKNOWN, False)
+    """The program, the driver or the GPU may cause it."""
+
+    def __init__(self, code: str, owner: Owner, verdict: Health, sure: bool) -> None:
+        self.code = code
+        self.owner = owner
+        self.verdict = verdict
+        self.sure = sure
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One meaning, and the numbers that have it."""
+
+    codes: tuple[int, ...]
+    means: str
+    kind: XidKind
+    remedy: Remedy
+    source: str = CATALOGUE
+    rest: str = ""
+    """Regular expression, without regard to case: only lines whose text after the number has it are meant."""
+    suffix: str = ""
+    """Sets the reason code apart from that of other lines with the same number."""
+
+    def reason(self, code: int) -> Reason:
+        """What an inspection reports when the driver writes this number."""
+        kind, means = self.kind, f"Xid {code}, {self.means}"
+        return Reason(f"xid-{code}{self.suffix}", means, kind.owner, self.remedy, kind.verdict, kind.sure, self.source)
+
+
+_K, _A = XidKind, Remedy
+_NVLINK5 = tuple(range(144, 151))
+RECOVERY = r" to (?!.*\(None\))"
+"""The driver names a new action other than none."""
+
+TABLE: tuple[Xid, ...] = (
+    # Rows about the rest of a line come before those about the number alone.
+    Xid(_NVLINK5, "fatal NVLink error", _K.LINK, _A.RESET_GPU, rest=r"(?<!Non)(?<!Non-)Fatal", suffix="-fatal"),
+    Xid((154,), "the driver asks for a recovery", _K.BROKEN, _A.RESET_GPU, rest=RECOVERY, suffix="-action"),
+    Xid((8, 11, 25, 32, 69, 80), "a channel or push buffer failed", _K.PROGRAM, _A.CHECK_CODE),
+    Xid((13,), "the program on the GPU raised an exception", _K.PROGRAM, _A.CHECK_CODE),
+    Xid((31,), "the program accessed memory of the GPU that it does not have", _K.PROGRAM, _A.CHECK_CODE),
+    Xid((43,), "a channel of the program stopped", _K.PROGRAM, _A.CHECK_CODE),
+    Xid((68,), "a video decoder failed", _K.PROGRAM, _A.RESTART_JOB, PLUGIN),
+    Xid((45,), "a program's work was removed from the GPU", _K.FOLLOWS, _A.NOTHING),
+    Xid((154,), "the driver asks for no recovery any more", _K.FOLLOWS, _A.NOTHING),
+    # The catalogue says to ignore these, and to look at the program (37), the software (66) or the privileges (137).
+    Xid((37, 38, 44, 66, 67, 137, 141), "the driver reported a condition to note", _K.UNCLEAR, _A.WATCH),
+    Xid((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "a copy engine failed", _K.UNCLEAR, _A.RESTART_JOB),
+    Xid((82, 83, 84, 86, 88, 89, *range(96, 106), 139), "a media engine failed", _K.UNCLEAR, _A.RESTART_JOB),
+    # The catalogue says to reset the GPU; the device plugin counts it as the application's.
+    Xid((109,), "context switch timed out", _K.UNCLEAR, _A.RESET_GPU, f"{CATALOGUE}; {PLUGIN}"),
+    Xid((46,), "the GPU stopped processing", _K.BROKEN, _A.RESET_GPU),
+    Xid((54,), "auxiliary power is not connected", _K.BROKEN, _A.REPLACE),
+    Xid((62,), "the power management processor halted", _K.BROKEN, _A.RESET_GPU),
+    Xid((110,), "security fault", _K.BROKEN, _A.RESET_GPU),
+    Xid((119,), "the GPU's system processor did not answer in time", _K.BROKEN, _A.RESET_GPU),
+    Xid((120,), "the GPU's system processor failed", _K.BROKEN, _A.RESET_GPU),
+    Xid((143,), "the GPU could not be initialised", _K.BROKEN, _A.RESET_GPU),
+    Xid((151,), "key rotation failed", _K.BROKEN, _A.REBOOT),
+    Xid((156,), "a resource of the GPU was retired", _K.BROKEN, _A.RESET_GPU),
+    Xid((158,), "fatal timeout of the GPU", _K.BROKEN, _A.RESET_GPU),
+    Xid((169,), "a security processor halted", _K.BROKEN, _A.RESET_GPU, NO_ENTRY),
+    Xid((79,), "the GPU has fallen off the bus", _K.OFF_THE_BUS, _A.REBOOT),
+    Xid((167,), "fatal timeout of PCIe", _K.OFF_THE_BUS, _A.REBOOT, NO_ENTRY),
+    Xid((48,), "uncorrectable memory error (double bit)", _K.MEMORY, _A.RESET_GPU),
+    Xid((64,), "a memory row could not be remapped", _K.MEMORY, _A.RESET_GPU),
+    Xid((95,), "uncorrectable memory error, not contained", _K.MEMORY, _A.RESET_GPU),
+    Xid((140,), "unrecovered memory error", _K.MEMORY, _A.RESET_GPU),
+    Xid((171, 172), "uncorrectable memory error", _K.MEMORY, _A.RESET_GPU, NO_ENTRY),
+    Xid((94,), "uncorrectable memory error, contained in one process", _K.CONTAINED, _A.RESTART_JOB),
+    Xid((74,), "NVLink error", _K.LINK, _A.RESET_GPU),
+    Xid((136,), "link training failed", _K.LINK, _A.RESET_GPU),
+    Xid((155,), "NVLink failed as the software defines it", _K.LINK, _A.RESET_GPU),
+    Xid((63,), "a memory row will be remapped at the next reset", _K.SOFT, _A.RESET_GPU),
+    # The catalogue says to update software and firmware, and DCGM only warns.
+    Xid((78,), "the virtual GPU did not start", _K.SOFT, _A.WATCH),
+    Xid((92,), "many single-bit memory errors", _K.SOFT, _A.WATCH),
+    Xid((93,), "the InfoROM of the GPU wears out", _K.SOFT, _A.WATCH),
+    Xid((121,), "error of the link between chips (C2C)", _K.SOFT, _A.WATCH),
+    Xid(_NVLINK5, "NVLink error that was not fatal", _K.SOFT, _A.WATCH),
+    Xid((157,), "a resource of the GPU could not be retired", _K.SOFT, _A.WATCH),
+    Xid((160,), "a memory channel was retired", _K.SOFT, _A.RESET_GPU),
+    Xid((161,), "a memory channel could not be retired", _K.SOFT, _A.WATCH),
+    Xid((162, 163, 164, 165), "power smoothing reports a condition", _K.SOFT, _A.WATCH, NO_ENTRY),
+    Xid((168,), "the GPU has less memory", _K.SOFT, _A.WATCH, NO_ENTRY),
+)
+UNLISTED = Reason("xid-unlisted", "an Xid that this release does not know", Owner.UNKNOWN, Remedy.WATCH, Health.UNKNOWN)
+SXID_FATAL = Reason(
+    "sxid-fatal", "fatal error of an NVSwitch", Owner.MACHINE, Remedy.REBOOT, Health.FAULTY, True, CATALOGUE
+)
+SXID = Reason("sxid", "error of an NVSwitch that was not fatal", Owner.MACHINE, Remedy.WATCH, Health.UNKNOWN)
+REASONS: tuple[Reason, ...] = (
+    *(xid.reason(code) for xid in TABLE for code in xid.codes),
+    *(UNLISTED, SXID_FATAL, SXID),
+)
+"""All that can be reported of such numbers."""
+
+
+def xid_of(code: int, rest: str = "") -> Reason:
+    """What an Xid says.
+
+    Args:
+        code: Its number.
+        rest: What the driver wrote after it.
+    """
+    for xid in TABLE:
+        if code in xid.codes and re.search(xid.rest, rest, re.IGNORECASE):
+            return xid.reason(code)
+    return UNLISTED
+
+
+def pattern_of(kind: XidKind) -> str:
+    """A regular expression, to be used without regard to case, for lines of this kind that are of no kind before it."""
+    numbers = (
+        rf"(?:{'|'.join(map(str, xid.codes))})\b" + (f".*{xid.rest}" if xid.rest else "")
+        for xid in TABLE
+        if xid.kind is kind
+    )
+    return rf"\bXid \([^)]*\): (?:{'|'.join(numbers)})"
