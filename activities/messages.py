@@ -364,7 +364,7 @@ class DiagnoseInput(Model):
     patience_s: float = 30.0
     """How long a silent agent is asked again, seconds."""
     slow_share: float = 0.2
-    """A bandwidth below this share of the others' median is a fault ( ``everstep.decisions.blame.diagnose.bandwidth``)
+    """A bandwidth below this share of the others' median is a fault ( ``everstep.decisions.blame.diagnose.compare``)
     …"""
     low_share: float = 0.5
     """… and below this one unknown."""
@@ -374,7 +374,7 @@ class ReplayGroupInput(Model):
     """Run a job's script on one group of its machines, apart from the job, which is stopped."""
 
     spec: JobSpec
-    """What the group runs (``everstep.decisions.blame.replay.spec.spec_of_group``)."""
+    """What the group runs (``everstep.decisions.blame.replay.group_jobs.spec_of_group``)."""
     machines: list[Machine]
     """Of the group, in order."""
     group: str

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.aggregate_records import by_everstep, by_torch
 from benchmarks.common import Row, finish, say, show, show_json
-from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader

@@ -13,7 +13,7 @@ import json
 import time
 from typing import Any
 
-from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader

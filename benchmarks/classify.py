@@ -17,10 +17,9 @@ import tracemalloc
 from collections.abc import Callable
 
 from benchmarks.common import Row, Spread, say, show, show_json
-from everstep.decisions.blame.classify.first_cause import first_cause
-from everstep.decisions.blame.classify.match import LineMatcher
+from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
+from everstep.decisions.blame.classify.rules import LineMatcher
 from everstep.decisions.blame.classify.scan import LogScanner
-from everstep.decisions.blame.classify.verdict import LogVerdict
 
 SPEED_AIM_MB_S = 50.0
 TAILS_AIM_S = 2.0

@@ -37,7 +37,7 @@ from drills.spec.sure_faults import LINES, SURE
 from drills.spec.updates import DURING
 from drills.spec.updates import THEN as RIDES_ON
 from everstep.decisions.act.evict.facts import SHARED_MACHINES
-from everstep.decisions.blame.replay.spec import why_not
+from everstep.decisions.blame.replay.group_jobs import why_not
 from everstep.errors import CannotInject, ConfigError
 from everstep.model.incident import Showing
 from everstep.model.job import JobSpec

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.keep.choose_restore import NOTHING_HELD, Restore
     from everstep.decisions.keep.lineage import FROM_NOTHING, extended
-    from everstep.decisions.keep.start_from_run import choose_start
+    from everstep.decisions.keep.starts import choose_start
     from everstep.errors import CheckpointError
     from everstep.model.incident import Evidence, Launched, StateCopy
     from everstep.model.job_state import JobState

@@ -124,7 +124,7 @@ class ReplayCarried(Model):
     began: float
     """When the first run of the workflow began, seconds since the epoch."""
     runs: list[GroupRun] = Field(default_factory=list)
-    """Of groups, folded (``everstep.decisions.blame.replay.fold``)."""
+    """Of groups, folded (``everstep.decisions.blame.replay.kept_runs``)."""
 
 
 class ReplayInput(Model):

@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from everstep.base.text import listed
-    from everstep.decisions.pool import book, look, provision, ready
+    from everstep.decisions.pool import book, look, ready
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
         POOL_WORKFLOW,
@@ -145,7 +145,7 @@ class StandbyPoolWorkflow:
 
     def _pause(self) -> timedelta:
         now_ns = workflow.time_ns()
-        often = provision.is_awaited(self.state, now_ns=now_ns) or look.is_to_be_cleaned(self.state, now_ns=now_ns)
+        often = look.is_awaited(self.state, now_ns=now_ns) or look.is_to_be_cleaned(self.state, now_ns=now_ns)
         return OFTEN if often else LOOK_AGAIN
 
     def _is_due(self) -> bool:
@@ -184,7 +184,7 @@ class StandbyPoolWorkflow:
 
     async def _provision(self) -> None:
         """Ask the cluster for machines, where it has too few and can have more."""
-        machines = provision.wanted(self.state, now_ns=workflow.time_ns())
+        machines = look.wanted(self.state, now_ns=workflow.time_ns())
         if not machines:
             if not self.state.short:
                 self.state.provisioned = ""

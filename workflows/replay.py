@@ -15,10 +15,10 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import ReplayGroupInput
     from everstep.decisions.act.recover.confirm import confirm_bound_s
-    from everstep.decisions.blame.replay.fold import bounded, fold
-    from everstep.decisions.blame.replay.judge import BREAKS, BY_CHANCE, conclude, is_settled
-    from everstep.decisions.blame.replay.plan import ReplayGroup, ReplayPhase
-    from everstep.decisions.blame.replay.spec import plan_of, repeats_of, spec_of_group
+    from everstep.decisions.blame.replay.compare_groups import BREAKS, BY_CHANCE, conclude, is_settled
+    from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, spec_of_group
+    from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase
+    from everstep.decisions.blame.replay.kept_runs import bounded, fold
     from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
     from workflows import activity_calls, replay_page
     from workflows.messages import ReplayCarried, ReplayInput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from everstep.base.text import listed
-from everstep.decisions.blame.replay.judge import judge_runs
-from everstep.decisions.blame.replay.plan import ReplayPlan
+from everstep.decisions.blame.replay.compare_groups import judge_runs
+from everstep.decisions.blame.replay.groups import ReplayPlan
 from everstep.model.job_state import job_workflow_id
 from everstep.model.replay import GroupRun, Replayed
 from workflows import web_ui

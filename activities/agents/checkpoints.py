@@ -17,7 +17,7 @@ from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.decisions.keep.capacity import Room, lack_of_room
-from everstep.decisions.keep.start_from_folder import folder_of, judge_folder
+from everstep.decisions.keep.starts import folder_of, judge_folder
 from everstep.model.incident import Evidence, Restored
 from everstep.model.machine import Machine
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.facts import ObservedExit
-from everstep.decisions.detect.root_cause import classification_of
+from everstep.decisions.blame.first_failure import classification_of
+from everstep.decisions.detect.job_facts import ObservedExit
 from everstep.decisions.keep.placement import Placement
 from everstep.model.assignment import Assignment
 from everstep.model.incident import RankExit, Tier

@@ -27,8 +27,8 @@ from agent.client import AgentPool
 from agent.diagnoser.messages import result_of
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
-from everstep.decisions.blame.diagnose.judge import Shares, judge, passed
-from everstep.decisions.blame.diagnose.rounds import next_round, shifted_rounds
+from everstep.decisions.blame.diagnose.diagnosis import Shares, judge, passed
+from everstep.decisions.blame.diagnose.pairs import next_round, shifted_rounds
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Health

@@ -15,7 +15,7 @@ from activities.agents.convert import TIERS, code_of, signal_of
 from activities.payloads import packed_bytes
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.root_cause import classification_of, is_victim
+from everstep.decisions.blame.first_failure import classification_of, is_victim
 from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding, worst_first
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted

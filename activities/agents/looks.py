@@ -15,12 +15,10 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.tracer.messages import files_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.hang.case import HangLimits
-from everstep.decisions.blame.hang.decide import judge_hang
-from everstep.decisions.blame.hang.evidence import HangEvidence
-from everstep.decisions.blame.hang.found import found_of
-from everstep.decisions.blame.hang.standstill import Standstill, standstill
-from everstep.decisions.blame.hang.work import UsedUp, work_of
+from everstep.decisions.blame.hang.analysis import found_of, judge_hang
+from everstep.decisions.blame.hang.conclusions import HangLimits
+from everstep.decisions.blame.hang.progress import Standstill, UsedUp, standstill, work_of
+from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.dumps.folder import STOPPED, FolderReader, evidence_of
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import DumpError, EverstepError

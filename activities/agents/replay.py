@@ -32,8 +32,8 @@ from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
-from everstep.decisions.blame.replay.fold import LETTERS, WHY, bounded, digest
-from everstep.decisions.detect.root_cause import first_failure, headline_of
+from everstep.decisions.blame.first_failure import first_failure, headline_of
+from everstep.decisions.blame.replay.kept_runs import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
 from everstep.model.incident import RankExit
 from everstep.model.machine import Machine

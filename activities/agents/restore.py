@@ -19,7 +19,7 @@ from activities.heartbeat import Say, request_id
 from activities.messages import RestoreInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.shared_reads import readers
+from everstep.decisions.keep.choose_restore import readers
 from everstep.model.incident import Restored, StateCopy, Tier
 from everstep.model.machine import Machine
 

@@ -22,9 +22,8 @@ from activities.turns import gathered
 from agent.client import AgentPool
 from agent.tracer.messages import files_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.slow.looks import RankAtWork, counted
+from everstep.decisions.blame.slow.by_samples import RankAtWork, counted, slow_round
 from everstep.decisions.blame.slow.own_past import RankTimes
-from everstep.decisions.blame.slow.running import slow_round
 from everstep.decisions.detect.cpu_watch import CpuPerStep
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader

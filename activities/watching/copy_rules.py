@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from activities.watching.shown import Shown, distinct, kept_elsewhere, on_disk
 from everstep.decisions.keep.align_backups import Aligned, AlignRule, Backed
-from everstep.decisions.keep.common_disk_step import Agreed, agree, newest_of_all
-from everstep.decisions.keep.disk_schedule import PersistRule
+from everstep.decisions.keep.disk_schedule import Agreed, PersistRule, agree, newest_of_all
 from everstep.decisions.keep.drift import DriftRule, Standing
 from everstep.model.job import JobSpec
 

@@ -19,17 +19,17 @@ from activities.watching.shown import FirstShown, Shown, stored
 from activities.watching.untold import UntoldFaults
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.hang.standstill import Standstill
+from everstep.decisions.blame.hang.progress import Standstill
 from everstep.decisions.clocks import stream_shift_ns
-from everstep.decisions.detect.all import anomalies
-from everstep.decisions.detect.exits import has_finished
-from everstep.decisions.detect.facts import FindingSeen, JobFacts, ObservedExit
+from everstep.decisions.detect.hang import bound_s
+from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, ObservedExit
 from everstep.decisions.detect.machine_fault import due
-from everstep.decisions.detect.patience import bound_s
+from everstep.decisions.detect.rank_ends import has_finished
+from everstep.decisions.detect.rules import anomalies
 from everstep.decisions.detect.slow_steps import SlowWatch
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.decisions.keep.align_backups import Aligned
-from everstep.decisions.keep.common_disk_step import Agreed, StepsOnDisk
+from everstep.decisions.keep.disk_schedule import Agreed, StepsOnDisk
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine

@@ -15,8 +15,8 @@ from activities.agents.looks import judge_looks, look
 from activities.heartbeat import steady_ns
 from activities.watching.job_view import JobView
 from agent.client import AgentPool
-from everstep.decisions.blame.hang.standstill import Standstill
-from everstep.decisions.detect.patience import LOOK_AGAIN, apart_s, first_look_s
+from everstep.decisions.blame.hang.progress import Standstill
+from everstep.decisions.detect.hang import LOOK_AGAIN, apart_s, first_look_s
 
 TICK_S = 0.1
 """Between two looks at how long nothing happened, seconds."""

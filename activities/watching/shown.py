@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import has_stepped
-from everstep.decisions.detect.facts import RankFacts, RankPace, ReportedNumber
+from everstep.decisions.detect.job_facts import RankFacts, RankPace, ReportedNumber
 from everstep.decisions.keep.align_backups import NO_NAMED_STEP
-from everstep.decisions.keep.common_disk_step import StepsOnDisk
-from everstep.decisions.keep.disk_schedule import DiskProgress
+from everstep.decisions.keep.disk_schedule import DiskProgress, StepsOnDisk
 
 
 def has_left_loop(rank: pb.RankProgress) -> bool:

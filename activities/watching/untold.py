@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.facts import FindingSeen
+from everstep.decisions.detect.job_facts import FindingSeen
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import Anomaly
 

@@ -1,7 +1,7 @@
 """The watcher: one in every worker process, outside Temporal.
 
 It holds the agents' observation streams of every running job, judges them by
-the rules of ``everstep.decisions.detect.all`` and reports to the job's workflow
+the rules of ``everstep.decisions.detect.rules`` and reports to the job's workflow
 by an update whose id is the generation's: when several watchers report the same
 fault, the server lets one through. Observations are acknowledged only after the
 workflow took the report; an observation that nobody heard waits in the agent's
@@ -39,7 +39,7 @@ from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import Once
-from everstep.decisions.keep.common_disk_step import Agreed
+from everstep.decisions.keep.disk_schedule import Agreed
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec

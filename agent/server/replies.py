@@ -11,7 +11,7 @@ from agent.reporting import rank_logs
 from agent.state.job_record import RankRecord
 from agent.tracer.processes import STOPPED, state_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.classify.rank_end import classification
+from everstep.decisions.blame.classify.first_cause import classification
 from everstep.rank.step_reports import Snapshot
 
 

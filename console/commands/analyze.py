@@ -114,8 +114,8 @@ def hang(  # noqa: PLR0917 - options of a command
     from dataclasses import replace
 
     from console.views.hang import as_object, text_of
-    from everstep.decisions.blame.hang.case import HangLimits
-    from everstep.decisions.blame.hang.decide import judge_hang
+    from everstep.decisions.blame.hang.analysis import judge_hang
+    from everstep.decisions.blame.hang.conclusions import HangLimits
     from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
     from everstep.dumps.folder import read_folder
     from everstep.errors import DumpError
@@ -167,8 +167,8 @@ def timings(  # noqa: PLR0917 - options of a command
     Exit codes: 0 judged, "even" included; 1 the table cannot be read; 2 wrong usage; 4 nothing is known.
     """
     from console.views.slow import as_object, text_of
-    from everstep.decisions.blame.slow.judge import judge_slow
-    from everstep.decisions.blame.slow.verdict import SlowConclusion
+    from everstep.decisions.blame.slow.by_timings import judge_slow
+    from everstep.decisions.blame.slow.vote import SlowConclusion
     from everstep.dumps.timings import UNITS, read_timings
     from everstep.errors import ConfigError
 

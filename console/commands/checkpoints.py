@@ -61,7 +61,7 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
     from controlplane.queries.checkpoints import ask_for_copies, report_of
     from controlplane.queries.status import saved_of
     from everstep.decisions.keep.lineage import UNKNOWN, Runs
-    from everstep.decisions.keep.start_from_run import left_by_earlier_run
+    from everstep.decisions.keep.starts import left_by_earlier_run
 
     async with await Control.connect(cluster) as control:
         run = await control.run_of(job)

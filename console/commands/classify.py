@@ -41,8 +41,8 @@ def classify(
     # Here, so that the other commands need not wait for the rules.
     from console.views.classification import as_object, text_of
     from everstep.decisions.blame.classify.first_cause import first_cause
-    from everstep.decisions.blame.classify.match import LineMatcher
     from everstep.decisions.blame.classify.rule import FaultClass
+    from everstep.decisions.blame.classify.rules import LineMatcher
     from everstep.decisions.blame.classify.scan import LogScanner
     from everstep.system.log_files import log_files, pieces
 

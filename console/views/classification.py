@@ -9,7 +9,7 @@ from console.views.incident_report import aligned
 from controlplane.shown import clean_line
 from everstep.base.text import listed
 from everstep.decisions.blame.classify.candidates import EvidenceLine
-from everstep.decisions.blame.classify.verdict import LogVerdict
+from everstep.decisions.blame.classify.first_cause import LogVerdict
 
 LONGEST = 200
 """Characters of a line that a person is shown."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from controlplane.shown import clean_line
 from everstep.base.text import listed
-from everstep.decisions.detect.all import RULES
+from everstep.decisions.detect.rules import RULES
 from everstep.model.classification import Classification
 from everstep.model.health import MachineFinding
 from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit

@@ -9,7 +9,7 @@ from contextlib import suppress
 from console.views.incident_report import clean
 from controlplane import text
 from controlplane.client import Control
-from everstep.decisions.detect.root_cause import classification_of, first_failure
+from everstep.decisions.blame.first_failure import classification_of, first_failure
 from everstep.errors import EverstepError
 from everstep.model.eviction import Eviction, named
 from everstep.model.incident import Evidence, RankExit

@@ -10,7 +10,7 @@ from console.views.incident_report import aligned
 from controlplane.shown import clean
 from everstep.base.text import listed
 from everstep.decisions.blame.hang.verdict import names_of
-from everstep.decisions.blame.slow.verdict import SlowVerdict
+from everstep.decisions.blame.slow.vote import SlowVerdict
 from everstep.model.topology import Topology
 
 

@@ -6,8 +6,7 @@ from console.views.incident_report import aligned
 from controlplane import text
 from controlplane.queries.standbys import RateReport, RuleReport, StandbyReport
 from everstep.decisions.pool.demand import Refill
-from everstep.decisions.pool.failure_rate import PAPER_MACHINE_DAYS, PAPER_RATE
-from everstep.decisions.pool.size import SHARE, SHORT_DAYS
+from everstep.decisions.pool.size import PAPER_MACHINE_DAYS, PAPER_RATE, SHARE, SHORT_DAYS
 
 PAPER = "ByteRobust, table 5"
 NAMES = {"floor": "the floor", "binomial": f"the paper's rule ({PAPER})", "record": "our rule"}

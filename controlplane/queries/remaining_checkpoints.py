@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from controlplane.queries.checkpoints import ask_for_copies, report_of
-from everstep.decisions.keep.start_from_run import left_by_earlier_run
+from everstep.decisions.keep.starts import left_by_earlier_run
 from everstep.errors import AgentError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from activities.ledger.ledger import Ledger
 from activities.ledger.records import IncidentRecord, LedgerJob
 from activities.ledger.time_spent import TimeSpent
 from controlplane.queries.time_lost import ORDER
-from everstep.decisions.blame.fault_owner import fault_owner
+from everstep.decisions.blame.first_failure import fault_owner
 from everstep.decisions.training_time.time_lost import Cause
 from everstep.model.incident import Anomaly
 from everstep.model.owner import Owner

@@ -10,7 +10,7 @@ from activities.watching.shown import stored
 from agent.v1 import agent_pb2 as pb
 from controlplane import text
 from controlplane.problems import STEPS, apart_text, problems_of
-from everstep.decisions.keep.common_disk_step import newest_of_all
+from everstep.decisions.keep.disk_schedule import newest_of_all
 
 PROBLEMS = 8
 """Problems that are shown; the others are counted."""

@@ -8,10 +8,8 @@ from pydantic import BaseModel, Field
 
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import IncidentRecord
-from everstep.decisions.pool.demand import FailureRecord, Refill
-from everstep.decisions.pool.failure_rate import FailureRate
-from everstep.decisions.pool.from_evictions import record_from
-from everstep.decisions.pool.size import FLOOR, PoolSize, pool_size
+from everstep.decisions.pool.demand import FailureRecord, Refill, record_from
+from everstep.decisions.pool.size import FLOOR, FailureRate, PoolSize, pool_size
 from everstep.decisions.pool.walk_forward import RuleResult, walk_forward
 
 Rule = Literal["binomial", "record"]

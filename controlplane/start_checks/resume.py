@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from everstep.decisions.keep.start_from_folder import folder_of
-from everstep.decisions.keep.start_from_run import choose_start
+from everstep.decisions.keep.starts import choose_start, folder_of
 from everstep.errors import CheckpointError, ConfigError
 from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drills.spec.request import DrillRequest
-from everstep.decisions.blame.slow.verdict import SlowConclusion
+from everstep.decisions.blame.slow.vote import SlowConclusion
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 

@@ -28,7 +28,7 @@ from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from drills.spec.stages import MOMENTS, REPORT
 from drills.spec.sure_faults import SURE
-from everstep.decisions.blame.replay.plan import replica_machines
+from everstep.decisions.blame.replay.groups import replica_machines
 from everstep.errors import ConfigError
 from everstep.model.topology import AXES, Topology
 

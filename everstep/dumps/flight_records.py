@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from everstep.decisions.blame.hang.evidence import WORLD, CommunicationRecord, PendingOperation
+from everstep.decisions.blame.hang.rank_samples import WORLD, CommunicationRecord, PendingOperation
 from everstep.dumps.unreadable import UNREADABLE
 from everstep.errors import DumpError
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from everstep.decisions.blame.hang.evidence import NOTHING, CommunicationRecord, HangEvidence, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import NOTHING, CommunicationRecord, HangEvidence, RankEvidence
 from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.dumps.flight_records import PICKLE, flight_record, parse_record
 from everstep.dumps.nccl_ras import parse_ras, ras_evidence

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everstep.decisions.blame.hang.evidence import CommunicationRecord, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, PendingOperation, RankEvidence
 from everstep.dumps.unreadable import UNREADABLE, rank_number
 from everstep.errors import DumpError
 

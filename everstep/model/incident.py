@@ -74,7 +74,7 @@ class Anomaly(Model):
     not_after: int | None = None
     """The state to go on from is of this many completed steps at most: later ones are not to be trusted. None: any."""
     rule: str = ""
-    """Name of the rule that found it (``everstep.decisions.detect.all``); empty: none did, e.g. a launch failed."""
+    """Name of the rule that found it (``everstep.decisions.detect.rules``); empty: none did, e.g. a launch failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
     """What inspections said, where it rests on that; of very many the first."""
     more_findings: int = 0

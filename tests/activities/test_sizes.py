@@ -15,10 +15,10 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import judge_confirmation
 from everstep.decisions.act.recover.rules import RestartFacts, judge
 from everstep.decisions.act.recover.state import RecoveryState
+from everstep.decisions.keep.choose_restore import readers
 from everstep.decisions.keep.lineage import Runs
 from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.keep.search import merged
-from everstep.decisions.keep.shared_reads import readers
 from everstep.model.incident import Anomaly, CopyToRestore, Evidence, Showing, Symptom, Tier
 from tests.sized import (
     MOST,

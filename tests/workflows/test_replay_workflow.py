@@ -20,8 +20,8 @@ from activities import messages
 from activities.heartbeat import heartbeating
 from activities.messages import ReplayGroupInput
 from activities.payloads import DATA_CONVERTER
-from everstep.decisions.blame.replay.plan import plan_replay
-from everstep.decisions.blame.replay.spec import repeats_of
+from everstep.decisions.blame.replay.group_jobs import repeats_of
+from everstep.decisions.blame.replay.groups import plan_replay
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy

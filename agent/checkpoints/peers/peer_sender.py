@@ -24,8 +24,8 @@ from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS
-from everstep.decisions.keep.next_backup import choose_step, next_stride
-from everstep.decisions.keep.step_rate import StepRate
+from everstep.decisions.keep.disk_schedule import StepRate
+from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
 from everstep.errors import AgentError, CorruptCheckpoint
 from everstep.slots.format import EMPTY, Pin, SlotHeader
 from everstep.slots.names import own_slots
@@ -181,7 +181,7 @@ class PeerSender:
         now_ns, resumed = time.monotonic_ns(), self._launch.resume_step
         self._pace.look(now_ns, _newest(held))
         stride = 1 if self._pace.stands_still(now_ns, STILL_S, STILL_STEPS) else self._stride
-        step = choose_step(steps, self._sent, every=self._every, stride=stride, resumed=resumed)
+        step = next_step_to_send(steps, self._sent, every=self._every, stride=stride, resumed=resumed)
         if step is not None:
             due |= {rank: held[rank][step] for rank in steps if step in held[rank] and self._sent[rank] < step}
         return due

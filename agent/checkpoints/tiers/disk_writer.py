@@ -24,7 +24,7 @@ from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.tiers.background import Gate, yield_the_disk
 from agent.checkpoints.tiers.retention import DiskRetention
 from everstep.base.text import size_text
-from everstep.decisions.keep.next_disk_step import NextDiskStep, choose_step, stride_after
+from everstep.decisions.keep.next_copy import NextDiskStep, next_disk_step, stride_after
 from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
@@ -195,7 +195,7 @@ class DiskWriter:
 
     def _choose(self, every: int) -> NextDiskStep:
         held = {rank: sorted(steps) for rank, steps in self._held.items()}
-        return choose_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
+        return next_disk_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
 
     def _make_way(self) -> None:
         """Let a step that is due go for one that was asked for, once some rank has reached it."""

@@ -19,7 +19,7 @@ from agent.checkpoints.tiers.background import Gate, yield_the_disk
 from agent.checkpoints.tiers.listing import ABANDONED, steps_in
 from agent.checkpoints.tiers.opened import Opened
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
-from everstep.decisions.keep.next_backup import roundness
+from everstep.decisions.keep.next_copy import roundness
 from everstep.errors import CheckpointError, CopyInterrupted
 from everstep.model.topology import Topology
 from everstep.shards.folders import held_on_disk, step_folder, step_name

@@ -11,7 +11,7 @@ from pydantic import Field
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import gpus, hardware
 from everstep.base.text import size_text
-from everstep.decisions.blame.diagnose.bandwidth import SLOW_SHARE, below
+from everstep.decisions.blame.diagnose.compare import SLOW_SHARE, below
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.health import Finding, Health, Remedy

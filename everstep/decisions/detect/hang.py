@@ -1,19 +1,87 @@
-"""No rank of a job completes a step any more."""
+"""A job hangs: no rank completes a step any more. How long that may last depends on what its ranks show.
+
+A rank whose process is stopped (state T) hangs the job at once. Somebody who stops all ranks pauses the job on purpose:
+that becomes a hang only if it lasts. Ranks are stopped, and continued, one after the other.
+"""
 
 from __future__ import annotations
 
 from everstep.base.text import listed
+from everstep.decisions.blame.hang.progress import Stillness
 from everstep.decisions.blame.hang.verdict import names_of
-from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.detect.patience import bound_s
-from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.job_facts import JobFacts, Rule
 from everstep.model.incident import Anomaly, Symptom
+from everstep.model.recovery_policy import RecoveryPolicy
 
-NAMED = 16
+PAUSES = 1.5
+"""A pause for an evaluation or a checkpoint is at most so many times as long as the longest one seen before."""
+LOOKS_APART_S = (1.0, 10.0)
+"""Between two looks at a job that stands still: a median step, at least and at most, seconds."""
+TWO_LOOKS_S = 0.5
+"""Two looks take so long themselves; where they take longer, a hang is told later."""
+LOOK_AGAIN = 2.0
+"""Looks come again after so many times as long a standstill."""
+
+
+def hang_unseen_s(facts: JobFacts) -> float:
+    """How long without a step is a hang where samples show nothing: the paper's ten minutes, or longer where steps or
+    pauses of this very job were so long; seconds."""
+    policy = facts.spec.policy
+    learnt = min(PAUSES * facts.longest_step_s, policy.stall_ceiling_s)
+    return max(learnt, policy.stall_factor * facts.typical_step_s, policy.stall_floor_s)
+
+
+def hang_seen_s(facts: JobFacts) -> float:
+    """How long without a step is a hang where all ranks are seen to wait for some that do nothing; seconds.
+
+    It is never longer than where samples show nothing, and as long as that until a step was seen to take its time: a
+    watcher that is new to the job may have begun in a usual pause.
+    """
+    return _learnt_hang_seen_s(facts) if facts.typical_step_s > 0 else hang_unseen_s(facts)
+
+
+def _learnt_hang_seen_s(facts: JobFacts) -> float:
+    policy = facts.spec.policy
+    learnt = max(policy.hang_factor * facts.typical_step_s, PAUSES * facts.longest_step_s, policy.hang_floor_s)
+    return min(learnt, hang_unseen_s(facts))
+
+
+def bound_s(facts: JobFacts) -> float:
+    """How long without a step is a hang, by what looks at its ranks show; seconds."""
+    if facts.standing is None:
+        return hang_unseen_s(facts)
+    match facts.standing.standing:
+        case Stillness.NEVER:
+            return min(facts.spec.policy.stopped_s, hang_seen_s(facts))
+        case Stillness.QUIET:
+            return hang_seen_s(facts)
+        case Stillness.COMPUTES:
+            return max(hang_unseen_s(facts), facts.spec.policy.stall_ceiling_s)
+    return hang_unseen_s(facts)
+
+
+def apart_s(typical_step_s: float) -> float:
+    """Between two looks, seconds."""
+    least, most = LOOKS_APART_S
+    return min(max(typical_step_s, least), most)
+
+
+def first_look_s(facts: JobFacts) -> float | None:
+    """How long a standstill is looked at first, so that a second look is over when it may be a hang; None: never."""
+    early_s = apart_s(facts.typical_step_s) + TWO_LOOKS_S
+    return max(_learnt_hang_seen_s(facts) - early_s, 0.0) if looks(facts.spec.policy) else None
+
+
+def looks(policy: RecoveryPolicy) -> bool:
+    """Whether ranks of a job that stands still are looked at."""
+    return policy.trace_s > 0
+
+
+RANKS_NAMED = 16
 """Ranks and machines that an anomaly has."""
 
 
-def judge(facts: JobFacts) -> Anomaly | None:
+def find_hang(facts: JobFacts) -> Anomaly | None:
     """The hang, once it is long enough; machines that are silent may hide that ranks step."""
     if not facts.newest or facts.quiet_s <= bound_s(facts):
         return None
@@ -24,8 +92,8 @@ def judge(facts: JobFacts) -> Anomaly | None:
         headline = f"no step was seen for {facts.quiet_s:.0f} s: the agent of {listed(facts.silent)} does not answer"
     elif facts.standing is not None and facts.standing.verdict.evicts:
         verdict = facts.standing.verdict
-        ranks = list(verdict.ranks[:NAMED])
-        machines = list(names_of(verdict.machines, facts.machine_names))[:NAMED]
+        ranks = list(verdict.ranks[:RANKS_NAMED])
+        machines = list(names_of(verdict.machines, facts.machine_names))[:RANKS_NAMED]
         headline = f"{headline}: {verdict.reason}"
     return Anomaly(
         id=f"hang-{facts.spec.name}-{facts.generation}",
@@ -46,5 +114,45 @@ HANG = Rule(
     "wait for some that do nothing; {policy.stall_factor:g}, at least {policy.stall_floor_s:g} s, where they do not; "
     "{policy.stall_ceiling_s:g} s where ranks are seen to compute",
     source="where looks show nothing: hang threshold of ByteRobust, section 4.1; the others: ours",
-    judge=judge,
+    find=find_hang,
+)
+
+
+CONTINUED_S = 2.0
+"""Agents tell within this time that a rank goes on, so that all are told of that are continued together."""
+
+
+def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
+    """All ranks that are stopped, in one anomaly."""
+    least_s = facts.spec.policy.stopped_s
+    if not facts.newest or facts.quiet_s < least_s:
+        return None
+    alive = [rank for rank in facts.ranks if rank.alive]
+    going_on = [rank for rank in alive if not rank.stopped_ns]
+    if not going_on or any((facts.now_ns - rank.continued_ns) / 1e9 < CONTINUED_S for rank in going_on):
+        return None
+    stopped = [rank for rank in alive if rank.stopped_ns and (facts.now_ns - rank.stopped_ns) / 1e9 >= least_s]
+    if not stopped:
+        return None
+    machines = sorted({rank.machine for rank in stopped})
+    verb = "is" if len(stopped) == 1 else "are"
+    return Anomaly(
+        id=f"stopped-{facts.spec.name}-{facts.generation}",
+        generation=facts.generation,
+        symptom=Symptom.HANG,
+        headline=f"rank {listed(sorted(rank.rank for rank in stopped), 4)} on {listed(machines, 4)} {verb} stopped "
+        f"(state T), and no rank completed a step for {facts.quiet_s:.1f} s",
+        ranks=sorted(rank.rank for rank in stopped)[:RANKS_NAMED],
+        machines=machines[:RANKS_NAMED],
+        seen_ns=facts.now_ns,
+        quiet_s=facts.quiet_s,
+    )
+
+
+STOPPED_RANK = Rule(
+    name="stopped-rank",
+    finds="the process of a rank is stopped, and no rank completes a step",
+    threshold="{policy.stopped_s:g} s of both",
+    source="",
+    find=find_stopped_rank,
 )

@@ -11,8 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from everstep.decisions.detect.facts import FindingSeen, JobFacts
-from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, Rule
 from everstep.model.health import Health, MachineFinding
 from everstep.model.incident import Anomaly, Symptom
 
@@ -45,7 +44,7 @@ def due(facts: JobFacts) -> list[FindingSeen]:
     return []
 
 
-def judge(facts: JobFacts) -> Anomaly | None:
+def find_machine_fault(facts: JobFacts) -> Anomaly | None:
     """The fault that was heard of first and is not told yet, with those of the same reason."""
     group = sorted(due(facts), key=lambda seen: (seen.machine, seen.finding.key))
     if not group:
@@ -108,5 +107,5 @@ MACHINE_FAULT = Rule(
     finds="an inspection found a machine faulty, and its ranks go on",
     threshold="1 s after it was found, 10 s where several machines have it; the job goes on, and an incident tells it",
     source="ByteRobust, section 4.1: inspections",
-    judge=judge,
+    find=find_machine_fault,
 )

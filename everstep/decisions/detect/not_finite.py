@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from everstep.base.text import listed
-from everstep.decisions.detect.facts import JobFacts, RankFacts, ReportedNumber
-from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.job_facts import JobFacts, RankFacts, ReportedNumber, Rule
 from everstep.model.incident import Anomaly, Symptom
 
 AWAIT_S = 5.0
@@ -21,7 +20,7 @@ LATE_STEPS = 8
 NAMED = 4
 
 
-def judge(facts: JobFacts) -> Anomaly | None:
+def find_not_finite(facts: JobFacts) -> Anomaly | None:
     """The ranks that reported it first, once all have reported that step that are about to: it spreads with the next
     update."""
     policy = facts.spec.policy
@@ -79,5 +78,5 @@ NOT_FINITE = Rule(
     finds="the loss or the gradient norm is NaN or infinite",
     threshold="the loss for {policy.nan_loss_steps} steps in a row, the gradient norm for {policy.nan_grad_norm_steps}",
     source="NaN: ByteRobust, section 4.1; how many steps: ours",
-    judge=judge,
+    find=find_not_finite,
 )

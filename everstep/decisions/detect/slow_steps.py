@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from everstep.decisions.detect.facts import JobFacts, RankFacts, RankPace
+from everstep.decisions.detect.job_facts import JobFacts, RankFacts, RankPace, Rule
 from everstep.decisions.detect.metric_watch import SLOW_FACTOR
-from everstep.decisions.detect.rule import Rule
 from everstep.decisions.detect.step_watch import LOOK_LIMIT_S
 from everstep.model.incident import Anomaly, Symptom
 
@@ -54,7 +53,7 @@ class SlowWatch:
         self.slower_s = self.slower_s + since_s if slower_ranks(ranks) else 0.0
 
 
-def judge(facts: JobFacts) -> Anomaly | None:
+def find_slow_steps(facts: JobFacts) -> Anomaly | None:
     """The decline, when it has lasted; what ends ranks, or holds them up, is told by others."""
     policy = facts.spec.policy
     if not facts.newest or facts.exits or facts.lost or not policy.slow_s or facts.slower_s < policy.slow_s:
@@ -80,5 +79,5 @@ SLOW_STEPS = Rule(
     threshold="most ranks find most of 64 steps in a row a quarter longer than those before, for {policy.slow_s:g} s; "
     "the slow machine is looked for while the job goes on",
     source="ByteRobust, section 5.1: MFU decline; the numbers are ours",
-    judge=judge,
+    find=find_slow_steps,
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from everstep.base.text import listed
-from everstep.decisions.detect.facts import JobFacts, RankFacts
-from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.job_facts import JobFacts, RankFacts, Rule
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Symptom
 
 
-def judge(facts: JobFacts) -> Anomaly | None:
+def find_stale_checkpoint(facts: JobFacts) -> Anomaly | None:
     """Saves stopped, named by the rank that is furthest behind.
 
     A rank that never saved is left alone: its script keeps no state with
@@ -56,5 +55,5 @@ STALE_CHECKPOINT = Rule(
     finds="steps go on and a rank does not save them",
     threshold="the newest save is over {checkpoint.max_unsaved_steps} steps and {checkpoint.max_unsaved_s:g} s old",
     source="",
-    judge=judge,
+    find=find_stale_checkpoint,
 )

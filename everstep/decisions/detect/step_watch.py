@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from everstep.decisions.detect.facts import RankFacts
+from everstep.decisions.detect.job_facts import RankFacts
 
 RUNS_FREE_STEPS = 3
 """So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead."""

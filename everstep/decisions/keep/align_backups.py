@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.keep.step_rate import StepRate, steps_ahead
+from everstep.decisions.keep.disk_schedule import StepRate, steps_ahead
 
 BEHIND_S = 1.0
 """Machines are aligned when one has been behind for so long by two steps that were due, or more."""

@@ -1,19 +1,124 @@
-"""Which coming step is written to disk on all machines, when that goes by time.
+"""Which coming step is written to disk on all machines, when that goes by time, and which step on disk all ranks keep.
 
-Every machine must write the same step, and must know of it before its ranks
-have passed it. So a step that is some seconds ahead is asked for. Several
-watchers may ask at once: they choose the next multiple of a power of two, so
-that mostly they name the same step, and ask for no other one while one is
-wanted.
+Every machine must write the same step, and must know of it before its ranks have passed it. So a step that is some
+seconds ahead is asked for. Several watchers may ask at once: they choose the next multiple of a power of two, so that
+mostly they name the same step, and ask for no other step while one is wanted.
+
+Disks differ: a slow one gets every 2nd, 4th, … of the steps that a fast one gets, and later. Each machine deletes old
+steps, and a step that one of them deletes, the others may just have finished. So a step that all ranks have
+is sent to all of them as the step to *keep*. A machine that has it acknowledges that, and does not delete it any more.
+When all have acknowledged, it is *settled*, and only then may older steps go, and the next step is named.
+
+So messages may be late, lost or repeated, there may be several watchers, and agents and workers may be restarted: a
+conclusion rests on facts that stay true. A machine gives up a step that it keeps only for a later one that is settled,
+or because the step is *gone*: some rank has passed it without having it on disk, and so never will.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
-from everstep.decisions.keep.step_rate import StepRate, steps_ahead
 from everstep.model.checkpoint_policy import CheckpointPolicy
+
+SPEED_OF = 64
+"""Looks from which the time of a step is taken."""
+LEAST_AHEAD = 2
+"""Steps that a step that is asked for lies ahead at least: the coming one may be completed before the request
+arrives."""
+
+
+@dataclass(slots=True)
+class StepRate:
+    """Of one generation of a job."""
+
+    _looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SPEED_OF))
+
+    _came_ns: int = 0
+    """When the newest step was seen first; 0: none was."""
+    _took_ns: int = 0
+    """The step before it, or the mean of those that came with it."""
+
+    def look(self, now_ns: int, newest: int) -> None:
+        """Note how many steps the furthest rank has completed; negative: not known yet."""
+        if newest < 0:
+            return
+        last = self._looks[-1][1] if self._looks else -1
+        if newest > last:
+            self._took_ns = (now_ns - self._came_ns) // (newest - last) if self._came_ns else 0
+            self._came_ns = now_ns
+        self._looks.append((now_ns, newest))
+
+    def stands_still(self, now_ns: int, least_s: float, steps: int) -> bool:
+        """Whether the next step takes longer than ``least_s`` seconds, and longer than so many steps took lately."""
+        return bool(self._came_ns) and now_ns - self._came_ns > max(least_s * 1e9, steps * self._took_ns)
+
+    def step_s(self) -> float | None:
+        """Mean time of a step over the last looks; None before one was completed."""
+        if not self._looks:
+            return None
+        (first_ns, first), (last_ns, last) = self._looks[0], self._looks[-1]
+        return (last_ns - first_ns) / 1e9 / (last - first) if last > first else None
+
+
+def steps_ahead(lead_s: float, step_s: float) -> int:
+    """How many steps take ``lead_s`` seconds when each takes ``step_s``, and ``LEAST_AHEAD`` at least."""
+    return max(ceil(lead_s / step_s), LEAST_AHEAD) if step_s > 0 else LEAST_AHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOnDisk:
+    """What one rank's machine says of the steps on its disk; alike for all ranks of a machine."""
+
+    steps: frozenset[int]
+    """Steps that are there for all ranks of the machine."""
+    passed: int = 0
+    """Every step up to this one is among them or never will be; 0: not known."""
+    kept: int = 0
+    """The one that it keeps until it hears that it is settled or gone; 0: none."""
+    settled: int = 0
+    """The newest that it heard to be settled; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What machines should know."""
+
+    keep: int = 0
+    """The step that every rank should keep; 0: there is none."""
+    settled: int = 0
+    """The newest that every rank keeps: older ones may go; 0: none."""
+    gone: tuple[int, ...] = ()
+    """Steps on some disk that some rank does not have and never will."""
+
+
+def newest_of_all(ranks: Collection[StepsOnDisk]) -> int:
+    """The newest step that all of some ranks have on disk; 0: there is none."""
+    return max(frozenset.intersection(*(disk.steps for disk in set(ranks))), default=0) if ranks else 0
+
+
+def agree(ranks: Sequence[StepsOnDisk], world_size: int) -> Agreed:
+    """What to tell every machine.
+
+    Args:
+        ranks: Of one generation, as their machines showed them last.
+        world_size: Ranks of the job; while some of them are not known, nothing is concluded.
+    """
+    if len(ranks) < world_size:
+        return Agreed()
+    machines = set(ranks)
+    held = frozenset.union(*(disk.steps for disk in machines))
+    gone = {step for step in held if any(step not in disk.steps and step <= disk.passed for disk in machines)}
+    kept = max(disk.kept for disk in machines)
+    settled = max(disk.settled for disk in machines)
+    if all(disk.kept == kept and kept in disk.steps for disk in machines):
+        settled = max(settled, kept)
+    if kept <= settled or kept in gone:
+        kept = newest_of_all(machines)
+    return Agreed(kept, settled, tuple(sorted(gone)))
+
 
 LEAD_S = 3.0
 """How far ahead the step lies: until then the request has reached every machine."""

@@ -1,6 +1,6 @@
 """Which steps on its disk a machine keeps. Pure.
 
-``everstep/decisions/keep/common_disk_step.py`` says what the machines tell each other through
+``everstep/decisions/keep/disk_schedule.py`` says what the machines tell each other through
 the watchers, and what that rests on.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from everstep.decisions.keep.next_backup import roundness
+from everstep.decisions.keep.next_copy import roundness
 
 OPEN_STEPS = 2
 """Steps that are kept because all ranks may yet have them, besides the newest ``disk_keep``."""

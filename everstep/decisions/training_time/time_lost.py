@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from everstep.decisions.training_time.ettr import QUIET, START, Interval
-from everstep.decisions.training_time.overlaps import time_by_kind
+from everstep.decisions.training_time.ettr import QUIET, START, Interval, time_by_kind
 from everstep.model.incident import Stage
 
 Cause = Literal["productive", "recompute", "unknown", "restart", "start", "detect", "decide", "evict", "parked"]

@@ -13,7 +13,7 @@ from activities.agents.confirm import states_of
 from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.root_cause import first_failure
+from everstep.decisions.blame.first_failure import first_failure
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec

@@ -21,7 +21,7 @@ from activities.agents.evidence import (
 )
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.root_cause import first_failure, is_victim
+from everstep.decisions.blame.first_failure import first_failure, is_victim
 from everstep.model.incident import RankExit, StateCopy, Tier, Unlisted
 
 

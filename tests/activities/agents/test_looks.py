@@ -11,7 +11,7 @@ from activities.agents.looks import Judged, RankLook, hang_found, trace
 from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.hang.standstill import Stillness
+from everstep.decisions.blame.hang.progress import Stillness
 from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.errors import AgentUnreachable, UnknownJob
 from everstep.model.job import JobSpec

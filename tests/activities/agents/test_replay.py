@@ -20,7 +20,7 @@ from activities.messages import ReleaseInput, ReplayGroupInput
 from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.replay.spec import plan_of, spec_of_group
+from everstep.decisions.blame.replay.group_jobs import plan_of, spec_of_group
 from everstep.errors import AgentError, AgentUnreachable
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine

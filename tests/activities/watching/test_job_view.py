@@ -9,7 +9,7 @@ import pytest
 from activities.watching.job_view import Finished, JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import Aligned
-from everstep.decisions.keep.common_disk_step import Agreed
+from everstep.decisions.keep.disk_schedule import Agreed
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec

@@ -8,8 +8,8 @@ import pytest
 
 from agent.diagnoser.all import TESTS, kind_named, limits_named
 from agent.diagnoser.diagnostic import COMMON
-from everstep.decisions.blame.diagnose.choose import ROWS
-from everstep.decisions.blame.diagnose.failing import BREAKS, NOT_BEGUN
+from everstep.decisions.blame.diagnose.choose_tests import ROWS
+from everstep.decisions.blame.diagnose.compare import BREAKS, NOT_BEGUN
 from everstep.errors import ConfigError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
 from everstep.model.health import Health

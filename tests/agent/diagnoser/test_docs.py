@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.diagnoser.all import TESTS
 from agent.diagnoser.diagnostic import COMMON, DiagnosticTest
-from everstep.decisions.blame.diagnose.choose import ROWS, ChoiceRow
+from everstep.decisions.blame.diagnose.choose_tests import ROWS, ChoiceRow
 from everstep.decisions.blame.diagnose.reasons import JUDGED
 from everstep.model.reason import Reason
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from agent.launcher.rank_process import reach_store
-from everstep.decisions.blame.classify.all import LOG_RULES
+from everstep.decisions.blame.classify.rules import LOG_RULES
 
 LIMIT_S = 0.6
 

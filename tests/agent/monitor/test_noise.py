@@ -28,9 +28,9 @@ from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
 from everstep.decisions.act.evict.decide import decide
 from everstep.decisions.act.evict.facts import EvictFacts
-from everstep.decisions.detect.all import anomalies
-from everstep.decisions.detect.facts import FindingSeen
-from everstep.decisions.detect.machine_causes import explanation
+from everstep.decisions.blame.first_failure import explanation
+from everstep.decisions.detect.job_facts import FindingSeen
+from everstep.decisions.detect.rules import anomalies
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import RankExit
 from everstep.model.recovery_policy import RecoveryPolicy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.blame.hang.evidence import PendingOperation
+from everstep.decisions.blame.hang.rank_samples import PendingOperation
 from everstep.dumps.flight_records import flight_record, parse_record
 from everstep.errors import DumpError
 

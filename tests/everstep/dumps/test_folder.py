@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.decisions.blame.hang.decide import judge_hang
+from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.folder import read_folder

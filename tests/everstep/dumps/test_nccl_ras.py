@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.blame.hang.decide import judge_hang
-from everstep.decisions.blame.hang.evidence import CommunicationRecord, HangEvidence, RankEvidence
+from everstep.decisions.blame.hang.analysis import judge_hang
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, RankEvidence
 from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.nccl_ras import parse_ras, ras_evidence
 from everstep.errors import DumpError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.decisions.blame.classify.rank_end import classify_end
+from everstep.decisions.blame.classify.first_cause import classify_end
 from everstep.model.health import Health
 from everstep.model.owner import Owner
 from everstep.model.xid import REASONS, TABLE, xid_of

@@ -14,8 +14,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.climb import tests_of
     from everstep.decisions.act.recover.plan import RestartPlan
-    from everstep.decisions.blame.diagnose.judge import confirmed, unsure_tests
-    from everstep.decisions.blame.diagnose.told import told
+    from everstep.decisions.blame.diagnose.diagnosis import confirmed, told, unsure_tests
     from everstep.model.diagnosis import Diagnosis
     from everstep.model.incident import Stage
     from everstep.model.ladder import Rung

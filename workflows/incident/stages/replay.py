@@ -12,7 +12,7 @@ from temporalio.exceptions import ChildWorkflowError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan
-    from everstep.decisions.blame.replay.spec import plan_of, repeats_of
+    from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of
     from everstep.model.health import MachineFinding
     from everstep.model.incident import Stage
     from everstep.model.job_state import replay_workflow_id

@@ -11,7 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.blame.slow.running import judge_rounds, line_of
+    from everstep.decisions.blame.slow.by_samples import judge_rounds, line_of
     from everstep.model.incident import Stage
     from everstep.model.slow import SlowRound
     from workflows import activity_calls

@@ -6,8 +6,8 @@ from everstep.decisions.act.ladder.facts import LadderFacts
 from everstep.decisions.act.ladder.next import LadderStep, next_rung
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.rollback import came_within, rollback, target_of
-from everstep.decisions.blame.diagnose.choose import Choice, choose_tests
-from everstep.decisions.blame.replay.spec import why_not
+from everstep.decisions.blame.diagnose.choose_tests import Choice, choose_tests
+from everstep.decisions.blame.replay.group_jobs import why_not
 from everstep.model.incident import Failure
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.base.text import listed
-from everstep.decisions.detect.early_exit import follow_s
+from everstep.decisions.detect.rank_ends import follow_s
 from everstep.decisions.detect.step_watch import RUNS_FREE_STEPS
 from everstep.model.incident import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.decisions.detect.root_cause import short_exception
+from everstep.decisions.blame.first_failure import short_exception
 from everstep.model.incident import GOES_ON, Evidence, Failure, StateCopy, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 

@@ -17,9 +17,9 @@ from everstep.decisions.act.recover.solved import still_counting
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.decisions.act.versions.next import VersionChange
 from everstep.decisions.act.versions.rollback import Blame, blame, older_state
-from everstep.decisions.detect.machine_causes import explanation
-from everstep.decisions.detect.root_cause import (
+from everstep.decisions.blame.first_failure import (
     MACHINE_LOST,
+    explanation,
     failure_of,
     first_failure,
     headline_of,

@@ -1,16 +1,79 @@
-"""The first cause among the logs of all ranks."""
+"""The first cause of a failure: among the logs of all ranks, or in the output of one rank."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-from everstep.decisions.blame.classify.candidates import LogCandidate, candidates_of
-from everstep.decisions.blame.classify.exit_codes import ExitReading, read_exit_code
-from everstep.decisions.blame.classify.findings import ScannedLog
+from everstep.base.text import listed
+from everstep.decisions.blame.classify.candidates import (
+    EvidenceLine,
+    ExitReading,
+    LogCandidate,
+    candidates_of,
+    read_exit_code,
+)
 from everstep.decisions.blame.classify.rule import FaultClass, Role, Weight
-from everstep.decisions.blame.classify.verdict import LogVerdict, OtherCandidate
+from everstep.decisions.blame.classify.rules import LineMatcher
+from everstep.decisions.blame.classify.scan import LogScanner
+from everstep.decisions.blame.classify.streams import ScannedLog
+from everstep.model.classification import Classification
 from everstep.model.owner import Owner
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCandidate:
+    """What was found beside the cause, by reason."""
+
+    fault: FaultClass
+    owner: Owner
+    reason: str
+    consequence: bool
+    count: int
+    """Lines."""
+    ranks: tuple[int, ...]
+    line: EvidenceLine
+    """The first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogVerdict:
+    """The first cause of a failure, as far as logs and exit code say it."""
+
+    fault: FaultClass
+    owner: Owner
+    reason: str
+    """Name of the rule, or ``user-exception``, ``no-known-line``, ``several-causes`` or of an exit code."""
+    consequence: bool = False
+    """What was found are consequences only: the cause is not in what was read."""
+    decided_by: str = ""
+    """How the cause was told from the others."""
+    ranks: tuple[int, ...] = ()
+    """That show it, where lines or names of logs tell ranks."""
+    place: str = ""
+    """``file:line in function`` of the user's code, of an exception."""
+    evidence: tuple[EvidenceLine, ...] = ()
+    count: int = 0
+    """Lines and exceptions of this reason."""
+    others: tuple[OtherCandidate, ...] = ()
+    exit: ExitReading | None = None
+    lines: int = 0
+    """That were read."""
+
+    @property
+    def headline(self) -> str:
+        """One line for a person."""
+        where = f" on rank{'s' if len(self.ranks) > 1 else ''} {listed(self.ranks)}" if self.ranks else ""
+        said = self.evidence[0].text if self.evidence else (self.exit.text if self.exit else "no line is known")
+        if self.fault is FaultClass.UNKNOWN and self.others:
+            said = f"{self.decided_by}: " + listed(
+                [f"{one.fault} ({one.reason})" for one in self.others if not one.consequence]
+            )
+        only = ", a consequence; the cause is not in these logs" if self.consequence else ""
+        return f"{self.fault}, owner {self.owner}{where}{only}: {said}"
+
 
 CLOCKS_S = 1.0
 """Times of different logs that differ by less say nothing of their order: clocks of machines differ."""
@@ -168,3 +231,40 @@ def _others(found: Sequence[LogCandidate], chosen: str) -> tuple[OtherCandidate,
         )
         for group in groups[:OTHERS]
     )
+
+
+TAIL = 4096
+"""Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
+cause stands above it (2,400 characters above the end for one of torch's pipelining, measured)."""
+EVIDENCE_LINES = 3
+"""Lines that are kept of one rank's output as evidence of its class."""
+_MATCHER = LineMatcher()
+
+
+def classification(exception: str, log_tail: str, exit_code: int | None) -> Classification:
+    """What ended a rank, as it is kept; the arguments are those of ``classify_end``."""
+    verdict = classify_end(exception, log_tail, exit_code)
+    return Classification(
+        fault=verdict.fault.value,
+        owner=verdict.owner.value,
+        reason=verdict.reason,
+        consequence=verdict.consequence,
+        place=verdict.place,
+        evidence=[line.text for line in verdict.evidence[:EVIDENCE_LINES]],
+    )
+
+
+@lru_cache(maxsize=4096)
+def classify_end(exception: str, log_tail: str, exit_code: int | None) -> LogVerdict:
+    """What ended a rank.
+
+    Args:
+        exception: The line that names what it raised; empty: it raised nothing.
+        log_tail: The end of its error output.
+        exit_code: Its code, or minus its signal; None: not known.
+    """
+    scanner = LogScanner("output", matcher=_MATCHER)
+    scanner.feed(log_tail[-TAIL:].encode(errors="replace") + b"\n")
+    if exception and not scanner.raised_last(exception):
+        scanner.feed(exception.encode(errors="replace") + b"\n")
+    return first_cause([scanner.close()], exit_code)

@@ -1,17 +1,144 @@
-"""Whom the others wait for."""
+"""For whom the others wait.
+
+Collectives that do not match are judged first: a few ranks of one machine that call what all others of their group do
+not, skipped a collective or did one too many. Where that is not so, the script calls them in the wrong order.
+
+A rank that skipped a collective waits in the next one for those that wait for it in the one that it skipped. Counting
+who is waited for blames the wrong one of them as often as not. So the order is compared: when its peers in the same
+stage entered the collective in which a rank waits now, they had entered as many of each other kind of group. A rank
+that has not is the odd one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from everstep.base.text import listed
-from everstep.decisions.blame.hang.case import HangCase
-from everstep.decisions.blame.hang.conclusions import by_the_script, held_up, named, open_collectives_told, over_evicted
-from everstep.decisions.blame.hang.order import out_of_order
+from everstep.decisions.blame.hang.conclusions import (
+    HangCase,
+    by_the_script,
+    held_up,
+    named,
+    open_collectives_told,
+    over_evicted,
+)
+from everstep.decisions.blame.hang.outliers import stage_of
+from everstep.decisions.blame.hang.rank_samples import WORLD, HangEvidence
 from everstep.decisions.blame.hang.shared_group import shared_group
-from everstep.decisions.blame.hang.verdict import HangMethod, HangVerdict
-from everstep.decisions.blame.hang.wait_for import Sink, sinks
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict, names_of
+from everstep.decisions.blame.hang.wait_for import OpenCollective, Sink, WaitGraph, members_of, sinks
+from everstep.model.topology import Topology
+
+MOST_PEERS = 8
+"""Peers that a rank is compared with."""
+
+
+def out_of_order(ranks: Sequence[int], evidence: HangEvidence, topology: Topology) -> int | None:
+    """The one rank, of some that wait for each other, whose collectives are in another order than its peers'.
+
+    Where none is seen to be, and all but one are seen not to be, it is that one: it came to where no peer has been.
+    None: more than one is, or it cannot be told.
+    """
+    kinds: dict[str, str] = {}
+    odd = {rank: _is_odd(rank, ranks, evidence, topology, kinds) for rank in ranks}
+    found = [rank for rank, is_odd in odd.items() if is_odd]
+    if not found:
+        found = [rank for rank, is_odd in odd.items() if is_odd is None]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_odd(
+    rank: int, ranks: Sequence[int], evidence: HangEvidence, topology: Topology, kinds: dict[str, str]
+) -> bool | None:
+    """Whether most peers were elsewhere in the other groups when they entered what a rank waits in; None: none did."""
+    order = _order(rank, evidence, topology, kinds)
+    if not order:
+        return None
+    newest, before = order[-1], _reached(order[:-1])
+    stage, differing, alike = stage_of(rank, topology), 0, 0
+    for peer in range(topology.world_size):
+        if peer in ranks or stage_of(peer, topology) != stage or differing + alike >= MOST_PEERS:
+            continue
+        theirs = _order(peer, evidence, topology, kinds)
+        if newest in theirs:
+            then = _reached(theirs[: theirs.index(newest)])
+            same = all(before[kind] == number for kind, number in then.items() if kind in before)
+            alike, differing = alike + same, differing + (not same)
+    return differing > alike if differing + alike else None
+
+
+def _order(rank: int, evidence: HangEvidence, topology: Topology, kinds: dict[str, str]) -> tuple[tuple[str, int], ...]:
+    """Kind of group and number of the newest collectives of a rank: groups of one kind count alike."""
+    record = evidence.of(rank).record
+    found = []
+    for group, number in record.order if record else ():
+        if group not in kinds:
+            kinds[group] = _kind(group, evidence, topology)
+        found.append((kinds[group], number))
+    return tuple(found)
+
+
+def _kind(group: str, evidence: HangEvidence, topology: Topology) -> str:
+    members = members_of(group, evidence, topology)
+    if group == WORLD or not members:
+        return group
+    return next((kind for kind in topology.kinds if topology.group(members[0], kind) == members), group)
+
+
+def _reached(order: Sequence[tuple[str, int]]) -> Mapping[str, int]:
+    """Kind of group → number of the newest collective."""
+    return dict(order)
+
+
+CLEAR_MAJORITY = 3
+"""The others must be so many times more than those which differ, for these to be named."""
+
+
+def judge_mismatch(graph: WaitGraph, topology: Topology, names: Sequence[str]) -> HangVerdict | None:
+    """Judge collectives whose members do not call the same; None: there are none.
+
+    A few ranks of one machine that call, in one group, what the clear majority does not, skipped a collective or did
+    one too many: they are named. Where groups that share no machine mismatch, or the group is divided, the script calls
+    collectives in an order that cannot work on any machine.
+    """
+    wrong = [one for one in graph.collectives if len(one.operations) > 1]
+    if not wrong:
+        return None
+    few = sorted({rank for one in wrong for rank in _few(one)})
+    machines = {topology.machine(rank) for rank in few}
+    divided = any(len(_few(one)) * CLEAR_MAJORITY > len(one.entered) - len(_few(one)) for one in wrong)
+    told = tuple(_told(one) for one in wrong[:3])
+    if divided or len(machines) > 1:
+        return HangVerdict(
+            HangConclusion.NOT_A_MACHINE,
+            HangMethod.WAIT_FOR,
+            "ranks call different collectives at the same place of a group, and it is not a few ranks of one machine "
+            "against all others of it: the script calls them in the wrong order",
+            evidence=told,
+        )
+    (machine,) = machines
+    return HangVerdict(
+        HangConclusion.NAMES,
+        HangMethod.WAIT_FOR,
+        f"rank {listed(few)} on {names_of([machine], names)[0]} is at another collective than all others of its "
+        "group: it skipped one, or did one too many",
+        tuple(few),
+        (machine,),
+        evidence=told,
+    )
+
+
+def _few(one: OpenCollective) -> tuple[int, ...]:
+    """Those who do not call what most call."""
+    most = max(one.operations.values(), key=len)
+    return tuple(rank for ranks in one.operations.values() if ranks is not most for rank in ranks)
+
+
+def _told(one: OpenCollective) -> str:
+    calls = "; ".join(f"{call} by rank {listed(ranks)}" for call, ranks in one.operations.items())
+    return f"collective {one.number} of group {one.group}: {calls}"
+
 
 LEAST_WAITING = 0.5
 """More than this share of the known ranks waits for those that are named; else the job may be computing."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.blame.hang.evidence import WORLD, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import WORLD, HangEvidence, PendingOperation, RankEvidence
 from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.model.topology import Topology
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log
 
-from everstep.decisions.blame.replay.plan import ReplayPlan
+from everstep.decisions.blame.replay.groups import ReplayPlan
 
 
 class Found(StrEnum):

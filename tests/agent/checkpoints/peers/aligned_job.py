@@ -17,9 +17,9 @@ from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, t
 from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS, AlignRule, Backed
+from everstep.decisions.keep.disk_schedule import StepRate
 from everstep.decisions.keep.drift import DriftRule, Standing
-from everstep.decisions.keep.next_backup import choose_step, next_stride
-from everstep.decisions.keep.step_rate import StepRate
+from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
 from everstep.slots.format import Pin
 
 UNIT_NS = 10**8
@@ -121,7 +121,7 @@ class Machine:
         if self.state.backup_named != NO_NAMED_STEP:
             return None
         stride = 1 if self.pace.stands_still(now * UNIT_NS, STILL_S, STILL_STEPS) else self.stride
-        return choose_step({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=stride)
+        return next_step_to_send({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=stride)
 
 
 class Job:

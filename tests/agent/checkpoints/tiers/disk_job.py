@@ -18,7 +18,7 @@ from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.saved_state import SavedStates
 from agent.checkpoints.tiers.retention import DiskRetention
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.next_disk_step import choose_step, stride_after
+from everstep.decisions.keep.next_copy import next_disk_step, stride_after
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine as Named
@@ -104,7 +104,7 @@ class Machine:
         self.writing = -1
 
     def _choice(self, every: int) -> int | None:
-        choice = choose_step(
+        choice = next_disk_step(
             {self.rank: self.memory}, every=every, stride=self.stride, asked=self.asked, done=self.done
         )
         self.asked -= choice.gone.keys()

@@ -9,7 +9,7 @@ import pytest
 
 from agent.diagnoser.host.bitwise import UNSTEADY
 from agent.diagnoser.reference.settings import ReferenceLimits
-from everstep.decisions.blame.diagnose.judge import judge
+from everstep.decisions.blame.diagnose.diagnosis import judge
 from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.health import Health
 from everstep.rank import environment

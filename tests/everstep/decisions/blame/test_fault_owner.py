@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.decisions.blame.fault_owner import fault_owner
+from everstep.decisions.blame.first_failure import fault_owner
 from everstep.model.classification import Classification
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.owner import Owner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.decisions.detect.facts import JobFacts, ObservedExit, RankFacts
+from everstep.decisions.detect.job_facts import JobFacts, ObservedExit, RankFacts
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from everstep.decisions import detect
-from everstep.decisions.detect.all import RULES, anomalies
-from everstep.decisions.detect.rule import Rule
+from everstep.decisions.detect.job_facts import Rule
+from everstep.decisions.detect.rules import RULES, anomalies
 from everstep.model.incident import Symptom
 from tests.everstep.decisions.detect.job_facts import CHECKPOINT, POLICY, RANK, S, facts, job, seen
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect import early_exit, failed_rank
-from everstep.decisions.detect.exits import has_finished
-from everstep.decisions.detect.facts import ObservedExit
+from everstep.decisions.detect.job_facts import ObservedExit
+from everstep.decisions.detect.rank_ends import find_early_exit, find_failed_rank, has_finished
 from everstep.model.incident import Anomaly, Symptom
 from tests.everstep.decisions.detect.job_facts import POLICY, RANK, S, facts, seen
 
@@ -17,7 +16,7 @@ LEFT = replace(RANK, rank=0, in_loop=False, left_loop=True)
 
 
 def failed(*exits: ObservedExit) -> Anomaly | None:
-    return failed_rank.judge(facts(*exits))
+    return find_failed_rank(facts(*exits))
 
 
 def test_a_killed_rank_is_an_anomaly_at_once_with_its_observation() -> None:
@@ -32,7 +31,7 @@ def test_all_ranks_that_leave_with_code_0_finish_the_job_wherever_they_left() ->
     ends = [seen(0, code=0), seen(1, code=0)]
 
     assert has_finished(ends, 2)
-    assert failed(*ends) is early_exit.judge(facts(*ends, now_s=9000)) is None
+    assert failed(*ends) is find_early_exit(facts(*ends, now_s=9000)) is None
     assert not has_finished(ends[:1], 2), "the others may follow"
     assert not has_finished([], 2)
 
@@ -40,8 +39,8 @@ def test_all_ranks_that_leave_with_code_0_finish_the_job_wherever_they_left() ->
 def test_a_rank_that_leaves_while_others_go_on_is_an_anomaly() -> None:
     gone = seen(1, code=0)
 
-    assert early_exit.judge(facts(gone, ranks=[IN_LOOP], now_s=61)) is None
-    found = early_exit.judge(facts(gone, ranks=[IN_LOOP], now_s=62))
+    assert find_early_exit(facts(gone, ranks=[IN_LOOP], now_s=61)) is None
+    found = find_early_exit(facts(gone, ranks=[IN_LOOP], now_s=62))
     assert found is not None
     assert (found.symptom, found.ranks) == (Symptom.EARLY_EXIT, [1])
 
@@ -55,7 +54,7 @@ def test_a_rank_that_left_alone_explains_those_that_fail_for_it() -> None:
 
 def test_ranks_that_left_their_loops_have_the_time_that_they_need() -> None:
     """All broke out; the last one writes the model for an hour."""
-    assert early_exit.judge(facts(seen(1, code=0), ranks=[LEFT], now_s=3600)) is None
+    assert find_early_exit(facts(seen(1, code=0), ranks=[LEFT], now_s=3600)) is None
 
 
 def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_hang() -> None:
@@ -64,21 +63,21 @@ def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_hang() -> N
 
     for ranks in ([plain], []):
         for second, early in ((601, False), (602, True)):
-            found = early_exit.judge(facts(seen(1, code=0), ranks=ranks, now_s=second, policy=patient))
+            found = find_early_exit(facts(seen(1, code=0), ranks=ranks, now_s=second, policy=patient))
             assert (found is not None) == early
 
 
 def test_a_rank_that_ended_is_none_that_goes_on() -> None:
     found = facts(seen(1, code=0), ranks=[replace(IN_LOOP, rank=1), LEFT], now_s=3600)
 
-    assert early_exit.judge(found) is None
+    assert find_early_exit(found) is None
 
 
 def test_the_clock_of_the_machine_whose_rank_left_does_not_matter() -> None:
     ahead = seen(1, code=0).end.model_copy(update={"time_ns": 1})
     late = ObservedExit(id="m0-1", end=ahead, attached=True, finished=False, heard_ns=1000 * S)
 
-    assert early_exit.judge(facts(late, now_s=1001, ranks=[IN_LOOP])) is None
+    assert find_early_exit(facts(late, now_s=1001, ranks=[IN_LOOP])) is None
 
 
 def test_a_finished_rank_whose_status_got_lost_still_counts() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect import hang, lost_machine
-from everstep.decisions.detect.facts import RankFacts
+from everstep.decisions.detect.hang import find_hang
+from everstep.decisions.detect.job_facts import RankFacts
+from everstep.decisions.detect.lost_machine import find_lost_machine
 from everstep.decisions.detect.step_watch import TOLD_WITHIN_S, StepWatch
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts
 
@@ -160,12 +161,12 @@ def test_ranks_that_are_shown_one_after_the_other_made_no_step_meanwhile() -> No
 
 def test_a_hang_is_as_long_as_its_floor_and_as_many_step_times() -> None:
     for quiet_s, step_s, found in ((5, 0.1, False), (5.1, 0.1, True), (19, 2, False), (21, 2, True)):
-        assert (hang.judge(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
-    assert hang.judge(facts(quiet_s=600, newest=False)) is None
+        assert (find_hang(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
+    assert find_hang(facts(quiet_s=600, newest=False)) is None
 
 
 def test_a_hang_that_nobody_could_see_says_so() -> None:
-    found = hang.judge(facts(quiet_s=600, last_step=7, silent=["m1"]))
+    found = find_hang(facts(quiet_s=600, last_step=7, silent=["m1"]))
 
     assert found is not None
     assert "the agent of m1 does not answer" in found.headline
@@ -174,8 +175,8 @@ def test_a_hang_that_nobody_could_see_says_so() -> None:
 
 
 def test_a_lost_machine_is_named_with_its_ranks() -> None:
-    found = lost_machine.judge(facts(lost={"m1": (2, 3), "m0": (0, 1)}, quiet_s=9))
+    found = find_lost_machine(facts(lost={"m1": (2, 3), "m0": (0, 1)}, quiet_s=9))
 
     assert found is not None
     assert (found.id, found.machines, found.ranks, found.quiet_s) == ("lost-gpt-3", ["m0", "m1"], [0, 1, 2, 3], 9)
-    assert lost_machine.judge(facts()) is None
+    assert find_lost_machine(facts()) is None

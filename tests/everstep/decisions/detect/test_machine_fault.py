@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.detect.facts import FindingSeen
-from everstep.decisions.detect.machine_causes import NEAR_S, WITHIN_S, explanation
+from everstep.decisions.blame.first_failure import NEAR_S, WITHIN_S, explanation
+from everstep.decisions.detect.job_facts import FindingSeen
 from everstep.decisions.detect.machine_fault import FINDINGS_LISTED, MACHINE_FAULT, without
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import RankExit, Symptom
@@ -23,8 +23,8 @@ def noted(heard_s: float = 98.0, **fields: Any) -> FindingSeen:
 
 
 def test_a_fault_is_told_once_it_is_sure_that_no_rank_ends_with_it() -> None:
-    assert MACHINE_FAULT.judge(facts(findings=[noted(heard_s=99.5)])) is None
-    told = MACHINE_FAULT.judge(facts(findings=[noted()]))
+    assert MACHINE_FAULT.find(facts(findings=[noted(heard_s=99.5)])) is None
+    told = MACHINE_FAULT.find(facts(findings=[noted()]))
     assert told is not None
     assert (told.id, told.symptom, told.machines, told.seen_ns) == ("m1-7", Symptom.MACHINE_FAULT, ["m1"], 90 * S)
     assert told.headline == "m1: GPU 3: it is lost (gpu-lost)"
@@ -33,13 +33,13 @@ def test_a_fault_is_told_once_it_is_sure_that_no_rank_ends_with_it() -> None:
 
 @pytest.mark.parametrize("verdict", [Health.UNKNOWN, Health.HEALTHY, Health("of a later release")])
 def test_what_is_not_known_to_be_a_fault_is_not_told(verdict: Health) -> None:
-    assert MACHINE_FAULT.judge(facts(findings=[noted(verdict=verdict)])) is None
+    assert MACHINE_FAULT.find(facts(findings=[noted(verdict=verdict)])) is None
 
 
 def test_where_a_rank_ended_its_incident_has_the_finding() -> None:
-    assert MACHINE_FAULT.judge(facts(seen(0, signal=9), findings=[noted()])) is None
-    assert MACHINE_FAULT.judge(facts(findings=[noted()], lost={"m1": [1]})) is None
-    assert MACHINE_FAULT.judge(facts(findings=[noted()], newest=False)) is None
+    assert MACHINE_FAULT.find(facts(seen(0, signal=9), findings=[noted()])) is None
+    assert MACHINE_FAULT.find(facts(findings=[noted()], lost={"m1": [1]})) is None
+    assert MACHINE_FAULT.find(facts(findings=[noted()], newest=False)) is None
 
 
 def many(machines: int, heard_s: float = 50.0, **fields: Any) -> list[FindingSeen]:
@@ -50,7 +50,7 @@ def many(machines: int, heard_s: float = 50.0, **fields: Any) -> list[FindingSee
 
 
 def test_what_a_thousand_machines_find_at_the_same_time_is_one_anomaly() -> None:
-    told = MACHINE_FAULT.judge(facts(findings=many(1000)))
+    told = MACHINE_FAULT.find(facts(findings=many(1000)))
     assert told is not None
     assert told.headline == "m0: GPU 3: it is lost (gpu-lost), and 999 more such faults, on 1000 machines together"
     assert (len(told.machines), len(told.findings), told.more_findings) == (
@@ -63,35 +63,35 @@ def test_what_a_thousand_machines_find_at_the_same_time_is_one_anomaly() -> None
 
 def test_what_comes_over_some_seconds_is_told_together_and_one_alone_does_not_wait() -> None:
     later = many(3, 93)
-    assert MACHINE_FAULT.judge(facts(findings=later)) is None
-    told = MACHINE_FAULT.judge(facts(findings=[*many(1, 90), *later[1:]]))
+    assert MACHINE_FAULT.find(facts(findings=later)) is None
+    told = MACHINE_FAULT.find(facts(findings=[*many(1, 90), *later[1:]]))
     assert told is not None
     assert told.machines == ["m0", "m1", "m2"]
-    assert MACHINE_FAULT.judge(facts(findings=many(1, 98))) is not None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 98))) is not None
 
 
 def test_after_one_was_told_others_of_the_same_reason_are_gathered() -> None:
     told = {"gpu-lost": 70 * S}
-    assert MACHINE_FAULT.judge(facts(findings=many(1, 95), faults_told=told)) is None
-    assert MACHINE_FAULT.judge(facts(findings=many(1, 90), faults_told=told)) is not None
-    assert MACHINE_FAULT.judge(facts(findings=many(1, 95), faults_told={"gpu-lost": 30 * S})) is not None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_told=told)) is None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 90), faults_told=told)) is not None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_told={"gpu-lost": 30 * S})) is not None
 
 
 def test_a_fault_of_another_reason_does_not_wait_for_those_that_are_gathered() -> None:
-    told = MACHINE_FAULT.judge(facts(findings=[*many(3, 95), noted(reason="disk-full")]))
+    told = MACHINE_FAULT.find(facts(findings=[*many(3, 95), noted(reason="disk-full")]))
     assert told is not None
     assert told.findings[0].finding.reason == "disk-full"
 
 
 def test_several_parts_of_one_machine_are_told_at_once() -> None:
-    told = MACHINE_FAULT.judge(facts(findings=[noted(item=f"GPU {number}") for number in (3, 1, 2)]))
+    told = MACHINE_FAULT.find(facts(findings=[noted(item=f"GPU {number}") for number in (3, 1, 2)]))
     assert told is not None
     assert told.headline == "m1: GPU 1: it is lost (gpu-lost), and 2 more such faults"
     assert told.machines == ["m1"]
 
 
 def test_watchers_that_gathered_the_same_say_the_same_and_others_do_not() -> None:
-    one, same, other = (MACHINE_FAULT.judge(facts(findings=found)) for found in (many(3), many(3)[::-1], many(4)))
+    one, same, other = (MACHINE_FAULT.find(facts(findings=found)) for found in (many(3), many(3)[::-1], many(4)))
     assert one is not None
     assert other is not None
     assert one == same
@@ -99,7 +99,7 @@ def test_watchers_that_gathered_the_same_say_the_same_and_others_do_not() -> Non
 
 
 def test_of_what_is_known_only_the_rest_is_told() -> None:
-    told = MACHINE_FAULT.judge(facts(findings=many(3)))
+    told = MACHINE_FAULT.find(facts(findings=many(3)))
     assert told is not None
     about = [found.about for found in told.findings]
     assert without(told, []) == told

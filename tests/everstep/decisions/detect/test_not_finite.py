@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.detect.facts import NOT_REPORTED, RankFacts, ReportedNumber
-from everstep.decisions.detect.not_finite import judge
+from everstep.decisions.detect.job_facts import NOT_REPORTED, RankFacts, ReportedNumber
+from everstep.decisions.detect.not_finite import find_not_finite
 from everstep.model.incident import Anomaly, Symptom
 from tests.everstep.decisions.detect.job_facts import POLICY, RANK, facts
 
@@ -25,7 +25,7 @@ def bad(since: int, steps: int = 1) -> ReportedNumber:
 
 
 def found(*ranks: RankFacts, **more: Any) -> Anomaly | None:
-    return judge(facts(ranks=list(ranks), **more))
+    return find_not_finite(facts(ranks=list(ranks), **more))
 
 
 def test_the_rank_that_had_it_first_is_named_with_its_machine() -> None:

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.hang.standstill import Standstill, Stillness
+from everstep.decisions.blame.hang.progress import Standstill, Stillness
 from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
-from everstep.decisions.detect import hang
-from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.detect.patience import apart_s, bound_s, first_look_s, hang_seen_s, hang_unseen_s
+from everstep.decisions.detect.hang import apart_s, bound_s, find_hang, first_look_s, hang_seen_s, hang_unseen_s
+from everstep.decisions.detect.job_facts import JobFacts
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.detect.job_facts import facts
 
@@ -53,8 +52,8 @@ def test_the_bound_is_by_what_is_seen(
 
 
 def test_a_hang_is_told_with_its_culprit() -> None:
-    assert hang.judge(stands(Stillness.QUIET, quiet_s=2.9)) is None
-    found = hang.judge(stands(Stillness.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
+    assert find_hang(stands(Stillness.QUIET, quiet_s=2.9)) is None
+    found = find_hang(stands(Stillness.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
     assert found is not None
     assert (found.ranks, found.machines) == ([1], ["m1"])
     assert found.headline == "no rank completed a step for 3 s, after step 7: rank 1 on m1: 7 ranks wait for it"
@@ -62,7 +61,7 @@ def test_a_hang_is_told_with_its_culprit() -> None:
 
 @pytest.mark.parametrize("stillness", [Stillness.BUSY, Stillness.COMPUTES, Stillness.UNKNOWN, None])
 def test_an_evaluation_of_minutes_raises_nothing(stillness: Stillness | None) -> None:
-    assert hang.judge(stands(stillness, quiet_s=590.0)) is None
+    assert find_hang(stands(stillness, quiet_s=590.0)) is None
 
 
 def test_looks_come_early_enough_and_not_before() -> None:

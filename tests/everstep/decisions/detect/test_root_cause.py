@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.decisions.detect.root_cause import (
+from everstep.decisions.blame.first_failure import (
     cause_of,
     failure_of,
     first_failure,

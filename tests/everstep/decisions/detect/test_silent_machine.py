@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.detect.silent_machine import judge
+from everstep.decisions.detect.job_facts import JobFacts
+from everstep.decisions.detect.lost_machine import find_silent_machine
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.model.incident import Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -25,7 +25,7 @@ def silent(quiet_s: float = 12.0, longest_step_s: float = 1.0, m1_s: float = 12.
 
 
 def test_agent_and_ranks_are_silent() -> None:
-    found = judge(silent())
+    found = find_silent_machine(silent())
     assert found is not None
     assert (found.symptom, found.machines, found.quiet_s) == (Symptom.MACHINE_SILENT, ["m1"], 12.0)
     assert found.headline == "m1 says nothing, and no rank completed a step for 12 s"
@@ -42,17 +42,20 @@ def test_agent_and_ranks_are_silent() -> None:
     ],
 )
 def test_what_says_nothing_of_a_machine(seen: JobFacts, why: str) -> None:
-    assert judge(seen) is None, why
+    assert find_silent_machine(seen) is None, why
 
 
 @pytest.mark.parametrize(("quiet_s", "code", "opens"), [(12.0, 0, False), (61.0, 0, True), (12.0, 1, True)])
 def test_where_the_other_ranks_ended_well_the_job_may_be_over(quiet_s: float, code: int, opens: bool) -> None:
     named = replace(silent(quiet_s=quiet_s), exits={0: seen(0, finished=True, code=code)}, machine_names=("m0", "m1"))
-    assert (judge(named) is not None) is opens
+    assert (find_silent_machine(named) is not None) is opens
 
 
 def test_an_older_generation_is_over() -> None:
-    assert judge(facts(policy=POLICY, newest=False, quiet_s=99, longest_step_s=1, unheard_s={"m1": 99.0})) is None
+    assert (
+        find_silent_machine(facts(policy=POLICY, newest=False, quiet_s=99, longest_step_s=1, unheard_s={"m1": 99.0}))
+        is None
+    )
 
 
 @given(pauses=st.lists(st.integers(1, 60), min_size=1, max_size=30))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.detect.facts import RankFacts, RankPace
+from everstep.decisions.detect.job_facts import RankFacts, RankPace
 from everstep.decisions.detect.metric_watch import PACE_STEPS, PACES_KEPT, PACES_KNOWN, Pace
 from everstep.decisions.detect.slow_steps import LOOKS, SLOW_STEPS, SlowWatch, is_slower
 from everstep.model.incident import Symptom
@@ -48,11 +48,11 @@ def as_facts(pace: Pace) -> RankPace:
 
 def test_it_is_told_once_it_has_lasted_with_how_slow_it_is_and_since_when() -> None:
     slow = facts(ranks=ranks(SLOW, replace(SLOW, slow_since=322)), slower_s=120.0, last_step=400)
-    told = SLOW_STEPS.judge(slow)
+    told = SLOW_STEPS.find(slow)
     assert told is not None
     assert (told.symptom, told.id, told.machines) == (Symptom.SLOW, "slow-gpt-3-400", [])
     assert told.headline == "steps take 0.2 s since step 320, 0.1 s before"
-    assert SLOW_STEPS.judge(replace(slow, slower_s=119.9)) is None
+    assert SLOW_STEPS.find(replace(slow, slower_s=119.9)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_it_is_told_once_it_has_lasted_with_how_slow_it_is_and_since_when() -> N
 )
 def test_what_others_tell_or_what_is_over_is_not_told(more: dict[str, Any]) -> None:
     usual: dict[str, Any] = {"ranks": ranks(SLOW, SLOW), "slower_s": 500.0}
-    assert SLOW_STEPS.judge(facts(**usual)) is not None
-    assert SLOW_STEPS.judge(facts(**(usual | more))) is None
-    assert SLOW_STEPS.judge(facts(seen(0, signal=9), **usual)) is None
+    assert SLOW_STEPS.find(facts(**usual)) is not None
+    assert SLOW_STEPS.find(facts(**(usual | more))) is None
+    assert SLOW_STEPS.find(facts(seen(0, signal=9), **usual)) is None
 
 
 def test_most_ranks_that_report_have_to_be_slower() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect import stale_checkpoint
-from everstep.decisions.detect.facts import RankFacts
+from everstep.decisions.detect.job_facts import RankFacts
+from everstep.decisions.detect.stale_checkpoint import find_stale_checkpoint
 from everstep.model.incident import Anomaly, Symptom
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts
 
@@ -26,7 +26,7 @@ STALE = replace(
 
 
 def judge(*ranks: RankFacts) -> Anomaly | None:
-    return stale_checkpoint.judge(facts(ranks=ranks))
+    return find_stale_checkpoint(facts(ranks=ranks))
 
 
 def test_the_rank_that_does_not_save_is_named_with_its_machine() -> None:

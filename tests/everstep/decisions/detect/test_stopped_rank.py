@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.detect.stopped_rank import judge
+from everstep.decisions.detect.hang import find_stopped_rank
+from everstep.decisions.detect.job_facts import JobFacts
 from everstep.model.incident import Symptom
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts
 
@@ -21,7 +21,7 @@ def stopped(*, for_s: float = 1.0, quiet_s: float = 1.0, both: bool = False) -> 
 
 
 def test_it_is_told_with_rank_and_machine() -> None:
-    found = judge(stopped())
+    found = find_stopped_rank(stopped())
     assert found is not None
     assert (found.symptom, found.ranks, found.machines) == (Symptom.HANG, [1], ["m1"])
     assert found.headline == "rank 1 on m1 is stopped (state T), and no rank completed a step for 1.0 s"
@@ -46,9 +46,11 @@ def test_it_is_told_with_rank_and_machine() -> None:
     ],
 )
 def test_it_is_left_alone(found: JobFacts, why: str) -> None:
-    assert judge(found) is None, why
+    assert find_stopped_rank(found) is None, why
 
 
 def test_who_stays_stopped_while_the_others_were_continued_is_told() -> None:
-    found = judge(facts(ranks=[replace(RANK, continued_ns=97 * S), replace(OTHER, stopped_ns=50 * S)], quiet_s=50))
+    found = find_stopped_rank(
+        facts(ranks=[replace(RANK, continued_ns=97 * S), replace(OTHER, stopped_ns=50 * S)], quiet_s=50)
+    )
     assert found is not None and found.ranks == [1]

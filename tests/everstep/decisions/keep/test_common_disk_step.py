@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.decisions.keep.common_disk_step import Agreed, StepsOnDisk, agree, newest_of_all
+from everstep.decisions.keep.disk_schedule import Agreed, StepsOnDisk, agree, newest_of_all
 
 
 def stored(*steps: int, passed: int = 0, kept: int = 0, settled: int = 0) -> StepsOnDisk:

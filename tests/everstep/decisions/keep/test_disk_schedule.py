@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.disk_schedule import AGAIN_S, LEAD_S, DiskProgress, PersistRule, coming_step
-from everstep.decisions.keep.step_rate import LEAST_AHEAD
+from everstep.decisions.keep.disk_schedule import AGAIN_S, LEAD_S, LEAST_AHEAD, DiskProgress, PersistRule, coming_step
 from everstep.model.checkpoint_policy import CheckpointPolicy
 
 S = 10**9

@@ -7,11 +7,11 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.next_backup import choose_step, next_stride, roundness
+from everstep.decisions.keep.next_copy import next_step_to_send, next_stride, roundness
 
 
 def choose(held: list[int], newest: int = -1, every: int = 1, stride: int = 1, resumed: int = -1) -> int | None:
-    return choose_step({0: held}, {0: newest}, every=every, stride=stride, resumed=resumed)
+    return next_step_to_send({0: held}, {0: newest}, every=every, stride=stride, resumed=resumed)
 
 
 def test_who_keeps_up_sends_every_step() -> None:
@@ -40,7 +40,7 @@ def test_only_multiples_count_and_where_the_generation_began() -> None:
 
 def test_ranks_of_a_machine_send_the_same_step() -> None:
     def both(held: dict[int, list[int]], *sent: int) -> int | None:
-        return choose_step(held, dict(enumerate(sent)), every=1)
+        return next_step_to_send(held, dict(enumerate(sent)), every=1)
 
     assert both({0: [8, 9], 1: [8]}, 7, 7) == 8
     assert both({0: [8, 9], 1: [8]}, 8, 7) == 8, "rank 1 has it still to send"

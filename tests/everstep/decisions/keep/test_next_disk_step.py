@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.next_disk_step import choose_step, is_due, stride_after
+from everstep.decisions.keep.next_copy import is_due, next_disk_step, stride_after
 
 SLOTS = st.dictionaries(
     st.integers(0, 7), st.lists(st.integers(1, 60), max_size=3, unique=True).map(sorted), min_size=1, max_size=4
@@ -14,7 +14,7 @@ SLOTS = st.dictionaries(
 
 def choose(held: dict[int, list[int]], **options: object) -> tuple[int | None, dict[int, str]]:
     arguments: dict[str, object] = {"every": 10, "stride": 1, "asked": (), "done": -1, **options}
-    choice = choose_step(held, **arguments)  # type: ignore[arg-type]
+    choice = next_disk_step(held, **arguments)  # type: ignore[arg-type]
     assert choice.reason
     return choice.step, dict(choice.gone)
 
@@ -54,7 +54,7 @@ def test_an_asked_step_that_is_gone_is_dropped_with_the_reason() -> None:
 def test_only_a_step_that_no_rank_has_lost_is_chosen(
     held: dict[int, list[int]], every: int, stride: int, asked: set[int]
 ) -> None:
-    choice = choose_step(held, every=every, stride=stride, asked=asked, done=-1)
+    choice = next_disk_step(held, every=every, stride=stride, asked=asked, done=-1)
     assert choice.step is None or choice.step in asked or is_due(choice.step, every, stride)
     for steps in held.values():
         assert choice.step is None or choice.step in steps or max(steps, default=-1) < choice.step

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.keep.choose_restore import choose_restore, nearest
 from everstep.decisions.keep.lineage import FROM_NOTHING, Runs, is_ours, usable
-from everstep.decisions.keep.start_from_run import choose_start, left_by_earlier_run
+from everstep.decisions.keep.starts import choose_start, left_by_earlier_run
 from everstep.errors import CheckpointError
 from everstep.model.assignment import Assignment
 from everstep.model.incident import StateCopy, Tier

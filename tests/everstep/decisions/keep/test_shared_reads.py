@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.shared_reads import readers
+from everstep.decisions.keep.choose_restore import readers
 from everstep.model.incident import CopyToRestore, Tier
 from everstep.model.topology import Topology
 

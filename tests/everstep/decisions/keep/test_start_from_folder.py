@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.decisions.keep.start_from_folder import Folder, folder_of, judge_folder
+from everstep.decisions.keep.starts import Folder, folder_of, judge_folder
 
 PATH = "/disk/gpt/step-000000120"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.pool.demand import FailureRecord, MachineFailure
-from everstep.decisions.pool.failure_rate import PAPER_RATE, FailureRate, failure_rate
+from everstep.decisions.pool.size import PAPER_RATE, FailureRate, failure_rate
 
 
 def seen(failures: int, *, machines: int = 400, days: float = 349.0) -> FailureRecord:

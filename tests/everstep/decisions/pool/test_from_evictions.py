@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.decisions.pool.demand import Refill, daily_demand
-from everstep.decisions.pool.from_evictions import DAY_NS, record_from
+from everstep.decisions.pool.demand import DAY_NS, Refill, daily_demand, record_from
 
 START = 1_763_730_000 * 10**9
 

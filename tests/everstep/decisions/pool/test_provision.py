@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.pool import book, look
-from everstep.decisions.pool.provision import AWAITED_S, COMING_S, coming, is_awaited, wanted
+from everstep.decisions.pool.look import AWAITED_S, COMING_S, coming, is_awaited, wanted
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.pool import LeaseRequest, Looked, PoolState, Replaced, ReplaceRequest, RunningJob

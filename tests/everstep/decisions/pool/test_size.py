@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.pool.demand import FailureRecord, MachineFailure, Refill
-from everstep.decisions.pool.failure_rate import PAPER_RATE
-from everstep.decisions.pool.size import SHORT_DAYS, WINDOW_DAYS, binomial_quantile, pool_size
+from everstep.decisions.pool.size import PAPER_RATE, SHORT_DAYS, WINDOW_DAYS, binomial_quantile, pool_size
 
 RATES = st.floats(0.0, 1.0)
 

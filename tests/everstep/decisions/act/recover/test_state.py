@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.decisions.act.recover.state import RecoveryState
-from everstep.decisions.detect.root_cause import MACHINE_LOST
+from everstep.decisions.blame.first_failure import MACHINE_LOST
 from everstep.decisions.keep.choose_restore import Restore
 from everstep.model.incident import Anomaly, Evidence, RankExit, Restored, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec

@@ -10,10 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.decisions.blame.classify.first_cause import first_cause
-from everstep.decisions.blame.classify.match import LineMatcher
+from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
+from everstep.decisions.blame.classify.rules import LineMatcher
 from everstep.decisions.blame.classify.scan import LogScanner
-from everstep.decisions.blame.classify.verdict import LogVerdict
 from everstep.system.log_files import log_files, pieces
 
 FOLDER = Path(__file__).parent / "labelled"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.decisions.blame.classify.exit_codes import read_exit_code
-from everstep.decisions.blame.classify.first_cause import first_cause
+from everstep.decisions.blame.classify.candidates import read_exit_code
+from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
 from everstep.decisions.blame.classify.rule import FaultClass
 from everstep.decisions.blame.classify.scan import LogScanner
-from everstep.decisions.blame.classify.verdict import LogVerdict
 from everstep.model.owner import Owner
 
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from everstep.decisions.blame.classify.all import LOG_RULES, TRIGGERS
-from everstep.decisions.blame.classify.match import LineMatcher
 from everstep.decisions.blame.classify.rule import LogRule, Role
+from everstep.decisions.blame.classify.rules import LOG_RULES, TRIGGERS, LineMatcher
 from everstep.model.owner import Owner
 
 EACH = pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: rule.name)

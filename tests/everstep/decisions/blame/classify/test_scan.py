@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.classify.first_cause import first_cause
+from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
 from everstep.decisions.blame.classify.scan import HELD, LogScanner
-from everstep.decisions.blame.classify.verdict import LogVerdict
 
 RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\n    f()\nValueError: bad\n'
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"

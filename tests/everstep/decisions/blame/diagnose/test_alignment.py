@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.diagnose.alignment import Computed, compare
+from everstep.decisions.blame.diagnose.compare import Computed, compare
 
 
 def computed(*bits: str, kind: str = "cpu") -> dict[str, Computed]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everstep.decisions.blame.classify.rule import FaultClass
-from everstep.decisions.blame.diagnose.choose import ROWS, choose_tests
+from everstep.decisions.blame.diagnose.choose_tests import ROWS, choose_tests
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
 from everstep.model.incident import Symptom
 from everstep.model.owner import Owner

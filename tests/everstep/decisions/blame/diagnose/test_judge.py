@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from everstep.decisions.act.evict.facts import is_alert, is_bad_link, is_failed_test
 from everstep.decisions.blame.diagnose import reasons
-from everstep.decisions.blame.diagnose.bandwidth import below
-from everstep.decisions.blame.diagnose.failing import BREAKS
-from everstep.decisions.blame.diagnose.judge import Shares, confirmed, judge, passed, unsure_tests
-from everstep.decisions.blame.diagnose.told import told
+from everstep.decisions.blame.diagnose.compare import BREAKS, below
+from everstep.decisions.blame.diagnose.diagnosis import Shares, confirmed, judge, passed, told, unsure_tests
 from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Finding, Health
 

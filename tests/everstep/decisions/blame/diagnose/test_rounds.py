@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.diagnose.pair import Pair, pair_of
-from everstep.decisions.blame.diagnose.rounds import FURTHER_ROUNDS, Pairs, judge_pairs, next_round, shifted_rounds
+from everstep.decisions.blame.diagnose.pairs import (
+    FURTHER_ROUNDS,
+    Pair,
+    Pairs,
+    judge_pairs,
+    next_round,
+    pair_of,
+    shifted_rounds,
+)
 
 
 def names(count: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from everstep.decisions.blame.hang.evidence import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
 from everstep.decisions.blame.hang.stacks import ProcessRole, Signature, StackFrame, normalise
 
 TORCH = "torch/distributed/distributed_c10d.py"

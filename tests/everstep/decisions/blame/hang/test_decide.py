@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.hang.case import HangLimits
-from everstep.decisions.blame.hang.decide import ONE_LOOK, judge_hang
-from everstep.decisions.blame.hang.evidence import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.analysis import ONE_LOOK, judge_hang
+from everstep.decisions.blame.hang.conclusions import HangLimits
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
 from everstep.decisions.blame.hang.stacks import Signature
 from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
 from everstep.model.topology import Topology

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.decisions.blame.hang.case import HangLimits
-from everstep.decisions.blame.hang.decide import judge_hang
-from everstep.decisions.blame.hang.evidence import HangEvidence
+from everstep.decisions.blame.hang.analysis import judge_hang
+from everstep.decisions.blame.hang.conclusions import HangLimits
+from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
 from everstep.dumps.folder import read_folder
 from everstep.model.topology import Topology

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.decisions.blame.hang.evidence import HangEvidence
-from everstep.decisions.blame.hang.standstill import Stillness, standstill
+from everstep.decisions.blame.hang.progress import RankWork, Stillness, UsedUp, standstill, work_of
+from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
-from everstep.decisions.blame.hang.work import RankWork, UsedUp, work_of
 
 NOBODY_MOVED, ONE_LOOK = HangEvidence({}, moved=frozenset()), HangEvidence({})
 IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)

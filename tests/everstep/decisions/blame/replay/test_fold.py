@@ -7,9 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.replay.fold import DIGESTS, IN_FULL, answer_of, bounded, fold
-from everstep.decisions.blame.replay.judge import conclude
-from everstep.decisions.blame.replay.plan import ReplayPlan, plan_replay
+from everstep.decisions.blame.replay.compare_groups import conclude
+from everstep.decisions.blame.replay.groups import ReplayPlan, plan_replay
+from everstep.decisions.blame.replay.kept_runs import DIGESTS, IN_FULL, answer_of, bounded, fold
 from everstep.model.replay import GroupRun, Replayed, RunEnd
 
 

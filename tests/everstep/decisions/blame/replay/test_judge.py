@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.replay.fold import fold
-from everstep.decisions.blame.replay.judge import BREAKS, conclude, is_settled, judge_runs
-from everstep.decisions.blame.replay.plan import ReplayPlan, plan_replay
-from everstep.decisions.blame.replay.spec import repeats_of
+from everstep.decisions.blame.replay.compare_groups import BREAKS, conclude, is_settled, judge_runs
+from everstep.decisions.blame.replay.group_jobs import repeats_of
+from everstep.decisions.blame.replay.groups import ReplayPlan, plan_replay
+from everstep.decisions.blame.replay.kept_runs import fold
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, ReplayFound, RunEnd
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.replay.plan import ReplayPlan, group_size, plan_replay, replica_machines
+from everstep.decisions.blame.replay.groups import ReplayPlan, group_size, plan_replay, replica_machines
 from everstep.errors import TopologyError
 from everstep.model.topology import Topology
 

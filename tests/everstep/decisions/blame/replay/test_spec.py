@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.replay.plan import group_size, replica_machines
-from everstep.decisions.blame.replay.spec import plan_of, repeats_of, shrunk, spec_of_group, why_not
+from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, shrunk, spec_of_group, why_not
+from everstep.decisions.blame.replay.groups import group_size, replica_machines
 from everstep.model.incident import Showing
 from everstep.model.job import JobSpec, owner_of
 from everstep.model.recovery_policy import RecoveryPolicy

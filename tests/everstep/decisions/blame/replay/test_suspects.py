@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.replay.plan import ReplayPlan, plan_replay
+from everstep.decisions.blame.replay.groups import ReplayPlan, plan_replay
 from everstep.decisions.blame.replay.suspects import (
     Found,
     Suspects,

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.hang.evidence import RankEvidence
+from everstep.decisions.blame.hang.rank_samples import RankEvidence
 from everstep.decisions.blame.hang.stacks import Leaf, LeafKind, ProcessRole, Signature
-from everstep.decisions.blame.slow.looks import RankAtWork, RankLooks, counted, round_of
+from everstep.decisions.blame.slow.by_samples import RankAtWork, RankLooks, counted, judge_rounds, round_of, slow_round
 from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
-from everstep.decisions.blame.slow.running import judge_rounds, slow_round
-from everstep.decisions.blame.slow.verdict import SlowConclusion
+from everstep.decisions.blame.slow.vote import SlowConclusion
 from everstep.decisions.detect.cpu_watch import CpuPerStep
 from everstep.model.slow import SlowRound
 from everstep.model.topology import Topology

@@ -1,9 +1,24 @@
-"""Whether a rank works: what its processes used up between two looks. One that computes for long is no hang."""
+"""How sure two samples make it that a job without steps hangs: a long phase looks like a hang at first.
+
+The paper waits for ten minutes (section 4.1); what shortens or lengthens that is ours. Samples are of all ranks, some
+time apart, while no step was seen:
+
+- a rank is stopped (state T), or the ranks call collectives in an order that cannot work: nothing will happen any more;
+- all wait for some that do nothing: no CPU, no reads or writes. They sleep, wait for a lock, or for something outside
+  of the job, which may yet happen: they get some time for it;
+- those for whom all wait are working: they may be in an evaluation, a save or an endless loop. Only time tells;
+- ranks progress and none waits: the job computes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
+
+from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
 
 WORKS = 0.3
 """A rank that has, or waits for, so much of one CPU works; a shared one may give it little."""
@@ -73,3 +88,52 @@ def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> 
         is_held = so_far.is_held or (now.state in HELD and then.state in HELD)
         found[now.rank] = RankWork(so_far.share + max(share, 0.0), so_far.io_bytes + max(moved, 0), switches, is_held)
     return found
+
+
+class Stillness(StrEnum):
+    """Why a job has no steps, as far as two looks show it."""
+
+    NEVER = "nothing will come"
+    QUIET = "all wait for some that do nothing"
+    BUSY = "all wait for some that work"
+    COMPUTES = "ranks compute"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """What two looks showed of a job without steps."""
+
+    standing: Stillness
+    verdict: HangVerdict
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.standing.value}: {self.verdict.reason}"
+
+
+def standstill(verdict: HangVerdict, evidence: HangEvidence, work: Mapping[int, RankWork]) -> Standstill:
+    """Judge how sure a hang is.
+
+    Args:
+        verdict: Over the looks.
+        evidence: That it rests on.
+        work: What ranks did between the looks; of who is left out it is not known.
+    """
+    return Standstill(_standing(verdict, evidence, work), verdict)
+
+
+def _standing(verdict: HangVerdict, evidence: HangEvidence, work: Mapping[int, RankWork]) -> Stillness:
+    if verdict.method is HangMethod.STATE and verdict.evicts:
+        return Stillness.NEVER
+    moved = bool(evidence.moved) and verdict.conclusion is HangConclusion.UNKNOWN
+    if moved or verdict.conclusion is HangConclusion.NOT_HUNG:
+        return Stillness.COMPUTES
+    of_script = verdict.conclusion is HangConclusion.NOT_A_MACHINE
+    suspects = set(work) if of_script else set(verdict.ranks) if verdict.evicts else set()
+    if evidence.moved is None or not suspects or not work.keys() >= suspects:
+        return Stillness.UNKNOWN
+    if any(work[rank].works for rank in suspects):
+        return Stillness.BUSY
+    return Stillness.NEVER if of_script else Stillness.QUIET

@@ -1,4 +1,4 @@
-"""What all tests of several machines say together: each machine's own findings, and what only a comparison shows."""
+"""What all tests of several machines show together: each machine's own findings, and what only a comparison shows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from statistics import median
 
 from everstep.base.text import size_text
 from everstep.decisions.blame.diagnose import reasons
-from everstep.decisions.blame.diagnose.alignment import Computed, compare
-from everstep.decisions.blame.diagnose.bandwidth import LOW_SHARE, SLOW_SHARE, below
-from everstep.decisions.blame.diagnose.failing import failing
-from everstep.decisions.blame.diagnose.pair import Pair, pair_of
-from everstep.decisions.blame.diagnose.rounds import judge_pairs
+from everstep.decisions.blame.diagnose.compare import LOW_SHARE, SLOW_SHARE, Computed, below, compare, failing
+from everstep.decisions.blame.diagnose.pairs import Pair, judge_pairs, pair_of
 from everstep.model.diagnosis import (
     SPEED,
     STEADY,
@@ -23,8 +20,9 @@ from everstep.model.diagnosis import (
     MachineDiagnosis,
     Measured,
     PairResult,
+    as_tested,
 )
-from everstep.model.health import Finding, Health, verdict_of, worst_first
+from everstep.model.health import Finding, Health, MachineFinding, verdict_of, worst_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +228,33 @@ def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence
         )
         for name, values in figures.items()
     ]
+
+
+def told(found: Diagnosis, *, links: bool = True) -> list[MachineFinding]:
+    """Every finding with its machine, faults first; with ``links`` those of links that do not work as well."""
+    own = [(one.machine, finding) for one in found.machines for finding in one.findings]
+    said = [
+        MachineFinding(machine=machine, finding=as_tested(finding))
+        for machine, finding in [*own, *(_of_links(found) if links else [])]
+    ]
+    return sorted(said, key=lambda one: one.finding.verdict != "faulty")
+
+
+def _of_links(found: Diagnosis) -> list[tuple[str, Finding]]:
+    """Machines without which all links that are left work.
+
+    A link that does not work is of neither of its machines, and the job cannot run over it. Who has most of them has
+    the finding, of two alike the later one, which is not where the rendezvous store is.
+    """
+    left, said = list(found.links), []
+    order = list(
+        dict.fromkeys([*(one.machine for one in found.machines), *(one for link in left for one in link.machines)])
+    )
+    while left:
+        machine = max(order, key=lambda one: (sum(one in link.machines for link in left), order.index(one)))
+        for link in [link for link in left if machine in link.machines]:
+            other = next(one for one in link.machines if one != machine)
+            text = f"the link between it and {other} does not work, and both work with others"
+            said.append((machine, reasons.BAD_LINK.found(link.test, other, link.text, text=text)))
+            left.remove(link)
+    return said

@@ -1,11 +1,14 @@
-"""Which step a machine writes to disk next, and which it lets go. Pure.
+"""Which step a machine writes to disk next, or sends to a peer.
 
-All machines of a job must write the same steps, or no step is complete for all
-ranks, and they do not talk about it. So a step is due by its number alone:
-every ``disk_every_steps``-th, and those that a ``Persist`` asked all machines
-for. A machine whose disk is too slow for that does not take what happens to
-come when it is ready, but doubles the distance until it keeps up: its steps are
-then a part of what every faster machine writes.
+All machines of a job must write, and send, the same steps, or no step is complete for all ranks, and they
+do not talk about it. So a step is due by its number alone: every ``disk_every_steps``-th (or
+``backup_every_steps``-th), and those that a ``Persist`` asked all machines for. A machine that is too slow does
+not use whichever step is newest when it is ready, but doubles the distance until it keeps up: its steps are then a part
+of those of every faster machine.
+
+Where a machine that sends still has a choice, it sends the *roundest* step, the one with the most trailing zero bits:
+machines that are behind by a different amount choose that one too. Where the job makes no steps, e.g. in a hang, the
+distance is one again: its last step is the one that has to be backed up.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def is_due(step: int, every: int, stride: int = 1) -> bool:
     return every > 0 and step > 0 and step % (every * stride) == 0
 
 
-def choose_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> NextDiskStep:
+def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> NextDiskStep:
     """The step that this machine writes next.
 
     A step can be written when every rank either holds it or has yet to reach
@@ -78,3 +81,49 @@ def stride_after(every: int, lasted: int) -> int:
     while every * stride <= lasted:
         stride *= 2
     return stride
+
+
+def next_step_to_send(
+    held: Mapping[int, Collection[int]], sent: Mapping[int, int], *, every: int, stride: int = 1, resumed: int = -1
+) -> int | None:
+    """The step to send for all ranks that hold it and have not sent it; None: nothing to do.
+
+    A step is chosen when each rank either holds it, has sent it, or has yet to reach it.
+
+    Args:
+        held: For each rank that has this peer, the steps in its own slots.
+        sent: For each of them the newest step that the peer has; -1: none.
+        every: ``backup_every_steps``.
+        stride: Every which multiple of that; from ``next_stride``.
+        resumed: The step from which the generation began: it counts too, for a new peer may not have it yet.
+    """
+    newest = {rank: max(steps, default=-1) for rank, steps in held.items()}
+
+    def possible(step: int) -> bool:
+        return all(step in held[rank] or sent[rank] >= step or newest[rank] < step for rank in held)
+
+    due = {
+        step
+        for rank, steps in held.items()
+        for step in steps
+        if step > sent[rank] and (step % (every * stride) == 0 or step == resumed) and possible(step)
+    }
+    return max(due, key=lambda step: (roundness(step // every if step % every == 0 else 1), step), default=None)
+
+
+def next_stride(stride: int, every: int, lasted: int) -> int:
+    """The stride after one more step was sent.
+
+    It grows by doubling only, so that a single delay does not cost more than one step more.
+
+    Args:
+        stride: Until now.
+        every: ``backup_every_steps``.
+        lasted: Steps that were saved while it was sent.
+    """
+    return min(2 * stride, stride_after(every, lasted))
+
+
+def roundness(step: int) -> int:
+    """Trailing zero bits; a step of 0 is as round as can be."""
+    return (step & -step).bit_length() - 1 if step else 64

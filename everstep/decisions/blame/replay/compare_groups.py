@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from everstep.base.text import listed
-from everstep.decisions.blame.replay.fold import answer_of
-from everstep.decisions.blame.replay.plan import ReplayPlan
+from everstep.decisions.blame.replay.groups import ReplayPlan
+from everstep.decisions.blame.replay.kept_runs import answer_of
 from everstep.decisions.blame.replay.suspects import Found, not_reproduced, suspects
 from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 

@@ -1,21 +1,17 @@
-"""All rules of detection. A new one needs a file and a line here."""
+"""All rules of detection. A new rule needs a function and a line here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from everstep.decisions.detect.early_exit import EARLY_EXIT
-from everstep.decisions.detect.facts import JobFacts
-from everstep.decisions.detect.failed_rank import FAILED_RANK
-from everstep.decisions.detect.hang import HANG
-from everstep.decisions.detect.lost_machine import LOST_MACHINE
+from everstep.decisions.detect.hang import HANG, STOPPED_RANK
+from everstep.decisions.detect.job_facts import JobFacts, Rule
+from everstep.decisions.detect.lost_machine import LOST_MACHINE, SILENT_MACHINE
 from everstep.decisions.detect.machine_fault import MACHINE_FAULT
 from everstep.decisions.detect.not_finite import NOT_FINITE
-from everstep.decisions.detect.rule import Rule
-from everstep.decisions.detect.silent_machine import SILENT_MACHINE
+from everstep.decisions.detect.rank_ends import EARLY_EXIT, FAILED_RANK
 from everstep.decisions.detect.slow_steps import SLOW_STEPS
 from everstep.decisions.detect.stale_checkpoint import STALE_CHECKPOINT
-from everstep.decisions.detect.stopped_rank import STOPPED_RANK
 from everstep.model.incident import Anomaly
 
 RULES: tuple[Rule, ...] = (
@@ -36,5 +32,5 @@ RULES: tuple[Rule, ...] = (
 def anomalies(facts: JobFacts) -> Iterator[Anomaly]:
     """What the rules find, each anomaly with the name of its rule; the job takes the first one."""
     for rule in RULES:
-        if anomaly := rule.judge(facts):
+        if anomaly := rule.find(facts):
             yield anomaly.model_copy(update={"rule": rule.name})

@@ -1,7 +1,7 @@
 """What is kept of the runs of groups, so that a replay of thousands of machines and dozens of repeats stays small.
 
 One run of a group has a bounded size, and of several that ended alike one is kept, with their number. What all of them
-say together (:func:`everstep.decisions.blame.replay.judge.conclude`) is the same before and after.
+say together (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) is the same before and after.
 """
 
 from __future__ import annotations

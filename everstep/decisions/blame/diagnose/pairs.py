@@ -4,7 +4,7 @@ Every machine is tested with a neighbour, and in a second round, shifted by one,
 section 4.2). A machine that fails with both is at fault; where the only failure is that of two machines which pass with
 others, it is what lies between them.
 
-Ours: an odd number needs a third round. Where suspects were tested with suspects, they are tested again, with machines
+An odd number needs a third round. Where suspects were tested with suspects, they are tested again, with machines
 that passed: named is only who failed with two of those. A machine that passed once works.
 """
 
@@ -14,7 +14,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.blame.diagnose.pair import Pair, pair_of
+Pair = tuple[str, str]
+"""In alphabetical order."""
+
+
+def pair_of(one: str, other: str) -> Pair:
+    """Of two machines."""
+    return (one, other) if one <= other else (other, one)
+
 
 FURTHER_ROUNDS = 8
 """After the shifted ones, at most; who is not told apart by then stays unknown."""

@@ -1,16 +1,16 @@
-"""What the rules of detection look at: one generation of one job, at one moment.
+"""The facts of one generation of a job at one moment, and what a rule of detection looks like.
 
 Times are nanoseconds of the watcher's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.blame.hang.standstill import Standstill
+from everstep.decisions.blame.hang.progress import Standstill
 from everstep.model.health import Finding
-from everstep.model.incident import RankExit
+from everstep.model.incident import Anomaly, RankExit
 from everstep.model.job import JobSpec
 
 
@@ -154,3 +154,19 @@ class JobFacts:
     """In the order in which they were heard of."""
     faults_told: Mapping[str, int] = field(default_factory=dict)
     """Reason code → when the job was told last of a machine with such a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to see that a job does not train as it should: the facts of one generation in, an anomaly or none out."""
+
+    name: str
+    """Kept with each anomaly that the rule finds; it does not change."""
+    finds: str
+    """What it finds, in one line."""
+    threshold: str
+    """When that is an anomaly; ``{policy.…}`` and ``{checkpoint.…}`` stand for the numbers of a job."""
+    source: str
+    """Where the threshold is from; empty: the papers leave it open."""
+    find: Callable[[JobFacts], Anomaly | None]
+    """Keeps nothing between two calls."""

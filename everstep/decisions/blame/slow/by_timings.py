@@ -10,8 +10,7 @@ from statistics import fmean, median
 from everstep.base.text import listed
 from everstep.decisions.blame.hang.verdict import ParallelGroup
 from everstep.decisions.blame.slow.timings import PhaseTime, StepTime, communicates, computes, stage_seconds, step_times
-from everstep.decisions.blame.slow.verdict import Round, SlowConclusion, SlowVerdict
-from everstep.decisions.blame.slow.vote import SlowLimits, vote
+from everstep.decisions.blame.slow.vote import Round, SlowConclusion, SlowLimits, SlowVerdict, vote
 from everstep.model.topology import Topology
 
 LEAST_FLAGGED = 0.6

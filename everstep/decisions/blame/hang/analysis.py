@@ -6,16 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from everstep.base.text import listed
-from everstep.decisions.blame.hang.by_waiting import by_waiting
-from everstep.decisions.blame.hang.case import HangCase, HangLimits
-from everstep.decisions.blame.hang.conclusions import named, open_collectives_told, over_evicted, unknown
-from everstep.decisions.blame.hang.evidence import HangEvidence
-from everstep.decisions.blame.hang.mismatch import judge_mismatch
+from everstep.decisions.blame.hang.by_waiting import by_waiting, judge_mismatch
+from everstep.decisions.blame.hang.conclusions import (
+    HangCase,
+    HangLimits,
+    named,
+    open_collectives_told,
+    over_evicted,
+    unknown,
+)
 from everstep.decisions.blame.hang.outliers import find_outliers
 from everstep.decisions.blame.hang.picture import picture
+from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.decisions.blame.hang.shared_group import shared_group
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
+from everstep.model.hang import HangFound
 from everstep.model.topology import Topology
 
 ONE_LOOK = "there was one look only: that the job does not move is taken for granted; two, seconds apart, would show it"
@@ -122,3 +128,46 @@ _WAYS: Mapping[HangMethod, Callable[[HangCase], HangVerdict | str]] = {
     HangMethod.WAIT_FOR: _by_waiting,
     HangMethod.STACKS: _by_stacks,
 }
+
+
+RANKS_KEPT = 64
+MACHINES_KEPT = 1024
+LINES_KEPT = 12
+PICTURE_CHARACTERS = 6000
+REASON_CHARACTERS = 600
+"""Of one verdict."""
+
+
+def found_of(
+    verdict: HangVerdict, topology: Topology, names: Sequence[str], *, generation: int, looks: int, seconds: float
+) -> HangFound:
+    """The verdict for people and for the rules of eviction.
+
+    Args:
+        verdict: Of the analysis.
+        topology: Of the job.
+        names: Of its machines, in order.
+        generation: That was looked at.
+        looks: How many looks there were.
+        seconds: How long they took.
+    """
+    suspects = sorted({topology.machine(rank) for rank in verdict.ranks} & set(verdict.machines))
+    return HangFound(
+        generation=generation,
+        conclusion=verdict.conclusion,
+        method=verdict.method,
+        reason=_cut(verdict.reason, REASON_CHARACTERS),
+        ranks=list(verdict.ranks[:RANKS_KEPT]),
+        machines=list(names_of(verdict.machines[:MACHINES_KEPT], names)),
+        suspects=list(names_of(suspects, names)),
+        innocent=verdict.innocent,
+        evidence=[_cut(line, REASON_CHARACTERS) for line in verdict.evidence[:LINES_KEPT]],
+        picture=_cut(verdict.picture, PICTURE_CHARACTERS),
+        unknown=len(verdict.unknown),
+        looks=looks,
+        seconds=round(seconds, 3),
+    )
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 2] + " …"

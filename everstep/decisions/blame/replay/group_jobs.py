@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import gcd, prod
 
-from everstep.decisions.blame.replay.judge import TRIES
-from everstep.decisions.blame.replay.plan import ReplayGroup, ReplayPlan, group_size, plan_replay, replica_machines
+from everstep.decisions.blame.replay.compare_groups import TRIES
+from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPlan, group_size, plan_replay, replica_machines
 from everstep.decisions.blame.replay.suspects import runs_needed
 from everstep.errors import TopologyError
 from everstep.model.incident import Showing

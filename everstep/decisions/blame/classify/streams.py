@@ -1,4 +1,4 @@
-"""What was found in one stream of lines: in a log, or in one rank's part of a log of several."""
+"""What the rules match in one stream of lines: in a log, or in one rank's part of a log of several."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""Ends of ranks: success, a failure, or a rank that left with code 0 while others train on.
+
+A rank that left before the end of its loop has broken out of it together with all others, or has left them alone. The
+others show which: those that stay in their loops were left alone. Where they fail because of it, ``failed-rank``
+reports that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from everstep.decisions.blame.first_failure import classification_of, first_failure, headline_of, symptom_of
+from everstep.decisions.detect.job_facts import JobFacts, ObservedExit, Rule
+from everstep.model.incident import Anomaly
+from everstep.model.recovery_policy import RecoveryPolicy
+
+
+def is_success(seen: ObservedExit) -> bool:
+    """Whether a rank ended as it should: with code 0, as under torchrun."""
+    if seen.end.code == 0:
+        return True
+    # The status is lost when the parent died first; the rank's own word is enough, and nothing less.
+    return seen.end.code is None and not seen.end.signal and seen.finished
+
+
+def has_finished(exits: Collection[ObservedExit], world_size: int) -> bool:
+    """Whether all ranks of a generation left with success: the job is done."""
+    return len(exits) >= world_size and all(map(is_success, exits))
+
+
+def anomaly_of(facts: JobFacts, seen: ObservedExit) -> Anomaly:
+    """The anomaly that a rank's end is reported as."""
+    end = seen.end
+    return Anomaly(
+        id=seen.id,
+        generation=facts.generation,
+        symptom=symptom_of(end),
+        headline=headline_of(end),
+        ranks=[end.rank],
+        machines=[end.machine],
+        seen_ns=end.time_ns,
+        classification=classification_of(end),
+    )
+
+
+def find_failed_rank(facts: JobFacts) -> Anomaly | None:
+    """The first failure, once any rank failed; a rank that left early with success may be why the others did."""
+    ends = facts.exits.values()
+    if all(map(is_success, ends)):
+        return None
+    culprit = first_failure([seen.end for seen in ends if not (seen.finished and is_success(seen))])
+    assert culprit is not None
+    return anomaly_of(facts, next(seen for seen in ends if seen.end is culprit))
+
+
+FAILED_RANK = Rule(
+    name="failed-rank",
+    finds="a rank ended by a signal, an exception or an exit code other than 0",
+    threshold="at once",
+    source="ByteRobust, section 4.1: the exits of training processes",
+    find=find_failed_rank,
+)
+
+
+def find_early_exit(facts: JobFacts) -> Anomaly | None:
+    """The rank that left first, once the others did not follow in time."""
+    ends = facts.exits.values()
+    early = [seen for seen in ends if not seen.finished]
+    if not early or len(ends) >= facts.spec.topology().world_size or not all(map(is_success, ends)):
+        return None
+    others_in_loop = _others_in_loop(facts)
+    first = min(early, key=lambda seen: seen.heard_ns)
+    patience_s = follow_s(facts.spec.policy, others_in_loop=others_in_loop)
+    if others_in_loop is False or facts.now_ns - first.heard_ns <= patience_s * 1e9:
+        return None
+    return anomaly_of(facts, first)
+
+
+def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
+    """Seconds in which the others have to follow a rank that left with code 0.
+
+    Of those without a loop of ours it is not known whether they hang or have
+    something left to do: they have as long as a hang.
+    """
+    return policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
+
+
+def _others_in_loop(facts: JobFacts) -> bool | None:
+    """Whether a rank that lives is within ``run.steps``; False: all of them left it; None: not known."""
+    living = [rank for rank in facts.ranks if rank.alive and rank.rank not in facts.exits]
+    if any(rank.in_loop for rank in living):
+        return True
+    return False if living and all(rank.left_loop for rank in living) else None
+
+
+EARLY_EXIT = Rule(
+    name="early-exit",
+    finds="a rank left with code 0 and the others did not follow",
+    threshold="{policy.exit_grace_s:g} s where others are in their loop, {policy.stall_floor_s:g} s where nobody knows",
+    source="",
+    find=find_early_exit,
+)
