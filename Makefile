@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test lint types stubs bench sweep drills soak mutants s3 integrations lock clean
+.PHONY: help setup temporal demo test check lint types stubs bench sweep drills soak mutants s3 integrations lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -26,10 +26,11 @@ temporal: setup ## find, download or build the Temporal server
 demo: temporal ## a training job that crashes and goes on, with a summary at the end
 	@$(BIN)/everstep demo
 
-lint: setup ## ruff: rules and format
-	@echo 'ruff check, ruff format --check'
+lint: setup ## ruff: rules and format; import-linter: which layer imports which
+	@echo 'ruff check, ruff format --check, lint-imports'
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
 
 types: setup ## mypy, strict
 	@echo 'mypy --strict'
@@ -41,8 +42,13 @@ types: setup ## mypy, strict
 SIDE_BY_SIDE ?= 4
 FAULTS ?= 300
 SEED ?= 1
-test: temporal ## everything that CI runs
+test: temporal lint types ## everything that CI runs: static checks, then all tests
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
+
+check: temporal lint types ## before a commit: static checks, and the tests of the folders that differ from main (about a minute)
+	@echo 'the twenty largest files'
+	@git ls-files '*.py' ':!agent/v1' | xargs wc -l | sort -rn | sed -n 2,21p
+	@$(BIN)/python -P -m tests.changed
 
 stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
 	@sh deploy/stubs.sh

@@ -64,14 +64,12 @@ def together(file: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Static checks and drills first, what starts no process last: nothing long should be waited for at the end."""
+    """Drills first, what starts no process last: nothing long should be waited for at the end."""
 
     def turn(item: pytest.Item) -> int:
-        if "tests/test_static.py" in item.nodeid:
-            return 0
         if item.get_closest_marker("drill"):
-            return 1
-        return 3 if "tests/everstep/" in item.nodeid else 2
+            return 0
+        return 2 if "tests/everstep/" in item.nodeid else 1
 
     items.sort(key=turn)
 

@@ -11,7 +11,6 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,6 @@ from everstep.model.words import Words
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("everstep", "agent", "activities", "workflows", "controlplane", "drills", "console")
-"""Imports go to the left only."""
-STANDARD_LIBRARY_ONLY = ("rank/step_reports", "rank/environment", "rank/drill_faults", "model/topology")
-"""Modules of everstep that every rank imports."""
 HEAVY = ("torch", "numpy", "pydantic", "grpc", "temporalio", "google.protobuf", "sqlalchemy", "typer", "rich")
 REGISTRIES = ("py|pi.org", "files.python|hosted.org", "proxy.go|lang.org", "sum.go|lang.org", "registry.npm|js.org")
 """Hosts that no file may name; split, so that this file does not name them either."""
@@ -39,21 +35,14 @@ def sources(layer: str) -> list[Path]:
     return sorted(path for path in (ROOT / layer).rglob("*.py") if path.parent != ROOT / "agent" / "v1")
 
 
-@cache
-def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """What a file imports, also inside functions; each file is read once for all rules."""
-    tree = ast.parse(path.read_text(), str(path))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of each module that a file imports."""
-    for node in import_nodes(path):
+def imports(path: Path) -> Iterator[str]:
+    """The full name of each module that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        else:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield node.lineno, node.module or ""
+            yield node.module or ""
 
 
 def tracked() -> list[Path]:
@@ -63,19 +52,6 @@ def tracked() -> list[Path]:
     return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_imports_go_down_only(layer: str) -> None:
-    above = LAYERS[LAYERS.index(layer) + 1 :]
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in sources(layer)
-        for line, name in imports(path)
-        if name.split(".")[0] in above
-    ]
-    assert sources(layer)
-    assert not wrong
-
-
 def modules() -> dict[str, Path]:
     """Every shipped module by its full name."""
     return {
@@ -83,57 +59,6 @@ def modules() -> dict[str, Path]:
         for layer in LAYERS
         for path in sources(layer)
     }
-
-
-def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
-    """The shipped modules that a file imports: ``from a.b import c`` is one of ``a.b.c`` where that is a module."""
-    found = set()
-    for node in import_nodes(path):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        else:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= inner & known.keys() or {node.module or ""}
-    return found & known.keys()
-
-
-def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of which each member leads to each other one, by taking away whoever leads nowhere, or is led to by
-    nobody, as long as there is one."""
-    rest = {name: set(names) - {name} for name, names in edges.items()}
-    while True:
-        led_to = {name for names in rest.values() for name in names}
-        gone = [name for name, names in rest.items() if not names & rest.keys() or name not in led_to]
-        if not gone:
-            return [sorted(rest)] if rest else []
-        for name in gone:
-            del rest[name]
-
-
-def test_circles_are_found() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [["b", "c"]]
-
-
-def test_no_files_import_each_other_in_a_circle() -> None:
-    known = modules()
-    assert circles({name: imported_modules(path, known) for name, path in known.items()}) == []
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_folders_of_a_layer_import_one_way(layer: str) -> None:
-    """A file that lies in no folder of its layer counts as one of its own: it may be below all of them, or above."""
-    known = modules()
-
-    def room(name: str) -> str:
-        parts = known[name].relative_to(ROOT).parts
-        return parts[1] if parts[0] == layer else ""
-
-    edges: dict[str, set[str]] = defaultdict(set)
-    for name, path in known.items():
-        if room(name):
-            edges[room(name)] |= {room(other) for other in imported_modules(path, known)} - {""}
-    assert circles(edges) == []
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -159,15 +84,6 @@ def test_every_error_is_in_the_tree() -> None:
     assert names <= told, "the docstring shows the tree"
 
 
-def test_no_file_is_long() -> None:
-    """But for the fork server: it is one program, and what it imports delays the first fork."""
-    one_program = ROOT / "agent" / "launcher" / "fork_server.py"
-    generated = ROOT / "agent" / "v1"
-    files = [path for path in tracked() if path.suffix == ".py" and path.parent != generated and path != one_program]
-    long = {str(path): count for path in files if (count := len(path.read_text().splitlines())) > 400}
-    assert long == {}
-
-
 def test_every_package_says_why_it_exists() -> None:
     folders = {path.parent for layer in LAYERS for path in sources(layer) if "migrations" not in path.parts}
     silent = []
@@ -176,13 +92,6 @@ def test_every_package_says_why_it_exists() -> None:
         if not file.exists() or len((ast.get_docstring(ast.parse(file.read_text())) or "").split()) < 5:
             silent.append(str(folder.relative_to(ROOT)))
     assert sorted(silent) == []
-
-
-@pytest.mark.parametrize("name", STANDARD_LIBRARY_ONLY)
-def test_what_every_rank_imports_needs_the_standard_library_only(name: str) -> None:
-    allowed = sys.stdlib_module_names | {"everstep"}
-    wrong = [module for _, module in imports(ROOT / "everstep" / f"{name}.py") if module.split(".")[0] not in allowed]
-    assert not wrong
 
 
 def test_importing_everstep_imports_nothing_heavy() -> None:
@@ -236,7 +145,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     extras = [name for extra, names in project["optional-dependencies"].items() if extra != "dev" for name in names]
     declared = {_plain(name) for name in [*project["dependencies"], *extras]}
     owners = importlib.metadata.packages_distributions()
-    names = {name for path in modules().values() for _, full in imports(path) for name in [full.split(".")[0]]}
+    names = {name for path in modules().values() for full in imports(path) for name in [full.split(".")[0]]}
     foreign = names - set(sys.stdlib_module_names) - set(LAYERS)
     unowned = sorted(name for name in foreign if name != "google" and not owners.get(name) and name not in ELSEWHERE)
     imported = {_plain(owner) for name in foreign for owner in owners.get(name, []) if name != "google"} | {"protobuf"}
@@ -247,9 +156,10 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     assert sorted(imported - declared) == []
 
 
-def test_every_layer_is_packaged() -> None:
+def test_every_layer_is_packaged_and_has_its_imports_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert tuple(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == LAYERS
+    assert tuple(project["tool"]["importlinter"]["root_packages"]) == LAYERS
 
 
 def test_the_grpc_stubs_are_those_of_the_schema(tmp_path: Path) -> None:
