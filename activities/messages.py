@@ -43,7 +43,7 @@ RECORD = "Record job"
 DELIVER = "Deliver notice"
 MAKE_VERSION = "Make version"
 CHECK_VERSION = "Check version"
-HOLD = "Hold ranks"
+ALIGN = "Align ranks"
 DIAGNOSE = "Diagnose machines"
 TRACE = "Trace ranks"
 REPLAY_GROUP = "Replay group"
@@ -115,7 +115,7 @@ class VersionChecked(Model):
     """What is no reason to refuse it: machines that were silent, or slow; empty: nothing."""
 
 
-class HoldInput(Model):
+class AlignInput(Model):
     """Have all ranks of a generation end the same step, save it and wait there."""
 
     spec: JobSpec
@@ -127,8 +127,8 @@ class HoldInput(Model):
     """Ranks whose backup has to have the step as well: they go on from it, on other machines."""
 
 
-class Held(Model):
-    """What came of it."""
+class RanksAligned(Model):
+    """Whether all ranks wait at the end of the same step."""
 
     step: int = -1
     """Completed steps at which all ranks wait; -1: they do not."""

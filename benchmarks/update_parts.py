@@ -12,9 +12,9 @@ from benchmarks.timeline import PARTS as RECOVERY_PARTS
 from benchmarks.timeline import parts_between
 from everstep.model.incident import Confirmation
 
-BEFORE = ("ask", "make", "try", "open", "hold", "stop", "decide", "launch")
+BEFORE = ("ask", "make", "try", "open", "align", "stop", "decide", "launch")
 """ask: request to the job's activity that makes the version; make: until it is in the store; try: until all machines
-have it and ran it up to where it joins the job; open: until the incident asks the ranks to hold; hold: until all wait
+have it and ran it up to where it joins the job; open: until the incident asks the ranks to align; align: until all wait
 at the end of a step; stop: until all are gone and it is known what can be restored; decide: to the launch scheduled;
 launch: to the last fork. What follows is as of a recovery."""
 PARTS = (*BEFORE, *RECOVERY_PARTS[5:])
@@ -60,8 +60,8 @@ def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, found: Co
         "ask": job.scheduled.get(messages.MAKE_VERSION, 0),
         "make": job.completed.get(messages.MAKE_VERSION, 0),
         "try": job.completed.get(messages.CHECK_VERSION, 0),
-        "open": incident.scheduled.get(messages.HOLD, 0),
-        "hold": incident.completed.get(messages.HOLD, 0),
+        "open": incident.scheduled.get(messages.ALIGN, 0),
+        "align": incident.completed.get(messages.ALIGN, 0),
         "stop": incident.completed.get(messages.STOP, 0),
         "decide": incident.scheduled.get(messages.LAUNCH, 0),
         "launch": forked_ns,

@@ -129,7 +129,7 @@ def build(
             ranks.stop,
             ranks.launch,
             ranks.confirm,
-            ranks.hold,
+            ranks.align,
             ranks.await_machines,
             ranks.release,
             checkpoints.find,

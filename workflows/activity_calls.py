@@ -12,6 +12,7 @@ from temporalio.workflow import ActivityHandle
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import (
+        AlignInput,
         AwaitInput,
         CheckVersionInput,
         ClosedInput,
@@ -20,11 +21,10 @@ with workflow.unsafe.imports_passed_through():
         FindInput,
         FolderFound,
         FolderInput,
-        Held,
-        HoldInput,
         LaunchInput,
         MakeVersionInput,
         PrepareInput,
+        RanksAligned,
         ReleaseInput,
         ReplayGroupInput,
         RestoreInput,
@@ -321,15 +321,15 @@ def slow_round(
     )
 
 
-def hold(
+def align(
     spec: JobSpec, machines: list[Machine], generation: int, *, backed_up: Sequence[int] = ()
-) -> ActivityHandle[Held]:
+) -> ActivityHandle[RanksAligned]:
     """Have all ranks come to the end of the same step, and wait there; of some the backup has to have it as well."""
     bound_s = spec.policy.hold_s
     return workflow.start_activity(
-        messages.HOLD,
-        HoldInput(spec=spec, machines=machines, generation=generation, patience_s=bound_s, backed_up=list(backed_up)),
-        result_type=Held,
+        messages.ALIGN,
+        AlignInput(spec=spec, machines=machines, generation=generation, patience_s=bound_s, backed_up=list(backed_up)),
+        result_type=RanksAligned,
         summary=web_ui.summary(f"generation {generation}: every rank ends the same step"),
         **on_ranks(timedelta(seconds=bound_s + 15)),
     )

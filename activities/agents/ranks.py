@@ -16,22 +16,22 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities import messages
+from activities.agents.align import align_ranks
 from activities.agents.call_all import asked_of, on_all, prepare, prepared, refuse_silent
 from activities.agents.clocks import fit_stop
 from activities.agents.confirm import confirm_steps
 from activities.agents.convert import backup_peers, checkpoint_options, imports_of, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
-from activities.agents.hold import hold_ranks
 from activities.agents.libraries import libraries_of
 from activities.agents.ship import Shipment
 from activities.heartbeat import Say, heartbeating, now_ns, request_id
 from activities.messages import (
+    AlignInput,
     AwaitInput,
     ConfirmInput,
-    Held,
-    HoldInput,
     LaunchInput,
     PrepareInput,
+    RanksAligned,
     ReleaseInput,
     StopInput,
 )
@@ -216,11 +216,11 @@ class RankActivities:
         async with heartbeating():
             return await confirm_steps(self._agents, launch)
 
-    @activity.defn(name=messages.HOLD)
-    async def hold(self, wait: HoldInput) -> Held:
+    @activity.defn(name=messages.ALIGN)
+    async def align(self, wait: AlignInput) -> RanksAligned:
         """Have all ranks end the same step and wait there; says why where they do not."""
         async with heartbeating() as say:
-            return await hold_ranks(self._agents, wait, say)
+            return await align_ranks(self._agents, wait, say)
 
     @activity.defn(name=messages.AWAIT)
     async def await_machines(self, wait: AwaitInput) -> list[str]:

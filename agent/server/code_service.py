@@ -55,10 +55,10 @@ class CodeService(CheckpointsService):
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldReply:  # noqa: N802
         """Let ranks wait at the end of a step."""
-        return hold(await self.jobs.known(request.job, context), request.generation, request.step)
+        return align(await self.jobs.known(request.job, context), request.generation, request.step)
 
 
-def hold(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
+def align(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
     """Ask the ranks of a generation to wait; says how far they are."""
     reports = [
         runner.ranks.reports.get(rank.rank, generation)
@@ -67,11 +67,11 @@ def hold(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
     ]
     found = [report for report in reports if report]
     for report in found:
-        report.hold(step)
-    holds = [report.holding() for report in found]
-    known = bool(found) and len(found) == len(reports) and all(now.can for now in holds)
+        report.align(step)
+    alignments = [report.alignment() for report in found]
+    known = bool(found) and len(found) == len(reports) and all(now.can for now in alignments)
     return pb.HoldReply(
         farthest=max((report.snapshot().completed_steps for report in found), default=-1),
         known=known,
-        held=known and 0 < step <= min(now.held for now in holds),
+        held=known and 0 < step <= min(now.aligned for now in alignments),
     )

@@ -37,7 +37,7 @@ def drill(  # noqa: PLR0917 - one parameter for each option
         str,
         typer.Option(
             help="kill-worker, kill-temporal: report, vote, trace, stop, evict, prepare, await, decide, diagnose, "
-            "replay, restore, reattempt, confirm; of an update make, try and hold as well."
+            "replay, restore, reattempt, confirm; of an update make, try and align as well."
         ),
     ] = "",
     at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,

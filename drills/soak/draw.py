@@ -71,7 +71,7 @@ OTHER = 2
 """Machines of the second job ( ``SoakPlan.other``)."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 """Stages of every incident."""
-OF_AN_UPDATE = ("hold", *STAGES)
+OF_AN_UPDATE = ("align", *STAGES)
 """Stages of an update."""
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
 """Stages of an incident where memory was lost."""

@@ -8,7 +8,7 @@ BEFORE_AN_UPDATE = {"make": messages.MAKE_VERSION, "try": messages.CHECK_VERSION
 """What the job's workflow does with a version before an incident applies it → the activity that it consists of."""
 STAGES = {
     **BEFORE_AN_UPDATE,
-    "hold": messages.HOLD,
+    "align": messages.ALIGN,
     "vote": messages.SLOW_ROUND,
     "trace": messages.TRACE,
     "stop": messages.STOP,

@@ -249,7 +249,7 @@ class Stage(Words):
     """Where an incident stands, in the order in which it gets there."""
 
     OPEN = "open"
-    HOLD = "hold"
+    ALIGN = "align"
     """Before an update the ranks come to the end of the same step, and save it."""
     VOTE = "vote"
     """The ranks of a job that became slow are looked at, round by round, while it goes on."""

@@ -10,7 +10,7 @@ Layout, little endian::
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
     192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known, or of an earlier release
-    216   hold_step i64 · hold_ns i64 · held_step i64 · can_hold u32; all 0: nobody waits, or of an earlier release
+    216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align u32; all 0: the rank is not asked to wait
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
     end   64 bytes by which the kernel tells that the rank begins to end (``end_notice``); missing in files of
@@ -21,9 +21,9 @@ the record first and ``published`` last; a reader that was lapped drops what the
 writer has overwritten meanwhile. ``given`` says which of the numbers the script gave (``LOSS``, ``GRAD_NORM``): what it
 did not give is NaN as well, and no fault. Writers of earlier releases leave it 0.
 
-One thing the agent writes: a rank that has completed ``hold_step`` steps waits at the end of a step, and says so in
-``held_step``. ``hold_ns``, of the machine's monotonic clock, is when that was asked for last: a rank that nobody asks
-any more goes on by itself.
+One thing the agent writes: a rank that has completed ``align_step`` steps waits at the end of a step, and says so in
+``aligned_step``. ``asked_ns``, of the machine's monotonic clock, is when that was asked for last: a rank that is not
+asked again goes on by itself.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _OPTIMIZER = struct.Struct("<Qq")
 _MILESTONES = struct.Struct("<7q")
 _RECORD = struct.Struct("<QqqddqI")
 _FLOPS = struct.Struct("<ddI")
-_HOLD = struct.Struct("<qqqI")
+_ALIGN = struct.Struct("<qqqI")
 _AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
-_AT_FLOPS, _AT_HOLD, _AT_HELD, _AT_CAN_HOLD = 192, 216, 232, 240
+_AT_FLOPS, _AT_ALIGN, _AT_ALIGNED, _AT_CAN_ALIGN = 192, 216, 232, 240
 
 Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
@@ -80,14 +80,14 @@ class StepRecord(NamedTuple):
     """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``; of an earlier release 0."""
 
 
-class Hold(NamedTuple):
+class Alignment(NamedTuple):
     """Whether a rank is to wait, and does."""
 
     step: int = 0
     """A rank that has completed so many steps waits; 0: it does not."""
     asked_ns: int = 0
     """When that was asked for last, nanoseconds of the machine's monotonic clock."""
-    held: int = 0
+    aligned: int = 0
     """Completed steps at which it waits, its state saved; 0: it does not wait."""
     can: bool = False
     """It looks whether it is to wait: its script numbers its steps, and it is of no earlier release."""
@@ -228,30 +228,30 @@ class ReportFile:
         """Take a milestone back: the rank did not get there after all."""
         _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
 
-    def hold_step(self) -> int:
+    def align_step(self) -> int:
         """After how many completed steps to wait; 0: do not. Cheap: asked in every step."""
-        step: int = _I64.unpack_from(self._map, _AT_HOLD)[0]
+        step: int = _I64.unpack_from(self._map, _AT_ALIGN)[0]
         return step
 
-    def set_held(self, completed_steps: int) -> None:
+    def set_aligned(self, completed_steps: int) -> None:
         """Say that this rank waits, with the state after so many steps saved; 0: it goes on."""
-        _I64.pack_into(self._map, _AT_HELD, completed_steps)
+        _I64.pack_into(self._map, _AT_ALIGNED, completed_steps)
 
-    def can_hold(self) -> None:
+    def can_align(self) -> None:
         """Say that this rank looks at the end of every step whether it is to wait."""
-        _U32.pack_into(self._map, _AT_CAN_HOLD, 1)
+        _U32.pack_into(self._map, _AT_CAN_ALIGN, 1)
 
     # The reader: the agent.
 
-    def hold(self, step: int) -> None:
+    def align(self, step: int) -> None:
         """Ask the rank to wait once it has completed so many steps, or to wait no longer: 0."""
-        _I64.pack_into(self._map, _AT_HOLD + 8, time.monotonic_ns())
-        _I64.pack_into(self._map, _AT_HOLD, step)
+        _I64.pack_into(self._map, _AT_ALIGN + 8, time.monotonic_ns())
+        _I64.pack_into(self._map, _AT_ALIGN, step)
 
-    def holding(self) -> Hold:
+    def alignment(self) -> Alignment:
         """Whether the rank is to wait, and does."""
-        step, asked_ns, held, can = _HOLD.unpack_from(self._map, _AT_HOLD)
-        return Hold(step, asked_ns, held, bool(can))
+        step, asked_ns, aligned, can = _ALIGN.unpack_from(self._map, _AT_ALIGN)
+        return Alignment(step, asked_ns, aligned, bool(can))
 
     def snapshot(self) -> Snapshot:
         """Where the rank stands now."""

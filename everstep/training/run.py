@@ -20,9 +20,9 @@ from everstep.rank import environment
 from everstep.rank.drill_faults import RankFaults
 from everstep.rank.step_reports import Flops, ReportFile
 from everstep.slots.file import SlotFile
+from everstep.training.align import is_asked, wait_here
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
-from everstep.training.hold import is_asked, wait_here
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
 from everstep.training.replay import steps_of_replay, wait_to_be_stopped
 from everstep.training.save_signal import SaveSignal
@@ -278,7 +278,7 @@ class Run:
             self._publish_held(wait=False)
         if step == first:
             self._reports.mark("first_step")
-        if 0 < self._reports.hold_step() <= step + 1:
+        if 0 < self._reports.align_step() <= step + 1:
             self._hold(step + 1)
 
     def _hold(self, completed_steps: int) -> None:
@@ -299,7 +299,7 @@ class Run:
         if self._reports is None:
             return start
         self._reports.mark("loop_entered")
-        self._reports.can_hold()
+        self._reports.can_align()
         first = start
         if state is not None and state.active:
             agreed = from_environment(environment.RESUME_STEP, 0)

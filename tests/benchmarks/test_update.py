@@ -22,8 +22,8 @@ def test_the_parts_of_an_update_follow_each_other_and_sum_up_to_it() -> None:
         completed={"Make version": at(0.15), "Check version": at(0.6)},
     )
     incident = Seen(
-        scheduled={"Hold ranks": at(0.7), "Launch ranks": at(1.1)},
-        completed={"Hold ranks": at(0.8), "Stop ranks": at(1.0)},
+        scheduled={"Align ranks": at(0.7), "Launch ranks": at(1.1)},
+        completed={"Align ranks": at(0.8), "Stop ranks": at(1.0)},
     )
     confirmation = Confirmation(ok=True, reason="", generation=2, parts=WITHIN, stepped_ns=at(1.5))
     parts = parts_of(BEGAN_NS, 1.5, job, incident, confirmation)

@@ -34,7 +34,7 @@ def replaced(result: DrillResult, machine: str = "m1") -> None:
     assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
     assert (result.evicted, result.losses_match) == ([machine], True)
     assert result.steps_lost == 0
-    assert [name for name, _ in result.stages][:3] == ["evict", "hold", "stop"]
+    assert [name for name, _ in result.stages][:3] == ["evict", "align", "stop"]
 
 
 @KERNEL_LOG

@@ -66,7 +66,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker"}, "--in-stage is missing"),
         (
             {"fault": "kill-worker", "in_stage": "later"},
-            "make, try, hold, vote, trace, stop, evict, prepare, await, decide, diagnose, replay, restore",
+            "make, try, align, vote, trace, stop, evict, prepare, await, decide, diagnose, replay, restore",
         ),
         ({"fault": "kill-worker", "in_stage": "evict", "during": "kill-machine"}, "add --during kill-machine --gone"),
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
@@ -244,7 +244,7 @@ def test_a_nan_of_a_machine_comes_again_and_one_of_a_rank_does_not() -> None:
         ({"fault": "bad-version", "at_start": True}, 0, 1),
         ({"fault": "bad-version", "fails_after": 0}, 1, 3),
         ({"fault": "bad-version", "fails_after": 2}, 2, 3),
-        ({"fault": "kill-worker", "during": "update", "in_stage": "hold"}, 1, 2),
+        ({"fault": "kill-worker", "during": "update", "in_stage": "align"}, 1, 2),
     ],
 )
 def test_what_an_update_deserves(options: dict[str, Any], incidents: int, generations: int) -> None:

@@ -34,7 +34,7 @@ async def test_an_urgent_one_loses_nothing(drill: DrillOf) -> None:
     result = await drill("update", **JOB)
     updated(result)
     assert (result.steps_lost, result.steps_redone) == (0, 0)
-    assert [name for name, _ in result.stages] == ["hold", "stop", "decide", "reattempt", "confirm"]
+    assert [name for name, _ in result.stages] == ["align", "stop", "decide", "reattempt", "confirm"]
 
 
 @wide
@@ -59,7 +59,7 @@ async def test_one_that_is_asked_for_in_the_middle_of_something(drill: DrillOf, 
 
 @wide
 @pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
-@pytest.mark.parametrize("stage", ["make", "try", "hold", "reattempt"])
+@pytest.mark.parametrize("stage", ["make", "try", "align", "reattempt"])
 async def test_the_control_plane_dies_while_one_is_tried_or_applied(drill: DrillOf, part: str, stage: str) -> None:
     updated(await drill(part, in_stage=stage, during="update", **JOB))
 

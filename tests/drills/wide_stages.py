@@ -2,7 +2,7 @@
 
 Others of an incident's stages: ``test_control_plane.py``, ``wide.py`` (stop, restore, reattempt, confirm),
 ``wide_evictions.py`` (evict, prepare, await), ``wide_slow.py`` (vote), ``wide_replays.py`` (replay), and
-``test_updates.py`` (make, try, hold).
+``test_updates.py`` (make, try, align).
 """
 
 from __future__ import annotations

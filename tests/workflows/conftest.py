@@ -22,6 +22,7 @@ from activities.closed_incidents import IncidentActivities
 from activities.heartbeat import heartbeating
 from activities.ledger.records import NumbersUsed
 from activities.messages import (
+    AlignInput,
     AwaitInput,
     AwaitStandbysInput,
     CheckVersionInput,
@@ -31,11 +32,10 @@ from activities.messages import (
     FindInput,
     FolderFound,
     FolderInput,
-    Held,
-    HoldInput,
     LaunchInput,
     MakeVersionInput,
     PrepareInput,
+    RanksAligned,
     RecordInput,
     ReleaseInput,
     ReplayGroupInput,
@@ -90,7 +90,7 @@ class ScriptedCluster:
     records: list[RecordInput] = field(default_factory=list)
     confirms: list[ConfirmInput] = field(default_factory=list)
     prepares: list[PrepareInput] = field(default_factory=list)
-    holds: list[HoldInput] = field(default_factory=list)
+    aligned: list[AlignInput] = field(default_factory=list)
     launches: list[LaunchInput] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
     """Why launches of incidents fail for good, the next one first."""
@@ -121,7 +121,7 @@ class ScriptedCluster:
     """What the pool answered, by request."""
     made: Callable[[MakeVersionInput], VersionMade] = answers.made
     checked: Callable[[CheckVersionInput], VersionChecked] = lambda _: VersionChecked()
-    held: Held = field(default_factory=lambda: Held(step=20))
+    alignment: RanksAligned = field(default_factory=lambda: RanksAligned(step=20))
     diagnosis: Callable[[DiagnoseInput], Diagnosis] = answers.all_healthy
     diagnoses: list[DiagnoseInput] = field(default_factory=list)
     traced: Callable[[TraceInput], HangFound] = answers.nothing_seen
@@ -146,7 +146,7 @@ class ScriptedCluster:
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
-            *(self.make_version, self.check_version, self.hold, self.diagnose, self.trace),
+            *(self.make_version, self.check_version, self.align, self.diagnose, self.trace),
             *(self.replay_group, self.slow_round),
             IncidentActivities().read_closed,
         ]
@@ -255,12 +255,12 @@ class ScriptedCluster:
         await self._pass("check")
         return self.checked(given)
 
-    @activity.defn(name=messages.HOLD)
-    async def hold(self, given: HoldInput) -> Held:
-        self.calls.append(f"hold {given.generation}")
-        self.holds.append(given)
-        await self._pass("hold")
-        return self.held
+    @activity.defn(name=messages.ALIGN)
+    async def align(self, given: AlignInput) -> RanksAligned:
+        self.calls.append(f"align {given.generation}")
+        self.aligned.append(given)
+        await self._pass("align")
+        return self.alignment
 
     @activity.defn(name=messages.DIAGNOSE)
     async def diagnose(self, given: DiagnoseInput) -> Diagnosis:

@@ -117,8 +117,8 @@ async def test_a_faulty_machine_whose_ranks_go_on_is_replaced_standby_first(jobs
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     calls = jobs.cluster.calls
-    assert calls.index("replace m1") < calls.index("hold 1") < calls.index("stop 1"), "standby first, stop second"
-    assert [hold.backed_up for hold in jobs.cluster.holds] == [[1]], "the ranks of m1 go on from their backups"
+    assert calls.index("replace m1") < calls.index("align 1") < calls.index("stop 1"), "standby first, stop second"
+    assert [asked.backed_up for asked in jobs.cluster.aligned] == [[1]], "the ranks of m1 go on from their backups"
     assert report_of(jobs).evicted == ["m1"]
     assert state.incidents[-1].resolution == "eviction"
 

@@ -81,7 +81,7 @@ async def test_an_urgent_update_is_tried_and_applied_at_the_end_of_a_step(jobs: 
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     calls = jobs.cluster.calls
     assert calls[calls.index("make /home/ada/gpt") :][:5] == [
-        "make /home/ada/gpt", "check 2", "hold 1", "stop 1", "launch 2 from 20"
+        "make /home/ada/gpt", "check 2", "align 1", "stop 1", "launch 2 from 20"
     ]  # fmt: skip
     assert [launch.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt"]
     assert (state.spec.version, state.spec.code, state.failures) == (2, "/home/ada/gpt", [])
@@ -101,7 +101,7 @@ async def test_a_lazy_update_rides_on_the_next_recovery(jobs: Jobs) -> None:
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
-    assert (state.spec.version, len(state.incidents), "hold 1" in jobs.cluster.calls) == (2, 1, False)
+    assert (state.spec.version, len(state.incidents), "align 1" in jobs.cluster.calls) == (2, 1, False)
     [report] = reports(jobs)
     assert report.resolution == "update"
     assert report.headline.endswith("by update to v2, lost 0 steps: rank 1 on m1 ended by SIGKILL")

@@ -80,7 +80,7 @@ async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(job
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     calls = jobs.cluster.calls
-    order = [*ROUNDS, "replace m1", "prepare m2", "hold 1", "stop 1", "launch 2 from 20", "confirm 2"]
+    order = [*ROUNDS, "replace m1", "prepare m2", "align 1", "stop 1", "launch 2 from 20", "confirm 2"]
     assert list(dict.fromkeys(call for call in calls if call in order)) == order
     assert (report.resolution, report.evicted, report.lost_steps, state.generation) == ("eviction", ["m1"], 0, 2)
     assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("slow-machine", "m1")]
@@ -131,7 +131,7 @@ async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_
         1,
         0,
     )
-    assert not {"stop 1", "replace m1", "hold 1"} & set(jobs.cluster.calls)
+    assert not {"stop 1", "replace m1", "align 1"} & set(jobs.cluster.calls)
     assert report.slow is not None and report.slow.conclusion == conclusion
     assert report.headline.startswith(f"Observed, the job goes on: {SLOW.headline}; {conclusion}: ")
     assert await handle.execute_update(JobWorkflow.observe, SLOW.model_copy(update={"id": "2"})) == "told already"

@@ -24,10 +24,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
+    from workflows.incident.stages.align import align, align_before_leaving
     from workflows.incident.stages.decide import decide
     from workflows.incident.stages.diagnose import diagnose
     from workflows.incident.stages.evict import evict, note_answers, secure
-    from workflows.incident.stages.hold import hold, hold_before_leaving
     from workflows.incident.stages.park import park
     from workflows.incident.stages.reattempt import back_off, reattempt
     from workflows.incident.stages.replay import replay
@@ -131,8 +131,8 @@ class IncidentWorkflow:
             return await self._observed()
         try:
             if incident.input.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
-                await hold(incident)
-            await hold_before_leaving(incident)
+                await align(incident)
+            await align_before_leaving(incident)
             await trace(incident)
             incident.timeline.enter(Stage.STOP)
             evidence = await (refresh_evidence if incident.looks_again else stop)(incident)

@@ -20,7 +20,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 """From the least to the gravest. ``start`` is the time before the first step of a job."""
 
 OF_STAGE: dict[str, Cause] = {
-    Stage.HOLD: "restart",
+    Stage.ALIGN: "restart",
     Stage.VOTE: "decide",
     Stage.TRACE: "decide",
     Stage.STOP: "decide",

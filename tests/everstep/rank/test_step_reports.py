@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.errors import EverstepError
-from everstep.rank.step_reports import MILESTONES, RING, Hold, ReportFile
+from everstep.rank.step_reports import MILESTONES, RING, Alignment, ReportFile
 from everstep.system.end_notice import ROOM
 
 
@@ -59,19 +59,19 @@ def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) 
 def test_an_agent_asks_a_rank_to_wait_and_sees_whether_it_does(tmp_path: Path) -> None:
     rank = fresh(tmp_path)
     agent = ReportFile.open(tmp_path / "report")
-    assert agent.holding() == Hold(), "as a rank of an earlier release leaves it"
+    assert agent.alignment() == Alignment(), "as a rank of an earlier release leaves it"
     before = time.monotonic_ns()
-    agent.hold(7)
-    assert rank.hold_step() == 7
-    rank.can_hold()
-    rank.set_held(7)
-    seen = agent.holding()
-    assert (seen.step, seen.held, seen.can) == (7, 7, True)
+    agent.align(7)
+    assert rank.align_step() == 7
+    rank.can_align()
+    rank.set_aligned(7)
+    seen = agent.alignment()
+    assert (seen.step, seen.aligned, seen.can) == (7, 7, True)
     assert before <= seen.asked_ns <= time.monotonic_ns()
-    agent.hold(0)
-    assert rank.hold_step() == 0
-    rank.set_held(0)
-    assert agent.holding()[::2] == (0, 0)
+    agent.align(0)
+    assert rank.align_step() == 0
+    rank.set_aligned(0)
+    assert agent.alignment()[::2] == (0, 0)
 
 
 def test_only_the_first_time_at_a_milestone_counts(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from everstep.rank.step_reports import ReportFile
-from everstep.training import hold
-from everstep.training.hold import is_asked, wait_here
+from everstep.training import align
+from everstep.training.align import is_asked, wait_here
 
 
 @pytest.fixture
@@ -20,30 +20,30 @@ def reports(tmp_path: Path) -> ReportFile:
 
 @pytest.mark.parametrize(("step", "completed", "asked"), [(0, 5, False), (6, 5, False), (5, 5, True), (4, 5, True)])
 def test_it_waits_once_it_has_come_so_far(reports: ReportFile, step: int, completed: int, asked: bool) -> None:
-    reports.hold(step)
+    reports.align(step)
     assert is_asked(reports, completed) is asked
 
 
 def test_it_goes_on_when_nobody_asks_any_more_and_does_not_wait_for_the_same_again(
     reports: ReportFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hold, "UNASKED_S", 0.2)
-    reports.hold(3)
+    monkeypatch.setattr(align, "UNASKED_S", 0.2)
+    reports.align(3)
     began = time.monotonic()
     wait_here(reports, 3)
     assert time.monotonic() - began >= 0.15
     assert not is_asked(reports, 4)
-    reports.hold(3)
+    reports.align(3)
     assert is_asked(reports, 4), "somebody asks anew"
 
 
 def test_it_says_that_it_waits_until_it_is_let_go(reports: ReportFile) -> None:
-    reports.hold(3)
+    reports.align(3)
     waiting = threading.Thread(target=wait_here, args=(reports, 4))
     waiting.start()
-    while not reports.holding().held:
+    while not reports.alignment().aligned:
         time.sleep(0.001)
-    assert reports.holding().held == 4
-    reports.hold(0)
+    assert reports.alignment().aligned == 4
+    reports.align(0)
     waiting.join(10)
-    assert (waiting.is_alive(), reports.holding().held) == (False, 0)
+    assert (waiting.is_alive(), reports.alignment().aligned) == (False, 0)

@@ -1,8 +1,7 @@
-"""Hold: before a stop that nobody is in a hurry for all ranks come to the end of the same step, and save it: nothing is
-computed twice.
+"""Align: before a stop that is not urgent, all ranks end the same step and save it, so that nothing is computed twice.
 
-So it is before an update of the code, and before a machine leaves whose ranks step. Their states come from the backups
-then, which may be some steps behind.
+It comes before an update of the code, and before a machine whose ranks step leaves the job. The states of these ranks
+then come from the backups, which may be some steps behind.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PATCH = "hold before a machine leaves"
 """Incidents of before this release stop the ranks as they are."""
 
 
-async def hold_before_leaving(incident: Incident) -> None:
+async def align_before_leaving(incident: Incident) -> None:
     """Let the ranks end their step before machines leave that are secured already, and have the backups take it."""
     secured, spec = incident.secured, incident.input.spec
     if secured is None or not workflow.patched(PATCH):
@@ -30,10 +29,10 @@ async def hold_before_leaving(incident: Incident) -> None:
     names = {one.machine for one in secured.leaving}
     each = spec.assignment(incident.input.machines).each()
     ranks = [rank for machine, of_machine in each if machine.name in names for rank in of_machine]
-    await hold(incident, backed_up=ranks if spec.checkpoint.backup else [])
+    await align(incident, backed_up=ranks if spec.checkpoint.backup else [])
 
 
-async def hold(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
+async def align(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
     """Let the ranks end their step; whatever comes of it, the stop follows.
 
     Args:
@@ -43,11 +42,11 @@ async def hold(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
     input, timeline = incident.input, incident.timeline
     if not input.spec.policy.hold_s:
         return
-    began = timeline.enter(Stage.HOLD)
-    asked = activity_calls.hold(input.spec, input.machines, input.generation, backed_up=backed_up)
+    began = timeline.enter(Stage.ALIGN)
+    asked = activity_calls.align(input.spec, input.machines, input.generation, backed_up=backed_up)
     try:
-        held = await incident.unless_abandoned(asked)
+        aligned = await incident.unless_abandoned(asked)
     except ActivityError as error:
-        timeline.leave(began, Stage.HOLD, f"failed: {error.cause or error}")
+        timeline.leave(began, Stage.ALIGN, f"failed: {error.cause or error}")
         return
-    timeline.leave(began, Stage.HOLD, held.why or f"all ranks wait at step {held.step}")
+    timeline.leave(began, Stage.ALIGN, aligned.why or f"all ranks wait at step {aligned.step}")

@@ -1,6 +1,6 @@
-"""Before a stop that nobody is in a hurry for: all ranks end the same step, save it, and wait there.
+"""Before a stop that is not urgent all ranks end the same step, save it, and wait there.
 
-Before an update of the code, and before a machine whose ranks step leaves the job for another one.
+It is done before an update of the code, and before a machine whose ranks step leaves the job for another one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 
 from activities.agents.call_all import on_all
 from activities.heartbeat import Say
-from activities.messages import Held, HoldInput
+from activities.messages import AlignInput, RanksAligned
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
@@ -25,12 +25,12 @@ INTERVAL_S = 0.02
 AHEAD = 1
 """Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest."""
 ASK_AGAIN_S = 30.0
-"""Ranks that wait are asked again so often: they go on where nobody does for 120 s (``everstep/training/hold.py``)."""
+"""Ranks that wait are asked again so often: they go on where nobody does for 120 s (``everstep/training/align.py``)."""
 NAMED = 4
 """Ranks that an answer names."""
 
 
-async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
+async def align_ranks(agents: AgentPool, wait: AlignInput, say: Say) -> RanksAligned:
     """Name a step that no rank has passed, and wait until all of them have completed and saved it."""
 
     async def farthest(_machine: Machine, client: AgentClient) -> pb.HoldReply:
@@ -38,9 +38,9 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
 
     asked, silent = await on_all(agents, wait.machines, farthest, say=say, patience_s=ASKED_S)
     if silent:
-        return Held(why=f"{listed(silent, NAMED)} does not answer: the ranks are stopped as they are")
+        return RanksAligned(why=f"{listed(silent, NAMED)} does not answer: the ranks are stopped as they are")
     if not all(reply.known for reply in asked.values()):
-        return Held(why="the script does not number its steps: the ranks are stopped as they are")
+        return RanksAligned(why="the script does not number its steps: the ranks are stopped as they are")
     step = max(reply.farthest for reply in asked.values()) + AHEAD
     done: dict[int, bool] = {}
     backed_up = frozenset(wait.backed_up)
@@ -77,7 +77,7 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
                 await changed.wait()
     except TimeoutError:
         late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
-        return Held(
+        return RanksAligned(
             why=f"{listed(late, NAMED)} did not end step {step} and save it within {wait.patience_s:g} s: "
             "the ranks are stopped as they are"
         )
@@ -85,7 +85,7 @@ async def hold_ranks(agents: AgentPool, wait: HoldInput, say: Say) -> Held:
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
-    return Held(step=step)
+    return RanksAligned(step=step)
 
 
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from activities.agents import hold
-from activities.agents.hold import hold_ranks
-from activities.messages import Held, HoldInput
+from activities.agents import align
+from activities.agents.align import align_ranks
+from activities.messages import AlignInput, RanksAligned
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.job import JobSpec
@@ -31,11 +31,11 @@ def machine(*replies: pb.ProgressReply) -> FakeAgent:
     return FakeAgent(hold=pb.HoldReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
 
 
-async def held(*agents: FakeAgent, backed_up: list[int], patience_s: float = 10.0) -> Held:
+async def aligned(*agents: FakeAgent, backed_up: list[int], patience_s: float = 10.0) -> RanksAligned:
     spec = JobSpec(name="gpt", script="/train.py", machines=len(agents))
     async with reached(agents) as (pool, machines):
-        wait = HoldInput(spec=spec, machines=machines, generation=1, patience_s=patience_s, backed_up=backed_up)
-        return await hold_ranks(pool, wait, lambda _text: None)
+        wait = AlignInput(spec=spec, machines=machines, generation=1, patience_s=patience_s, backed_up=backed_up)
+        return await align_ranks(pool, wait, lambda _text: None)
 
 
 STAYS = [shown(0, 9, own=9, backup=9), shown(0, 10, own=10, backup=8)]
@@ -52,19 +52,19 @@ STAYS = [shown(0, 9, own=9, backup=9), shown(0, 10, own=10, backup=8)]
     ids=["backed up late", "has no peer", "ended", "keeps nothing"],
 )
 async def test_of_ranks_that_leave_their_machine_the_backup_has_the_step(leaves: list[pb.ProgressReply]) -> None:
-    assert await held(machine(*STAYS), machine(*leaves), backed_up=[1]) == Held(step=STEP)
+    assert await aligned(machine(*STAYS), machine(*leaves), backed_up=[1]) == RanksAligned(step=STEP)
 
 
 async def test_a_backup_that_does_not_come_is_waited_for_no_longer_than_asked() -> None:
     behind = [shown(1, 10, own=10, backup=9)]
-    found = await held(machine(*STAYS), machine(*behind), backed_up=[1], patience_s=0.3)
+    found = await aligned(machine(*STAYS), machine(*behind), backed_up=[1], patience_s=0.3)
     assert (found.step, found.why.startswith("rank 1 did not end step 10 and save it within 0.3 s")) == (-1, True)
-    assert await held(machine(*STAYS), machine(*behind), backed_up=[]) == Held(step=STEP)
+    assert await aligned(machine(*STAYS), machine(*behind), backed_up=[]) == RanksAligned(step=STEP)
 
 
 async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would go on by themselves: whoever had them wait may be gone."""
-    monkeypatch.setattr(hold, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(align, "ASK_AGAIN_S", 0.01)
     asked: list[int] = []
 
     def answer(request: pb.HoldRequest) -> pb.HoldReply:
@@ -73,7 +73,7 @@ async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch:
 
     waits, behind = machine(*STAYS), machine(shown(1, 9, own=9, backup=9))
     waits.answer(hold=answer)
-    assert (await held(waits, behind, backed_up=[], patience_s=1.0)).step == -1
+    assert (await aligned(waits, behind, backed_up=[], patience_s=1.0)).step == -1
     assert asked[0] == 0
     assert len(asked) > 5
     assert set(asked[1:]) == {STEP}

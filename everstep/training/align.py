@@ -17,8 +17,8 @@ LOOK_S = 0.005
 
 def is_asked(reports: ReportFile, completed_steps: int) -> bool:
     """Whether a rank that has completed so many steps is to wait."""
-    hold = reports.holding()
-    return 0 < hold.step <= completed_steps and time.monotonic_ns() - hold.asked_ns <= UNASKED_S * 1e9
+    wanted = reports.alignment()
+    return 0 < wanted.step <= completed_steps and time.monotonic_ns() - wanted.asked_ns <= UNASKED_S * 1e9
 
 
 def wait_here(reports: ReportFile, completed_steps: int) -> None:
@@ -28,9 +28,9 @@ def wait_here(reports: ReportFile, completed_steps: int) -> None:
         reports: Of the rank.
         completed_steps: Whose state is saved.
     """
-    reports.set_held(completed_steps)
+    reports.set_aligned(completed_steps)
     try:
         while is_asked(reports, completed_steps):
             time.sleep(LOOK_S)
     finally:
-        reports.set_held(0)
+        reports.set_aligned(0)
