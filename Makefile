@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test check lint types stubs bench sweep drills soak mutants s3 integrations lock clean
+.PHONY: help setup temporal demo test check lint types docs stubs bench sweep drills soak mutants s3 integrations lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -49,6 +49,9 @@ check: temporal lint types ## before a commit: static checks, and the tests of t
 	@echo 'the twenty largest files'
 	@git ls-files '*.py' ':!agent/v1' | xargs wc -l | sort -rn | sed -n 2,21p
 	@$(BIN)/python -P -m tests.changed
+
+docs: setup ## write docs/reference from the tables in the code
+	@$(BIN)/python -P -m docs.generate
 
 stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
 	@sh deploy/stubs.sh

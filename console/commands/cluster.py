@@ -41,9 +41,7 @@ def up(  # noqa: PLR0917
     ] = None,
     notices: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", envvar="EVERSTEP_NOTICES", help="Who is told of events: docs/guides/operations.md."
-        ),
+        typer.Option(metavar="FILE", envvar="EVERSTEP_NOTICES", help="Who is told of events: docs/guides/notices.md."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,
 ) -> None:

@@ -23,7 +23,7 @@ def _about() -> None:
     """Who is told of events: parked jobs, evicted machines, jobs that failed.
 
     Workers have the file with `everstep worker --notices FILE`, or EVERSTEP_NOTICES; those of a local cluster
-    with `everstep up --notices FILE`. docs/guides/operations.md says what is in it.
+    with `everstep up --notices FILE`. docs/guides/notices.md says what is in it.
     """
 
 

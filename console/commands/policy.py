@@ -60,7 +60,7 @@ def show(
 
     The rules are in the order in which they are asked. The last of all is the
     breaker, which limits how many machines leave without an operator. What can be
-    set is in the table policy of the job file: docs/guides/operations.md.
+    set is in the table policy of the job file: docs/guides/eviction-policy.md.
 
     Examples:
 

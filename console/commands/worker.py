@@ -32,7 +32,7 @@ def worker(  # noqa: PLR0917
         typer.Option(
             metavar="FILE",
             envvar=environment.NOTICES,
-            help="Who is told of events: docs/guides/operations.md, Notices.",
+            help="Who is told of events: docs/guides/notices.md.",
         ),
     ] = None,
     versions: Annotated[

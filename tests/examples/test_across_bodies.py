@@ -1,4 +1,4 @@
-"""What docs/guides/training.md says of whatever lives from one body to the next.
+"""What docs/concepts/bit-for-bit.md says of whatever lives from one body to the next.
 
 It is resumed bit for bit by new processes after a kill, or said aloud.
 """
@@ -118,7 +118,7 @@ def test_gradients_that_fsdp_has_not_reduced_are_refused_at_once(make_job: Any, 
 
 
 def test_each_row_of_the_table_is_held_by_a_test() -> None:
-    text = (HERE.parents[1] / "docs" / "guides" / "training.md").read_text()
+    text = (HERE.parents[1] / "docs" / "concepts" / "bit-for-bit.md").read_text()
     _, _, section = text.partition("## What lives from one body to the next\n")
     rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20

@@ -56,14 +56,6 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "alerts_within_s = 300 fixed Two alerts within this count together (ByteRobust, figure 5)" in lines
 
 
-def test_the_operators_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = call(capsys)
-    page = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "operations.md").read_text()
-
-    assert f"$ everstep policy\n{out}```" in page
-    assert all(f"| `{rule.name}` |" in page for rule in RULES), "each in plain words"
-
-
 def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, str(job_file))
 

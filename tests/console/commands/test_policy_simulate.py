@@ -72,20 +72,6 @@ def test_a_job_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "written down once" in lines
 
 
-def test_the_operators_page_shows_what_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "events.jsonl").symlink_to(EVENTS)
-    modes = '[policy.evict_rules]\nsure-machine-fault = "shadow"\ngone-machine = "approve"'
-    path = Path(job_file(tmp_path, modes))
-    path.write_text(path.read_text().replace("machines = 8", "machines = 4"))
-    _, out, _ = call(capsys, "events.jsonl", "--job", "gpt.toml")
-
-    page = (EVENTS.parents[2] / "docs" / "guides" / "operations.md").read_text()
-    assert f"$ everstep policy simulate events.jsonl --job gpt.toml\n{out}```" in page
-
-
 def test_the_breaker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job_file(tmp_path, "[policy]\nevict_share = 0.0\nevict_at_least = 1")
     _, out, _ = call(capsys, str(EVENTS), "--job", path)

@@ -1,5 +1,5 @@
-"""Every row of ByteRobust's table 3 and every symptom of its table 1 has a drill, or docs/concepts/inspections.md says
-why not."""
+"""Every row of ByteRobust's table 3 and every symptom of its table 1 has a drill, or docs/concepts/coverage.md says why
+not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.monitor.all import INSPECTIONS
 from drills.spec.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "concepts" / "inspections.md").read_text()
+TEXT = (ROOT / "docs" / "concepts" / "coverage.md").read_text()
 ITEMS = ("NIC crash", "port flap", "switch down", "driver hang", "GPU lost", "high temperature", "kernel fault")
 SYMPTOMS = (
     *("CUDA error", "CPU overload", "CPU OOM", "insufficient disk space", "InfiniBand error", "file-system mount"),

@@ -1,19 +1,18 @@
-"""The labelled logs: what docs/concepts/classification.md says of precision and recall is so."""
+"""The labelled logs: how many of them the rules classify right."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from everstep.decisions.blame.classify.rule import FaultClass
-from tests.everstep.decisions.blame.classify.labelled_logs import FOLDER, labelled, table
+from tests.everstep.decisions.blame.classify.labelled_logs import FOLDER, labelled
 
-DOCS = Path(__file__).parents[5] / "docs" / "concepts" / "classification.md"
+WRONG = {"runs/worker-killed.log": "connection lost"}
+"""That the worker of a DataLoader was killed is not in its log: it shows as a broken connection."""
 
 
-def test_the_table_in_the_docs_is_what_the_rules_do() -> None:
-    assert table() in DOCS.read_text(), (
-        "run python -P -m tests.everstep.decisions.blame.classify.labelled_logs, and put its table there"
-    )
+def test_every_log_but_one_is_classified_right() -> None:
+    verdicts = [(one, str(one.verdict().fault)) for one in labelled()]
+    assert len(verdicts) == 113
+    assert {one.path: fault for one, fault in verdicts if fault != one.fault} == WRONG
 
 
 def test_every_log_has_a_label_and_every_label_a_class() -> None:

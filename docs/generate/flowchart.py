@@ -1,4 +1,4 @@
-"""The ladder in words and as a diagram, made from its table; docs/concepts/ladder.md has both."""
+"""The ladder as a flow chart, made from its table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ AFTER = {
     "replay": "replay in groups",
 }
 """Each rung in two or three words."""
-
-
-def table() -> str:
-    """Every path with its rungs, as a markdown table."""
-    rows = [f"| `{path.name}` | {path.when} | {' → '.join(path.rungs)} | {path.source} |" for path in PATHS]
-    return "\n".join(["| path | when | rungs | source |", "|---|---|---|---|", *rows])
 
 
 def diagram() -> str:

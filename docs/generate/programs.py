@@ -1,0 +1,83 @@
+"""Programs: commands, drills, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agent.statuses import STATUSES
+from console.main import COMMANDS, load
+from docs.generate.markdown import code, paragraph, sentence, table
+from drills.spec.catalogue import CATALOGUE
+from everstep.errors import ConfigError, EverstepError, TopologyError
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    parts = ["`everstep COMMAND --help` explains each option and has examples."]
+    panels = dict.fromkeys(panel for _, panel, _ in COMMANDS.values())
+    for panel in panels:
+        rows = [row for name, (_, own, line) in COMMANDS.items() if own == panel for row in _rows(name, line)]
+        parts.append(f"## {panel}\n\n{table(('command', 'does', 'options'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _rows(name: str, line: str) -> Iterator[tuple[str, str, str]]:
+    command = load(name)
+    yield _row(f"everstep {name}", command, line)
+    for below, sub in getattr(command, "commands", {}).items():
+        yield _row(f"everstep {name} {below}", sub, sentence((sub.help or "").split("\n\n")[0]))
+
+
+def _row(called: str, command: Any, line: str) -> tuple[str, str, str]:
+    arguments = [_argument(param) for param in command.params if param.param_type_name == "argument"]
+    options = [param.opts[0] for param in command.params if param.param_type_name == "option"]
+    return code(" ".join([called, *arguments])), line, ", ".join(map(code, options))
+
+
+def _argument(param: Any) -> str:
+    name = param.metavar or param.name.upper()
+    name = f"{name}…" if param.nargs == -1 else name
+    return name if param.required else f"[{name}]"
+
+
+def faults() -> str:
+    """Every fault of drills."""
+    rows = [(code(kind.name), code(kind.options), kind.summary, kind.not_soaked) for kind in CATALOGUE]
+    return (
+        "[Drills](../guides/drills.md) explains how a fault is injected and a recovery is judged.\n\n"
+        f"{table(('fault', 'options', 'what happens', 'why no soak draws it'), rows)}"
+    )
+
+
+def errors() -> str:
+    """The tree of errors, with exit codes and statuses."""
+    intro = paragraph(
+        "Every error that everstep raises on purpose derives from `EverstepError`; a dot is one level of the tree.",
+        "The message says what was wrong, with which value, and what to do.",
+        "The status is that of gRPC, between agent and control plane.",
+    )
+    rows = [
+        (f"{'· ' * depth}{code(kind.__name__)}", _meaning(kind), _exit_code(kind), _status(kind))
+        for kind, depth in _tree()
+    ]
+    return f"{intro}\n\n{table(('error', 'meaning', 'exit code', 'status'), rows)}"
+
+
+def _tree(kind: type[Exception] = EverstepError, depth: int = 0) -> Iterator[tuple[type[Exception], int]]:
+    yield kind, depth
+    for below in kind.__subclasses__():
+        if below.__module__ == EverstepError.__module__ and below.__bases__[0] is kind:
+            yield from _tree(below, depth + 1)
+
+
+def _meaning(kind: type[Exception]) -> str:
+    return (kind.__doc__ or "").split("\n\n")[0]
+
+
+def _exit_code(kind: type[Exception]) -> int:
+    return 2 if issubclass(kind, ConfigError | TopologyError) else 1
+
+
+def _status(kind: type[Exception]) -> str:
+    return next((code(status.name) for error, status in STATUSES.items() if error is kind), "")

@@ -1,0 +1,56 @@
+"""What can be set: policies of a job, variables, and which events receivers may choose."""
+
+from __future__ import annotations
+
+from console.main import COMMANDS, load
+from docs.generate.markdown import code, descriptions, paragraph, settings, table
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.notice import NoticeKind
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.rank import environment as variables
+
+
+def policy() -> str:
+    """How a job is recovered."""
+    intro = paragraph(
+        "The table `[policy]` of a job file decides how the job is recovered.",
+        "The settings hold from its start to its end. A number from a paper names the section.",
+    )
+    return f"{intro}\n\n{settings(RecoveryPolicy)}"
+
+
+def checkpoint() -> str:
+    """How a job's state is kept."""
+    intro = paragraph(
+        "The table `[checkpoint]` of a job file decides how the state of the job is kept.",
+        "Paths are relative to the file. [Checkpoints](../concepts/checkpoints.md) explains where copies lie.",
+    )
+    return f"{intro}\n\n{settings(CheckpointPolicy)}"
+
+
+def environment() -> str:
+    """Variables of commands, workers, agents and ranks."""
+    below = descriptions(variables)
+    names = {name: value for name, value in vars(variables).items() if name.isupper() and isinstance(value, str)}
+    rows = [(code(value), below[name]) for name, value in names.items() if name in below]
+    options: dict[str, list[str]] = {}
+    for command in COMMANDS:
+        for option in load(command).params:
+            if variable := getattr(option, "envvar", ""):
+                options.setdefault(variable, []).append(code(f"{command} {option.opts[0]}"))
+    instead = [(code(variable), ", ".join(commands)) for variable, commands in sorted(options.items())]
+    return (
+        f"## In place of options\n\n{table(('variable', 'instead of'), instead)}\n\n"
+        f"## Between processes of everstep, and in ranks\n\n{table(('variable', 'meaning'), rows)}"
+    )
+
+
+def notices() -> str:
+    """Kinds of notices."""
+    below = descriptions(NoticeKind)
+    rows = [(code(kind.value), below[kind.name]) for kind in NoticeKind]
+    intro = paragraph(
+        "A receiver chooses events by these names (`kinds`).",
+        "[Notices](../guides/notices.md) explains the file of receivers.",
+    )
+    return f"{intro}\n\n{table(('kind', 'event'), rows)}"
