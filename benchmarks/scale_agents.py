@@ -107,7 +107,7 @@ class SimulatedAgent(FakeAgent):
                 job=job,
                 generation=self.launched,
                 time_ns=end.time_ns,
-                rank_exited=pb.RankExited(rank=rank, exit=end, attached=True, completed_steps=self.training.steps()),
+                rank_ended=pb.RankEnd(rank=rank, exit=end, completed_steps=self.training.steps()),
             )
         )
         self.news.set()
@@ -130,7 +130,7 @@ class SimulatedAgent(FakeAgent):
         kinds = [(pb.HeldCheckpoint.OWN, self.ranks()), (pb.HeldCheckpoint.BACKUP, neighbour)]
         return pb.StopReply(
             ranks=[
-                pb.RankEvidence(
+                pb.RankEnd(
                     rank=rank,
                     generation=self.launched,
                     pid=1000 + rank,

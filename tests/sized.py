@@ -48,7 +48,7 @@ def stop_reply(
     kinds = [(pb.HeldCheckpoint.OWN, ranks_of(machine)), (pb.HeldCheckpoint.BACKUP, ranks_of(neighbour))]
     return pb.StopReply(
         ranks=[
-            pb.RankEvidence(
+            pb.RankEnd(
                 rank=rank,
                 pid=1000 + rank,
                 exit=pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=NOW_NS + rank),
@@ -56,6 +56,7 @@ def stop_reply(
                 stopped_by_us=not raised,
                 exception=f"RuntimeError: rank {rank} cannot" if raised else "",
                 log_tail="line\n" * 100,
+                classification=class_of(rank) if raised else None,
             )
             for rank in ranks_of(machine)
         ],
@@ -74,6 +75,15 @@ def stop_reply(
             for rank in ranks
             for step in steps
         ],
+    )
+
+
+def class_of(rank: int) -> pb.Classification:
+    """The class that an agent gives to the end of a rank that raised."""
+    raised = f"RuntimeError: rank {rank} cannot"
+    place = "train.py:120 in main"
+    return pb.Classification(
+        fault="user error", owner="code", reason="user-exception", place=place, evidence=[raised, "a line", "a line"]
     )
 
 
@@ -117,14 +127,14 @@ def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
         job="large",
         generation=generation,
         time_ns=NOW_NS + rank,
-        rank_exited=pb.RankExited(
+        rank_ended=pb.RankEnd(
             rank=rank,
             pid=1000 + rank,
             exit=pb.Exit(kind=pb.Exit.CODE, value=code, time_ns=NOW_NS + rank),
-            attached=True,
             finished=code == 0,
             completed_steps=100,
             exception="" if code == 0 else f"RuntimeError: rank {rank} cannot",
+            classification=pb.Classification(fault="none", owner="unknown") if code == 0 else class_of(rank),
         ),
     )
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.first_failure import classification_of
-from everstep.decisions.detect.job_facts import ObservedExit
 from everstep.decisions.keep.placement import Placement
 from everstep.model.assignment import Assignment
+from everstep.model.classification import Classification
 from everstep.model.incident import RankExit, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -22,26 +21,35 @@ TIERS = {
 TO_WIRE = {tier: wire for wire, tier in TIERS.items()}
 
 
-def seen_of(observation: pb.Observation, heard_ns: int, *, shift_ns: int = 0) -> ObservedExit:
-    """A rank's end as a watcher judges it, which heard of it at ``heard_ns`` of its own clock.
+def exit_of(machine: str, end: pb.RankEnd, *, shift_ns: int = 0) -> RankExit:
+    """How one rank ended, as a machine observed it or answers it to a stop.
 
-    ``shift_ns`` is added to the machine's time, for it to be the watcher's.
+    ``shift_ns`` is added to the machine's time, for it to be the caller's.
     """
-    exited = observation.rank_exited
-    end = RankExit(
-        rank=exited.rank,
-        machine=observation.machine,
-        pid=exited.pid,
-        code=code_of(exited.exit),
-        signal=signal_of(exited.exit),
-        time_ns=(exited.exit.time_ns or observation.time_ns) + shift_ns,
-        completed_steps=exited.completed_steps,
-        exception=exited.exception,
+    return RankExit(
+        rank=end.rank,
+        machine=machine,
+        pid=end.pid,
+        code=code_of(end.exit),
+        signal=signal_of(end.exit),
+        time_ns=end.exit.time_ns + shift_ns if end.exit.time_ns else 0,
+        stopped_by_us=end.stopped_by_us,
+        completed_steps=end.completed_steps,
+        exception=end.exception,
+        log_tail=end.log_tail,
+        shown_steps=end.shown_steps if end.HasField("shown_steps") else -1,
+        classification=_classification_of(end.classification) if end.HasField("classification") else None,
     )
-    # Once: of thousands of ends a watcher looks at all when each of them is heard of.
-    end = end.model_copy(update={"classification": classification_of(end)})
-    return ObservedExit(
-        id=observation.id, end=end, attached=exited.attached, finished=exited.finished, heard_ns=heard_ns
+
+
+def _classification_of(message: pb.Classification) -> Classification:
+    return Classification(
+        fault=message.fault,
+        owner=message.owner,
+        reason=message.reason,
+        consequence=message.consequence,
+        place=message.place,
+        evidence=list(message.evidence),
     )
 
 

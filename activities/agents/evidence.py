@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from activities.agents.convert import TIERS, code_of, signal_of
+from activities.agents.convert import TIERS, exit_of
 from activities.payloads import packed_bytes
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.first_failure import classification_of, is_victim
-from everstep.model.classification import Classification
+from everstep.decisions.blame.first_failure import is_victim
 from everstep.model.health import MachineFinding, worst_first
 from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
 
@@ -113,35 +112,6 @@ def unlisted_of(
 
 def _is_unlisted(copy: pb.HeldCheckpoint) -> bool:
     return not copy.valid and copy.completed_steps < 0 and TIERS.get(copy.tier) in ON_FILES
-
-
-def exit_of(machine: str, rank: pb.RankEvidence) -> RankExit:
-    """How one rank ended."""
-    return RankExit(
-        rank=rank.rank,
-        machine=machine,
-        pid=rank.pid,
-        code=code_of(rank.exit),
-        signal=signal_of(rank.exit),
-        time_ns=rank.exit.time_ns,
-        stopped_by_us=rank.stopped_by_us,
-        completed_steps=rank.completed_steps,
-        exception=rank.exception,
-        log_tail=rank.log_tail,
-        shown_steps=rank.shown_steps if rank.HasField("shown_steps") else -1,
-        classification=_told(rank.classification) if rank.HasField("classification") else None,
-    )
-
-
-def _told(found: pb.Classification) -> Classification:
-    return Classification(
-        fault=found.fault,
-        owner=found.owner,
-        reason=found.reason,
-        consequence=found.consequence,
-        place=found.place,
-        evidence=list(found.evidence),
-    )
 
 
 def held_of(
@@ -264,17 +234,12 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
 
 
 def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
-    """The ends, classified while all of their output is at hand, and then with the output of the first ones only."""
-    exits = [end if end.stopped_by_us else _classified(end) for end in exits]
+    """The ends, with the output of the first ones only; their agents classified them with all of it at hand."""
     if len(exits) <= TAILS:
         return exits
     own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))
     with_output = {end.rank for end in own[:TAILS]}
     return [_cut(end, LINE, end.log_tail) if end.rank in with_output else _bare(_cut(end, LINE, "")) for end in exits]
-
-
-def _classified(end: RankExit) -> RankExit:
-    return end.model_copy(update={"classification": classification_of(end)})
 
 
 def _cut(end: RankExit, characters: int, log_tail: str) -> RankExit:

@@ -22,7 +22,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities import messages
 from activities.agents.call_all import on_all
-from activities.agents.evidence import exit_of
+from activities.agents.convert import exit_of
 from activities.agents.ranks import RankActivities
 from activities.heartbeat import Say, heartbeating, request_id
 from activities.messages import LaunchInput, PrepareInput, ReleaseInput, ReplayGroupInput

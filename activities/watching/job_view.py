@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from activities.agents.convert import seen_of
+from activities.agents.convert import exit_of
 from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
 from activities.watching.shown import FirstShown, Shown, stored
@@ -130,10 +130,13 @@ class JobView:
 
     def ended(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
         """A rank ended."""
-        generation, rank = observation.generation, observation.rank_exited.rank
-        known = self._exits.setdefault(generation, {}).get(rank)
-        self._exits[generation][rank] = seen_of(
-            observation, known.heard_ns if known else now_ns, shift_ns=self._shift.get(machine, 0)
+        generation, ended = observation.generation, observation.rank_ended
+        known = self._exits.setdefault(generation, {}).get(ended.rank)
+        self._exits[generation][ended.rank] = ObservedExit(
+            id=observation.id,
+            end=exit_of(machine, ended, shift_ns=self._shift.get(machine, 0)),
+            finished=ended.finished,
+            heard_ns=known.heard_ns if known else now_ns,
         )
         self.acknowledgements.ended(machine, observation)
         self.woken.set()

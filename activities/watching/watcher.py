@@ -238,9 +238,9 @@ class Watcher:
             await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
     def _take(self, job: JobView, machine: Machine, observation: pb.Observation) -> None:
-        if observation.HasField("rank_exited"):
+        if observation.HasField("rank_ended"):
             job.ended(machine.name, observation, steady_ns())
-            rank, generation = observation.rank_exited.rank, observation.generation
+            rank, generation = observation.rank_ended.rank, observation.generation
             known = job.ends(generation)
             write = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
             write("rank ended", observation=observation.id, rank=rank, generation=generation)

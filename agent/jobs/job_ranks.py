@@ -19,6 +19,7 @@ from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.blame.classify.first_cause import classification
 from everstep.errors import AgentError
 from everstep.rank import environment
 from everstep.rank.step_reports import Snapshot
@@ -27,10 +28,10 @@ from everstep.system.processes import is_alive
 
 PUSH_PATIENCE_S = 2.0
 """A rank that is gone is reported by its fork server within this time, or without it."""
-UNTOLD = -1
-"""``sequence`` of a rank whose end is to be told, and has no number yet."""
-SAID_PATIENCE_S = 2.0
-"""An end is told without the rank's last words where reading them takes longer."""
+PENDING = -1
+"""``sequence`` of a rank whose end is to be reported, and has no number yet."""
+OUTPUT_PATIENCE_S = 2.0
+"""An end is reported without the rank's output where reading that takes longer."""
 
 logger = structlog.get_logger()
 
@@ -99,10 +100,10 @@ class JobRanks:
         end = ending_of(rank.pid, rank.start_ticks)
         if end is None or rank.end or rank.ending or rank.generation <= self.record.fenced or self.record.released:
             return  # it did not end by itself, or is told already
-        rank.ending, rank.sequence = end, UNTOLD
+        rank.ending, rank.sequence = end, PENDING
         self.save()
         self.drain()
-        self.host.spawn(self._explain(rank))
+        self.host.spawn(self._report_end(rank))
 
     async def _gone(self, rank: RankRecord) -> None:
         deadline = time.monotonic() + PUSH_PATIENCE_S
@@ -136,46 +137,62 @@ class JobRanks:
         is_news = rank.ending is None
         rank.end = rank.ending or end
         if is_news:
-            rank.sequence = 0 if rank.stopped else UNTOLD
+            rank.sequence = 0 if rank.stopped else PENDING
         self.save()
         self.drain()
-        if is_news and rank.sequence == UNTOLD:
-            self.host.spawn(self._explain(rank))
+        if is_news and rank.sequence == PENDING:
+            self.host.spawn(self._report_end(rank))
 
-    async def _explain(self, rank: RankRecord) -> None:
-        """Tell of an end, with the exception that the rank's output names."""
-        rank.exception = rank_logs.exception_in(await self.said(rank))
-        if self.record.released or rank.sequence != UNTOLD:
+    async def _report_end(self, rank: RankRecord) -> None:
+        """Write the observation of an end, with what the rank's output says of it."""
+        await self.describe_end(rank)
+        if self.record.released or rank.sequence != PENDING:
             return
         # First the record, with the number that the observation is going to have: an agent that is
-        # killed between the two lines below tells it again from the record, and never twice.
+        # killed between the two lines below reports it again from the record, and never twice.
         rank.sequence = self.host.log.last + 1
         self.save()
-        self._tell(rank, self.snapshot(rank))
+        self._log_end(rank)
 
-    def _tell(self, rank: RankRecord, now: Snapshot | None) -> None:
-        end = rank.end or rank.ending
-        assert end
-        exited = pb.RankExited(
+    def _log_end(self, rank: RankRecord) -> None:
+        self.host.log.append(job=self.record.job, generation=rank.generation, rank_ended=self._end_message(rank))
+
+    async def describe_end(self, rank: RankRecord) -> pb.RankEnd:
+        """How a rank ended, with the end of its output; it is classified once its output can be read, and only once."""
+        output = await self.last_output(rank)
+        log_tail = output[-rank_logs.TAIL_BYTES :].decode(errors="replace")
+        if output and rank.classification is None:
+            rank.exception = rank_logs.exception_in(output)
+            if not rank.stopped:
+                rank.classification = classification(rank.exception, log_tail, rank.exit_code)
+        return self._end_message(rank, log_tail)
+
+    def _end_message(self, rank: RankRecord, log_tail: str = "") -> pb.RankEnd:
+        now, end = self.snapshot(rank), rank.end or rank.ending
+        end_class = rank.classification or (None if rank.stopped else classification("", "", rank.exit_code))
+        return pb.RankEnd(
             rank=rank.rank,
+            generation=rank.generation,
             pid=rank.pid,
-            exit=to_exit(end),
-            attached=bool(now and now.attached),
+            exit=to_exit(end) if end else None,
+            stopped_by_us=rank.stopped,
             finished=bool(now and now.finished),
             completed_steps=now.completed_steps if now else -1,
+            shown_steps=now.shown_steps if now else None,
             exception=rank.exception,
+            log_tail=log_tail,
+            classification=pb.Classification(**end_class.model_dump()) if end_class else None,
         )
-        self.host.log.append(job=self.record.job, generation=rank.generation, rank_exited=exited)
 
-    def retell(self, last_told: int) -> None:
-        """Tell what a killed agent had recorded but not told; ``last_told`` is the newest number in the log."""
+    def report_pending(self, newest: int) -> None:
+        """Report the ends that a killed agent had recorded and not reported; ``newest``: the last number in its log."""
         for rank in self.record.ranks:
-            ends = rank.end or rank.ending
-            if ends and rank.sequence == UNTOLD:
-                self.host.spawn(self._explain(rank))
-            elif ends and rank.sequence > last_told:
+            has_ended = rank.end or rank.ending
+            if has_ended and rank.sequence == PENDING:
+                self.host.spawn(self._report_end(rank))
+            elif has_ended and rank.sequence > newest:
                 rank.sequence = self.host.log.last + 1
-                self._tell(rank, self.snapshot(rank))
+                self._log_end(rank)
         self.save()
 
     def snapshot(self, rank: RankRecord) -> Snapshot | None:
@@ -183,11 +200,11 @@ class JobRanks:
         report = self.reports.get(rank.rank, rank.generation)
         return report.snapshot() if report else None
 
-    async def said(self, rank: RankRecord) -> bytes:
+    async def last_output(self, rank: RankRecord) -> bytes:
         """The end of what a rank wrote to stderr; nothing where the disk does not answer in time."""
         path = self.log_path(rank.rank, "err")
         try:
-            text = await self.host.reads.do(lambda: rank_logs.tail(path, rank_logs.SEARCHED_BYTES), SAID_PATIENCE_S)
+            text = await self.host.reads.do(lambda: rank_logs.tail(path, rank_logs.SEARCHED_BYTES), OUTPUT_PATIENCE_S)
         except (TimeoutError, OSError, AgentError) as error:
             self._log.error("the output of a rank cannot be read", rank=rank.rank, reason=str(error) or "no answer")
             return b""

@@ -6,13 +6,9 @@ import math
 
 from agent.jobs.job_ranks import to_exit
 from agent.jobs.job_runner import JobRunner
-from agent.launcher.processes import End
-from agent.reporting import rank_logs
 from agent.state.job_record import RankRecord
 from agent.tracer.processes import STOPPED, state_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.classify.first_cause import classification
-from everstep.rank.step_reports import Snapshot
 
 
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
@@ -52,34 +48,3 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
 def is_stopped(rank: RankRecord) -> bool:
     """Whether the process of a rank is stopped."""
     return state_of(rank.pid, rank.start_ticks) == STOPPED
-
-
-def shown_steps(now: Snapshot) -> int:
-    """Steps that a process showed, by whatever means."""
-    return max(now.published, now.optimizer_steps, int(now.milestones["first_step"] > 0))
-
-
-async def evidence_of(runner: JobRunner, rank: RankRecord) -> pb.RankEvidence:
-    """How a rank ended, and what it said last; nothing, where the disk does not say it in time."""
-    said = await runner.ranks.said(rank)
-    now = runner.ranks.snapshot(rank)
-    exception = rank.exception or rank_logs.exception_in(said)
-    log_tail = said[-rank_logs.TAIL_BYTES :].decode(errors="replace")
-    return pb.RankEvidence(
-        rank=rank.rank,
-        generation=rank.generation,
-        pid=rank.pid,
-        exit=to_exit(rank.end) if rank.end else None,
-        stopped_by_us=rank.stopped,
-        completed_steps=now.completed_steps if now else -1,
-        shown_steps=shown_steps(now) if now else None,
-        exception=exception,
-        log_tail=log_tail,
-        classification=None if rank.stopped else _classified(exception, log_tail, rank.end),
-    )
-
-
-def _classified(exception: str, log_tail: str, end: End | None) -> pb.Classification:
-    """What ended a rank: told here, for ten thousand ranks at once are too many for who asks for all of them."""
-    code = None if end is None or end.kind == "unknown" else -end.value if end.kind == "signal" else end.value
-    return pb.Classification(**classification(exception, log_tail, code).model_dump())

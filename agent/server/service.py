@@ -24,7 +24,7 @@ from agent.reporting import rank_logs
 from agent.server.code_service import CodeService
 from agent.server.diagnose_service import DiagnoseService
 from agent.server.job_registry import Context, JobRegistry
-from agent.server.replies import evidence_of, is_stopped, progress_of
+from agent.server.replies import is_stopped, progress_of
 from agent.server.trace_service import TraceService
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
@@ -76,7 +76,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             if job not in self.jobs.runners:
                 self._rebuild(server)
         for job, runner in self.jobs.runners.items():
-            runner.ranks.retell(last_told)
+            runner.ranks.report_pending(last_told)
             if runner.record.released:
                 continue
             runner.ranks.forget_other_boots(boot_id())
@@ -253,10 +253,10 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 ranks = await runner.stop(request.generation, request.grace_s)
                 verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
                 checkpoints = await self.held_after_stop(runner, verify_bytes)
-            evidence = await asyncio.gather(*(evidence_of(runner, rank) for rank in ranks))
+            ends = await asyncio.gather(*map(runner.ranks.describe_end, ranks))
             findings = map(to_message, self._monitor.findings()[:FINDINGS])
             return pb.StopReply(
-                ranks=evidence,
+                ranks=ends,
                 checkpoints=checkpoints,
                 unknown=unknown,
                 disk_asked=runner.checkpoints.disk_asked,

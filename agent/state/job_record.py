@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from agent.launcher.processes import End
+from everstep.model.classification import Classification
 
 FILE = "job.json"
 """In the folder of a job."""
@@ -26,8 +27,19 @@ class RankRecord(BaseModel):
     stopped: bool = False
     """It lived until a Stop killed it."""
     exception: str = ""
+    """The line of its error output that names what it raised."""
+    classification: Classification | None = None
+    """What ended it; None: it lived until a Stop killed it, or its output was not read yet."""
     sequence: int = 0
     """Number of the observation of its end; 0: none was due; -1: it is still to come."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the rank, or minus the signal that ended it; None: not known, or it runs."""
+        end = self.end or self.ending
+        if end is None or end.kind == "unknown":
+            return None
+        return -end.value if end.kind == "signal" else end.value
 
 
 class StoreRecord(BaseModel):

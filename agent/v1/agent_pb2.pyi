@@ -1137,7 +1137,7 @@ class StopReply(_message.Message):
     now_ns: _builtins.int
     """when it was answered, a repeated one too; 0: an older agent"""
     @_builtins.property
-    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEvidence]:
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEnd]:
         """of the newest generation <= the given one"""
 
     @_builtins.property
@@ -1149,7 +1149,7 @@ class StopReply(_message.Message):
     def __init__(
         self,
         *,
-        ranks: _abc.Iterable[Global___RankEvidence] | None = ...,
+        ranks: _abc.Iterable[Global___RankEnd] | None = ...,
         checkpoints: _abc.Iterable[Global___HeldCheckpoint] | None = ...,
         unknown: _builtins.bool = ...,
         disk_asked: _builtins.int | None = ...,
@@ -1167,7 +1167,9 @@ class StopReply(_message.Message):
 Global___StopReply: _TypeAlias = StopReply  # noqa: Y015
 
 @_typing.final
-class RankEvidence(_message.Message):
+class RankEnd(_message.Message):
+    """How a rank ended, what it had shown by then, and what its agent makes of it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RANK_FIELD_NUMBER: _builtins.int
@@ -1175,29 +1177,32 @@ class RankEvidence(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     STOPPED_BY_US_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     COMPLETED_STEPS_FIELD_NUMBER: _builtins.int
+    SHOWN_STEPS_FIELD_NUMBER: _builtins.int
     EXCEPTION_FIELD_NUMBER: _builtins.int
     LOG_TAIL_FIELD_NUMBER: _builtins.int
-    SHOWN_STEPS_FIELD_NUMBER: _builtins.int
     CLASSIFICATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
     stopped_by_us: _builtins.bool
     """it lived until this Stop killed it"""
+    finished: _builtins.bool
+    """the training loop ran to its end before the exit"""
     completed_steps: _builtins.int
     """-1: unknown (the script does not report)"""
+    shown_steps: _builtins.int
+    """of this process: the most of reports, optimizer steps, loop bodies (0 or 1); unset: unknown"""
     exception: _builtins.str
     """last line of the last traceback in its stderr, "" when none"""
     log_tail: _builtins.str
-    """the end of its stderr, <= 4 KiB"""
-    shown_steps: _builtins.int
-    """of this process: the most of reports, optimizer steps, loop bodies (0 or 1); unset: unknown"""
+    """the end of its stderr, <= 4 KiB; empty in an observation"""
     @_builtins.property
     def exit(self) -> Global___Exit: ...
     @_builtins.property
     def classification(self) -> Global___Classification:
-        """what ended it; unset: it lived until this Stop killed it, or an older agent"""
+        """what ended it; unset: it lived until this Stop killed it"""
 
     def __init__(
         self,
@@ -1207,21 +1212,22 @@ class RankEvidence(_message.Message):
         pid: _builtins.int = ...,
         exit: Global___Exit | None = ...,
         stopped_by_us: _builtins.bool = ...,
+        finished: _builtins.bool = ...,
         completed_steps: _builtins.int = ...,
+        shown_steps: _builtins.int | None = ...,
         exception: _builtins.str = ...,
         log_tail: _builtins.str = ...,
-        shown_steps: _builtins.int | None = ...,
         classification: Global___Classification | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "classification", b"classification", "exit", b"exit", "shown_steps", b"shown_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "classification", b"classification", "completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "generation", b"generation", "log_tail", b"log_tail", "pid", b"pid", "rank", b"rank", "shown_steps", b"shown_steps", "stopped_by_us", b"stopped_by_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps", "classification", b"classification", "completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "finished", b"finished", "generation", b"generation", "log_tail", b"log_tail", "pid", b"pid", "rank", b"rank", "shown_steps", b"shown_steps", "stopped_by_us", b"stopped_by_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shown_steps: _TypeAlias = _typing.Literal["shown_steps"]  # noqa: Y015
     _WhichOneofArgType__shown_steps: _TypeAlias = _typing.Literal["_shown_steps", b"_shown_steps"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shown_steps) -> _WhichOneofReturnType__shown_steps | None: ...
 
-Global___RankEvidence: _TypeAlias = RankEvidence  # noqa: Y015
+Global___RankEnd: _TypeAlias = RankEnd  # noqa: Y015
 
 @_typing.final
 class Classification(_message.Message):
@@ -1882,7 +1888,7 @@ class Observation(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
-    RANK_EXITED_FIELD_NUMBER: _builtins.int
+    RANK_ENDED_FIELD_NUMBER: _builtins.int
     FORK_SERVER_DIED_FIELD_NUMBER: _builtins.int
     AGENT_STARTED_FIELD_NUMBER: _builtins.int
     MACHINE_FINDING_FIELD_NUMBER: _builtins.int
@@ -1895,7 +1901,7 @@ class Observation(_message.Message):
     job: _builtins.str
     generation: _builtins.int
     @_builtins.property
-    def rank_exited(self) -> Global___RankExited: ...
+    def rank_ended(self) -> Global___RankEnd: ...
     @_builtins.property
     def fork_server_died(self) -> Global___ForkServerDied: ...
     @_builtins.property
@@ -1913,62 +1919,21 @@ class Observation(_message.Message):
         machine: _builtins.str = ...,
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
-        rank_exited: Global___RankExited | None = ...,
+        rank_ended: Global___RankEnd | None = ...,
         fork_server_died: Global___ForkServerDied | None = ...,
         agent_started: Global___AgentStarted | None = ...,
         machine_finding: Global___MachineFinding | None = ...,
         metric_noted: Global___MetricNoted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "machine_finding", b"machine_finding", "metric_noted", b"metric_noted", "rank_exited", b"rank_exited", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "machine_finding", b"machine_finding", "metric_noted", b"metric_noted", "rank_ended", b"rank_ended", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "machine_finding", b"machine_finding", "metric_noted", b"metric_noted", "rank_exited", b"rank_exited", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_started", b"agent_started", "fork_server_died", b"fork_server_died", "generation", b"generation", "id", b"id", "job", b"job", "machine", b"machine", "machine_finding", b"machine_finding", "metric_noted", b"metric_noted", "rank_ended", b"rank_ended", "sequence", b"sequence", "time_ns", b"time_ns", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_exited", "fork_server_died", "agent_started", "machine_finding", "metric_noted"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["rank_ended", "fork_server_died", "agent_started", "machine_finding", "metric_noted"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Observation: _TypeAlias = Observation  # noqa: Y015
-
-@_typing.final
-class RankExited(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RANK_FIELD_NUMBER: _builtins.int
-    PID_FIELD_NUMBER: _builtins.int
-    EXIT_FIELD_NUMBER: _builtins.int
-    ATTACHED_FIELD_NUMBER: _builtins.int
-    FINISHED_FIELD_NUMBER: _builtins.int
-    COMPLETED_STEPS_FIELD_NUMBER: _builtins.int
-    EXCEPTION_FIELD_NUMBER: _builtins.int
-    rank: _builtins.int
-    pid: _builtins.int
-    attached: _builtins.bool
-    """the script called everstep.join()"""
-    finished: _builtins.bool
-    """the training loop ran to its end before the exit"""
-    completed_steps: _builtins.int
-    """-1: unknown"""
-    exception: _builtins.str
-    @_builtins.property
-    def exit(self) -> Global___Exit: ...
-    def __init__(
-        self,
-        *,
-        rank: _builtins.int = ...,
-        pid: _builtins.int = ...,
-        exit: Global___Exit | None = ...,
-        attached: _builtins.bool = ...,
-        finished: _builtins.bool = ...,
-        completed_steps: _builtins.int = ...,
-        exception: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "completed_steps", b"completed_steps", "exception", b"exception", "exit", b"exit", "finished", b"finished", "pid", b"pid", "rank", b"rank"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RankExited: _TypeAlias = RankExited  # noqa: Y015
 
 @_typing.final
 class ForkServerDied(_message.Message):

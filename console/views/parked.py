@@ -9,7 +9,7 @@ from contextlib import suppress
 from console.views.incident_report import clean
 from controlplane import text
 from controlplane.client import Control
-from everstep.decisions.blame.first_failure import classification_of, first_failure
+from everstep.decisions.blame.first_failure import first_failure
 from everstep.errors import EverstepError
 from everstep.model.eviction import Eviction, named
 from everstep.model.incident import Evidence, RankExit
@@ -59,8 +59,8 @@ def evidence_lines(job: str, evidence: Evidence | None, option: str = "") -> lis
     if first is None:
         return [*lines, f"logs      everstep logs {job}{option}"]
     lines.append(f"first     {exit_line(first)}")
-    found = classification_of(first)
-    lines.append(f"class     {clean(found.fault)}, owner {clean(found.owner)}")
+    if found := first.classification:
+        lines.append(f"class     {clean(found.fault)}, owner {clean(found.owner)}")
     tail = [line for line in clean(first.log_tail).splitlines() if line.strip()][-LOG_LINES:]
     lines += [f"          | {line}" for line in tail]
     return [*lines, f"logs      everstep logs {job} --rank {first.rank}{option}"]

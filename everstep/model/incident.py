@@ -99,7 +99,7 @@ class RankExit(Model):
     shown_steps: int = -1
     """Steps that it showed: the most of reports, calls of the optimizer, and 0 or 1 ``run.steps``; -1: not known."""
     classification: Classification | None = None
-    """Made when all of its output was at hand; None: not made, ask ``root_cause.classification_of``."""
+    """What ended it, as its agent classified it; None: it lived until a stop killed it."""
 
 
 class Tier(Words):

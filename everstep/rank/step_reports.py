@@ -123,6 +123,11 @@ class Snapshot:
     newest: StepRecord | None
     flops: Flops
 
+    @property
+    def shown_steps(self) -> int:
+        """Steps that the process showed, by whatever means."""
+        return max(self.published, self.optimizer_steps, int(self.milestones["first_step"] > 0))
+
 
 class ReportFile:
     """One rank's mapped report file."""

@@ -170,7 +170,7 @@ class Job:
         return found
 
     async def exits(self, count: int) -> list[pb.Observation]:
-        return await self.observe(count, "rank_exited")
+        return await self.observe(count, "rank_ended")
 
     async def progress(self, ready: Callable[[pb.ProgressReply], bool]) -> pb.ProgressReply:
         """The first progress reply that is as wanted."""

@@ -55,7 +55,7 @@ async def launch(job: Job, generation: int, resume_step: int = 0) -> None:
     ended = 0
     async with asyncio.timeout(60):
         async for seen in job.agent.client.observe(pb.ObserveRequest(job=NAME)):
-            ended += seen.HasField("rank_exited") and seen.generation == generation
+            ended += seen.HasField("rank_ended") and seen.generation == generation
             if ended == job.ranks:
                 return
 

@@ -53,7 +53,7 @@ async def test_a_new_agent_adopts_what_runs(agent: RunningAgent, job: Job) -> No
     assert await job.launch() == launched, "the first reply is remembered"
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 1)
-    exited = (await job.exits(1))[0].rank_exited
+    exited = (await job.exits(1))[0].rank_ended
     assert (exited.rank, exited.exit.kind, exited.exit.value) == (1, pb.Exit.CODE, 5)
     stopped = await job.stop()
     assert [rank.stopped_by_us for rank in stopped.ranks] == [True, False, True]
@@ -71,9 +71,9 @@ async def test_an_end_that_no_agent_saw_is_told_once(agent: RunningAgent, job: J
         seen = await job.exits(1)
         agent.kill()
     await agent.start()
-    assert [o.rank_exited.rank for o in seen] == [2]
+    assert [o.rank_ended.rank for o in seen] == [2]
     let_end(job, 0)
-    assert [o.rank_exited.rank for o in await job.exits(2)] == [2, 0]
+    assert [o.rank_ended.rank for o in await job.exits(2)] == [2, 0]
 
 
 async def test_an_agent_killed_in_the_middle_of_a_launch(agent: RunningAgent) -> None:
@@ -112,7 +112,7 @@ async def test_a_fork_server_that_is_silent_while_the_agent_restarts_keeps_its_r
     await asyncio.sleep(2.5)  # a forgotten server looks for its socket every 2 s, and ends with its ranks
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
-    exited = (await job.exits(1))[0].rank_exited
+    exited = (await job.exits(1))[0].rank_ended
     assert (exited.rank, exited.exit.value) == (0, 5), "its exits are heard again"
 
 
@@ -198,7 +198,7 @@ async def test_the_end_of_a_rank_is_told_though_its_number_was_given_away(agent:
     with a_stranger() as stranger:
         change_record(agent, job, lambda record: record["ranks"][1].update(pid=stranger.pid))
         await agent.start()
-        exited = (await job.exits(1))[0].rank_exited
+        exited = (await job.exits(1))[0].rank_ended
         assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN)
         assert all(alive(launched.ranks[rank].pid) for rank in (0, 2))
         await job.stop()
@@ -226,7 +226,7 @@ async def test_nothing_is_looked_for_that_ran_before_the_machine_was_started_ane
 
         change_record(agent, job, another_boot)
         await agent.start()
-        exits = [one.rank_exited for one in await job.exits(3)]
+        exits = [one.rank_ended for one in await job.exits(3)]
         assert {(one.rank, one.exit.kind) for one in exits} == {(rank, pb.Exit.UNKNOWN) for rank in range(3)}
         await job.stop()
         assert stranger.poll() is None

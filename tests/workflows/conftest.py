@@ -59,6 +59,7 @@ from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, Replac
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowRound
+from tests.rank_ends import exited
 from tests.workflows import answers
 from tests.workflows.asking import asked
 from workflows.job import JobWorkflow
@@ -71,7 +72,7 @@ MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", addre
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
     """Rank ``rank`` ended by a signal, the other one was stopped."""
     return [
-        RankExit(rank=rank, machine="m1", signal=signal, time_ns=time.time_ns(), completed_steps=step),
+        exited(rank=rank, machine="m1", signal=signal, time_ns=time.time_ns(), completed_steps=step),
         RankExit(rank=1 - rank, machine="m0", signal=9, stopped_by_us=True, completed_steps=step),
     ]
 

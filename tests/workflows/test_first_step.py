@@ -14,6 +14,7 @@ from temporalio.exceptions import ApplicationError
 from activities.messages import ConfirmInput, StopInput
 from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, Evidence, RankExit, Showing, Symptom
 from everstep.model.job_state import NOT_YET
+from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly
 from workflows.job import JobWorkflow
 
@@ -207,7 +208,7 @@ def never_stepped(given: StopInput) -> Evidence:
     return Evidence(
         generation=given.generation,
         exits=[
-            RankExit(rank=1, machine="m1", shown_steps=0, **raised),
+            exited(rank=1, machine="m1", shown_steps=0, **raised),
             RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True, shown_steps=0),
         ],
     )

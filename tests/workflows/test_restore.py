@@ -10,11 +10,12 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Evidence, IncidentReport, RankExit, Restored, StateCopy, Symptom, Tier
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.version import VersionStatus
+from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
-VICTIM = RankExit(
+VICTIM = exited(
     rank=0,
     machine="m0",
     code=1,

@@ -13,6 +13,7 @@ from activities.messages import ConfirmInput, MakeVersionInput, RestoreInput, St
 from everstep.model.incident import Confirmation, Evidence, IncidentReport, RankExit, Restored, Symptom
 from everstep.model.job_state import JobState, incident_workflow_id
 from everstep.model.version import JobVersion, VersionStatus
+from tests.rank_ends import exited
 from tests.workflows.conftest import Jobs, anomaly, exits, held
 from tests.workflows.test_restore import m1_empty
 from workflows.job import JobWorkflow
@@ -54,7 +55,7 @@ def stopped(given: StopInput) -> Evidence:
 def raised(given: StopInput) -> Evidence:
     """Rank 1 raised an exception at step 20."""
     ends = [
-        RankExit(rank=1, machine="m1", code=1, time_ns=1, completed_steps=20, exception="KeyError: 'loss'"),
+        exited(rank=1, machine="m1", code=1, time_ns=1, completed_steps=20, exception="KeyError: 'loss'"),
         RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True, completed_steps=20),
     ]
     return Evidence(generation=given.generation, exits=ends, held=held(20))

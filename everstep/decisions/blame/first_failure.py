@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.base.text import listed
-from everstep.decisions.blame.classify.first_cause import classification
 from everstep.model.classification import Classification
 from everstep.model.health import Health, MachineFinding
 from everstep.model.incident import Failure, RankExit, Symptom
@@ -23,17 +22,9 @@ MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
 
-def classification_of(end: RankExit) -> Classification:
-    """What ended a rank; made once, where all of its output was at hand, and kept."""
-    if end.classification is not None:
-        return end.classification
-    code = -end.signal if end.signal else end.code
-    return classification(end.exception, end.log_tail, code)
-
-
 def is_victim(end: RankExit) -> bool:
     """Whether a rank ended because another one went away, or did not come."""
-    return classification_of(end).consequence
+    return end.classification is not None and end.classification.consequence
 
 
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
@@ -80,8 +71,8 @@ def symptom_of(end: RankExit) -> Symptom:
 def headline_of(end: RankExit) -> str:
     """One line for a person: ``rank 5 on m2 ended by SIGKILL``, with its class where its output tells that."""
     where = f"rank {end.rank} on {end.machine}"
-    found = classification_of(end)
-    why = f" ({found.fault})" if found.evidence and not end.exception else ""
+    found = end.classification
+    why = f" ({found.fault})" if found and found.evidence and not end.exception else ""
     if end.signal:
         return f"{where} ended by {signal_name(end.signal)}{why}"
     if end.exception:
@@ -123,7 +114,7 @@ def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Fai
         cause=cause_of(end),
         time_ns=now_ns,
         shown=end.shown_steps,
-        classification=classification_of(end),
+        classification=end.classification,
         machine=end.machine,
     )
 
@@ -162,7 +153,7 @@ def explanation(
         return next(iter(sure), None)
     if killed := next((seen for seen in found if _killed(seen, end, job)), None):
         return killed
-    if classification_of(end).owner == Owner.CODE:
+    if end.classification and end.classification.owner == Owner.CODE:
         return None
     here = [seen for seen in faulty if seen.machine == end.machine]
     return next(iter([*here, *(sure if is_victim(end) else [])]), None)

@@ -21,8 +21,6 @@ class ObservedExit:
     id: str
     """Id of the observation."""
     end: RankExit
-    attached: bool
-    """The script uses everstep."""
     finished: bool
     """Its training loop ran to the end."""
     heard_ns: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from everstep.decisions.blame.first_failure import classification_of, first_failure, headline_of, symptom_of
+from everstep.decisions.blame.first_failure import first_failure, headline_of, symptom_of
 from everstep.decisions.detect.job_facts import JobFacts, ObservedExit, Rule
 from everstep.model.incident import Anomaly
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -39,7 +39,7 @@ def anomaly_of(facts: JobFacts, seen: ObservedExit) -> Anomaly:
         ranks=[end.rank],
         machines=[end.machine],
         seen_ns=end.time_ns,
-        classification=classification_of(end),
+        classification=end.classification,
     )
 
 

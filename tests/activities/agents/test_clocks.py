@@ -25,8 +25,8 @@ OFF = st.one_of(st.just(0), st.integers(-(10**5), 10**5).filter(lambda off: abs(
 """Seconds by which a clock is off; between these an order of ends that are seconds apart may be wrong."""
 
 
-def crashed(rank: int, at_ns: int) -> pb.RankEvidence:
-    return pb.RankEvidence(rank=rank, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=at_ns), completed_steps=5)
+def crashed(rank: int, at_ns: int) -> pb.RankEnd:
+    return pb.RankEnd(rank=rank, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=at_ns), completed_steps=5)
 
 
 @given(off_s=st.tuples(OFF, OFF, OFF))
@@ -48,8 +48,8 @@ def test_a_watcher_finds_it_too(off_s: tuple[int, int, int]) -> None:
         job.showed(f"m{rank}", shows(rank, NOW + off * S, 5), NOW)
     for rank, off in enumerate(off_s):
         at_ns = NOW - (4 if rank == 1 else 1) * S + off * S
-        told = pb.RankExited(rank=rank, exit=crashed(rank, at_ns).exit)
-        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_exited=told), NOW)
+        told = pb.RankEnd(rank=rank, exit=crashed(rank, at_ns).exit)
+        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_ended=told), NOW)
     [found] = [one for one in job.verdicts(NOW) if isinstance(one, Anomaly)]
     assert found.ranks == [1]
     assert found.seen_ns == NOW - 4 * S

@@ -24,8 +24,8 @@ class SpokenAgent(FakeAgent):
         self.answer(persist=pb.PersistReply(), align=pb.AlignReply())
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
-        ended = pb.RankExited(rank=rank, exit=end, attached=True, finished=finished)
-        self.tell(job=job, generation=generation, rank_exited=ended)
+        ended = pb.RankEnd(rank=rank, exit=end, finished=finished)
+        self.tell(job=job, generation=generation, rank_ended=ended)
 
     def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
         if request.job == OF_NO_JOB:

@@ -14,8 +14,8 @@ S = 10**9
 def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() -> None:
     known = Acknowledgements()
     for sequence, generation in ((7, 1), (9, 2)):
-        end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
-        known.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_exited=end))
+        end = pb.RankEnd(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
+        known.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_ended=end))
     name = "gpt"
     assert known.dealt_with("m0", name) == 0
     known.reported.add(1)
@@ -31,8 +31,8 @@ async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down(
     for sequence, whose in ((3, ""), (5, name), (6, "")):
         written[sequence] = loop.create_future()
         known.noted("m0", pb.Observation(sequence=sequence, job=whose), written[sequence])
-    end = pb.RankExited(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
-    known.ended("m0", pb.Observation(sequence=7, generation=1, rank_exited=end))
+    end = pb.RankEnd(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
+    known.ended("m0", pb.Observation(sequence=7, generation=1, rank_ended=end))
     known.reported.add(1)
     assert (known.dealt_with("m0", name), known.dealt_with("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
     written[6].set_result(None)

@@ -201,10 +201,8 @@ def test_a_job_whose_agents_never_answer_hangs_from_what_its_workflow_knows() ->
 def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
     job = watched()
     for rank in (0, 1):
-        end = pb.RankExited(
-            rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True, finished=True
-        )
-        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_exited=end), 5)
+        end = pb.RankEnd(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), finished=True)
+        job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=1, rank_ended=end), 5)
 
     assert job.woken.is_set()
     assert list(job.verdicts(9)) == [Finished(1)]
@@ -333,8 +331,8 @@ def test_ranks_whose_loops_are_over_take_the_time_that_they_need() -> None:
 
 
 def left(job: JobView, rank: int, second: int) -> None:
-    end = pb.RankExited(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), attached=True)
-    job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=2, rank_exited=end), second * S)
+    end = pb.RankEnd(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5))
+    job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=2, rank_ended=end), second * S)
 
 
 def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
@@ -357,8 +355,8 @@ def test_what_is_dealt_with_is_forgotten() -> None:
     for generation in range(1, 30):
         show(job, generation * S, 20, generation=generation, own_step=20, own_ns=S)
         for rank in (0, 1):
-            end = pb.RankExited(rank=rank, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=5))
-            told = pb.Observation(id=f"m{rank}-1", sequence=generation, generation=generation, rank_exited=end)
+            end = pb.RankEnd(rank=rank, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=5))
+            told = pb.Observation(id=f"m{rank}-1", sequence=generation, generation=generation, rank_ended=end)
             job.ended(f"m{rank}", told, generation * S)
         job.persist(generation * S)
         job.align(generation * S)

@@ -44,7 +44,7 @@ async def test_a_script_runs_from_the_snapshot_that_was_brought_and_says_its_ver
     assert await agent.client.has_code([digest, "0" * 64]) == [digest]
 
     await agent.client.launch(request(job, digest, "train/main.py"))
-    assert all(seen.rank_exited.exit.value == 0 for seen in await job.exits(2))
+    assert all(seen.rank_ended.exit.value == 0 for seen in await job.exits(2))
     assert await job.log(1, 1) == f"one 7 True {folder(agent) / digest / 'train'}\n".encode()
     await job.release()
 

@@ -111,7 +111,7 @@ async def test_an_end_is_told_while_the_rank_is_still_there(
     os.kill(second, 9)
 
     [told] = await job.exits(1)
-    assert (told.rank_exited.rank, told.rank_exited.exit.kind, told.rank_exited.exit.value) == (1, pb.Exit.SIGNAL, 9)
+    assert (told.rank_ended.rank, told.rank_ended.exit.kind, told.rank_ended.exit.value) == (1, pb.Exit.SIGNAL, 9)
     assert alive(second), "it is not gone"
     if with_server:
         agent.kill()  # who comes after it knows what was told
@@ -126,7 +126,7 @@ async def test_an_end_is_told_while_the_rank_is_still_there(
     freezer.let_go()
     stopped = await stopping
     assert [rank.stopped_by_us for rank in stopped.ranks] == [True, False], "the second had begun to end by itself"
-    assert stopped.ranks[1].exit == told.rank_exited.exit
+    assert stopped.ranks[1].exit == told.rank_ended.exit
     next_one = (await job.launch(2)).ranks[0]
     os.kill(next_one.pid, 9)
     first_told, second_told = await job.exits(2)
@@ -142,7 +142,7 @@ async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> N
     await until(lambda: log.exists() and b"began" in log.read_bytes(), "it became the other program")
     os.kill(rank.pid, 15)
     [told] = await job.exits(1)
-    assert (told.rank_exited.exit.kind, told.rank_exited.exit.value) == (pb.Exit.SIGNAL, 15), "and nothing before it"
+    assert (told.rank_ended.exit.kind, told.rank_ended.exit.value) == (pb.Exit.SIGNAL, 15), "and nothing before it"
     await job.release()
 
 

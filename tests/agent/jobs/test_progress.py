@@ -38,7 +38,7 @@ async def test_progress_and_steps_of_a_script_that_reports(agent: RunningAgent) 
     assert steps == {0: list(range(100, 2500)), 1: list(range(100, 2500))}
     await job.stop()
     await job.launch(2)
-    await job.observe(4, "rank_exited")
+    await job.observe(4, "rank_ended")
     replies = [r async for r in agent.client.steps(pb.StepsRequest(job=job.name, rank=0, from_step=0))]
     assert [(s.generation, s.step) for r in replies for s in r.records] == [(g, s) for g in (1, 2) for s in range(2500)]
     await job.release()
@@ -55,7 +55,7 @@ for _ in range(7):
 """
     job = await prepared(agent, script, ranks=1)
     await job.launch()
-    assert not (await job.exits(1))[0].rank_exited.attached
+    await job.exits(1)
     rank = (await job.progress(lambda p: p.ranks[0].optimizer_steps == 7)).ranks[0]
     assert (rank.completed_steps, rank.attached) == (-1, False)
     assert rank.milestones.first_step

@@ -47,18 +47,23 @@ match os.environ["RANK"]:
 """
     job = await prepared(agent, script, ranks=5)
     reply = await job.launch()
-    seen = {o.rank_exited.rank: o for o in await job.exits(5)}
-    ends = {rank: (o.rank_exited.exit.kind, o.rank_exited.exit.value) for rank, o in seen.items()}
+    seen = {o.rank_ended.rank: o for o in await job.exits(5)}
+    ends = {rank: (o.rank_ended.exit.kind, o.rank_ended.exit.value) for rank, o in seen.items()}
     code, number = pb.Exit.CODE, pb.Exit.SIGNAL
     assert ends == {0: (code, 1), 1: (number, signal.SIGSEGV), 2: (code, 7), 3: (code, 1), 4: (code, 0)}
-    assert seen[0].rank_exited.exception == "ValueError: no good"
+    assert seen[0].rank_ended.exception == "ValueError: no good"
     assert seen[0].id == f"m1-{seen[0].sequence}"
-    assert {r.rank: r.pid for r in reply.ranks} == {rank: o.rank_exited.pid for rank, o in seen.items()}
+    assert {r.rank: r.pid for r in reply.ranks} == {rank: o.rank_ended.pid for rank, o in seen.items()}
     assert b"told so" in await job.log(3, pb.ReadLogRequest.STDERR)
     evidence = await job.stop()
     assert [rank.exception for rank in evidence.ranks] == ["ValueError: no good", "", "", "", ""]
     assert "raise ValueError" in evidence.ranks[0].log_tail
     assert not any(rank.stopped_by_us for rank in evidence.ranks)
+    assert not any(o.rank_ended.log_tail for o in seen.values())
+    for rank in evidence.ranks:
+        rank.log_tail = ""
+        assert rank == seen[rank.rank].rank_ended, "what was observed and what a stop answers is the same"
+    assert evidence.ranks[0].classification.reason == "user-exception"
     await job.release()
 
 
@@ -211,7 +216,7 @@ print(store.get(str(1 - int(rank))).decode())
     launch = job.launch_request()
     launch.env.update({"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
     await agent.client.launch(launch)
-    assert [o.rank_exited.exit.value for o in await job.exits(2)] == [0, 0]
+    assert [o.rank_ended.exit.value for o in await job.exits(2)] == [0, 0]
     assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"here 1\n"
     assert alive(store.pid)
     await job.stop()
@@ -239,7 +244,7 @@ for step in range(5):
         request = job.launch_request(generation)
         request.env["EVERSTEP_FAULTS"] = str(plan)
         await agent.client.launch(request)
-        exited = (await job.exits(generation))[-1].rank_exited
+        exited = (await job.exits(generation))[-1].rank_ended
         assert (exited.exit.kind, exited.exit.value) == end
         ranks = (await agent.client.describe()).jobs[0].ranks
         assert [rank.optimizer_steps for rank in ranks] == [2 if generation == 1 else 5]
@@ -257,7 +262,7 @@ for step in range(5):
 async def test_a_script_that_cannot_run_says_why(agent: RunningAgent, script: str, exception: str, reason: str) -> None:
     job = await prepared(agent, script, ranks=1)
     await job.launch()
-    assert (await job.exits(1))[0].rank_exited.exception == exception
+    assert (await job.exits(1))[0].rank_ended.exception == exception
     assert exception in (await job.log(0, pb.ReadLogRequest.STDERR, tail=200)).decode()
     [ended] = (await job.stop()).ranks
     assert (ended.classification.owner, ended.classification.reason) == ("code", reason)
@@ -340,6 +345,6 @@ print("libcuda.so" in open("/proc/self/maps").read())
 """
     job = await prepared(agent, script, ranks=1)
     await job.launch()
-    assert (await job.exits(1))[0].rank_exited.exit.value == 0
+    assert (await job.exits(1))[0].rank_ended.exit.value == 0
     assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"3 False\nFalse\n"
     await job.release()

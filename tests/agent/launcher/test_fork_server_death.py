@@ -60,7 +60,7 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
             await asyncio.sleep(0.05)
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
-    exited = (await job.exits(1))[0].rank_exited
+    exited = (await job.exits(1))[0].rank_ended
     assert (exited.rank, exited.exit.value) == (0, 5), "the agent is the parent now and knows the code"
     evidence = await job.stop()
     assert [rank.exit.kind for rank in evidence.ranks] == [pb.Exit.CODE, pb.Exit.SIGNAL, pb.Exit.SIGNAL]
@@ -78,7 +78,7 @@ async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
     let_end(job, 1)
     await until(lambda: not alive(entries(job)[1][0]), "rank 1 ended")
     await agent.start()
-    exited = (await job.exits(1))[0].rank_exited
+    exited = (await job.exits(1))[0].rank_ended
     assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), "nobody was there to see how it ended"
     with pytest.raises(AgentError, match="still lives"):
         await job.launch(2)

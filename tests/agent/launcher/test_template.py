@@ -135,7 +135,7 @@ async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: Runni
     assert [parent(rank) for rank in ranks] == [template.pid] * 2
     os.kill(ranks[1], signal.SIGTERM)
     [ended] = await job.exits(1)
-    told = ended.rank_exited
+    told = ended.rank_ended
     assert (told.rank, told.exit.kind, told.exit.value) == (1, pb.Exit.SIGNAL, signal.SIGTERM)
     await job.stop()
     await until(lambda: not any(map(alive, ranks)), "the template collects the ranks")

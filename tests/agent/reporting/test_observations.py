@@ -31,7 +31,7 @@ def opened(folder: Path) -> ObservationLog:
 
 
 def tell(log: ObservationLog, job: str, rank: int = 0) -> int:
-    return log.append(job=job, generation=1, rank_exited=pb.RankExited(rank=rank, exception="E: ü\nx")).sequence
+    return log.append(job=job, generation=1, rank_ended=pb.RankEnd(rank=rank, exception="E: ü\nx")).sequence
 
 
 async def kept(log: ObservationLog, after: int = 0, job: str = "") -> list[int]:
@@ -52,7 +52,7 @@ async def test_what_was_told_survives(tmp_path: Path) -> None:
     assert await kept(again) == [1, 2, 3]
     assert await kept(again, after=1) == [2, 3]
     assert await kept(again, job="a") == [1, 3]
-    assert (await anext(again.follow(2))).rank_exited.exception == "E: ü\nx"
+    assert (await anext(again.follow(2))).rank_ended.exception == "E: ü\nx"
     assert tell(again, "a") == 4
 
 

@@ -150,7 +150,7 @@ async def test_an_agent_stops_and_starts_ranks_while_its_disk_hangs(disk_that_fr
             await problem(job, "the state folder cannot be written: it does not answer for")
             os.kill((await job.entered()).ranks[0].pid, 9)
             [seen] = await job.exits(1)
-            assert seen.rank_exited.exit.value == 9, "an end is told too"
+            assert seen.rank_ended.exit.value == 9, "an end is told too"
             await agent.client.acknowledge(pb.AcknowledgeRequest(up_to_sequence=seen.sequence, job=job.name))
             await in_time(job, "stop", 2)
             new = Job(agent, SLEEP)
@@ -271,7 +271,7 @@ async def test_a_log_that_cannot_be_read_holds_up_neither_a_stop_nor_the_news_of
             os.mkfifo(log)  # opening it waits for a writer that never comes: a disk that hangs
         os.kill(launched.ranks[0].pid, 9)
         [seen] = await job.exits(1)
-        assert (seen.rank_exited.rank, seen.rank_exited.exit.value) == (0, 9)
+        assert (seen.rank_ended.rank, seen.rank_ended.exit.value) == (0, 9)
         assert (await agent.client.describe(timeout_s=ANSWER_S)).machine == "m1"
 
         async with asyncio.timeout(ANSWER_S):

@@ -11,7 +11,8 @@ from console.main import run
 from console.views.parked import evidence_lines
 from controlplane.references import parse_incident
 from everstep.errors import ConfigError
-from everstep.model.incident import Evidence, RankExit
+from everstep.model.incident import Evidence
+from tests.rank_ends import exited
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +95,8 @@ def test_every_help_has_examples_and_exit_codes(command: str, capsys: pytest.Cap
 
 def test_the_evidence_names_the_first_rank_and_its_log() -> None:
     said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29082"
-    victim = RankExit(rank=0, machine="m0", code=1, time_ns=1, log_tail=said, exception=said)
-    culprit = RankExit(
+    victim = exited(rank=0, machine="m0", code=1, time_ns=1, log_tail=said, exception=said)
+    culprit = exited(
         rank=5,
         machine="m2",
         code=1,

@@ -6,9 +6,9 @@ from typing import Any
 
 from everstep.decisions.detect.job_facts import JobFacts, ObservedExit, RankFacts
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import RankExit
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy
+from tests.rank_ends import exited
 
 S = 10**9
 POLICY = RecoveryPolicy(stall_floor_s=5, stall_factor=10, exit_grace_s=60)
@@ -40,7 +40,6 @@ def facts(*exits: ObservedExit, world_size: int = 2, now_s: float = 100, **more:
     return JobFacts(job(world_size, policy), generation=3, now_ns=int(now_s * S), exits=by_rank, **more)
 
 
-def seen(rank: int, *, attached: bool = True, finished: bool = False, time_s: float = 1, **end: object) -> ObservedExit:
+def seen(rank: int, *, finished: bool = False, time_s: float = 1, **end: object) -> ObservedExit:
     fields = {"rank": rank, "machine": "m0", "time_ns": int(time_s * S), **end}
-    ended = RankExit.model_validate(fields)
-    return ObservedExit(id=f"m0-{rank}", end=ended, attached=attached, finished=finished, heard_ns=int(time_s * S))
+    return ObservedExit(id=f"m0-{rank}", end=exited(**fields), finished=finished, heard_ns=int(time_s * S))

@@ -75,14 +75,14 @@ def test_a_rank_that_ended_is_none_that_goes_on() -> None:
 
 def test_the_clock_of_the_machine_whose_rank_left_does_not_matter() -> None:
     ahead = seen(1, code=0).end.model_copy(update={"time_ns": 1})
-    late = ObservedExit(id="m0-1", end=ahead, attached=True, finished=False, heard_ns=1000 * S)
+    late = ObservedExit(id="m0-1", end=ahead, finished=False, heard_ns=1000 * S)
 
     assert find_early_exit(facts(late, now_s=1001, ranks=[IN_LOOP])) is None
 
 
 def test_a_finished_rank_whose_status_got_lost_still_counts() -> None:
     assert has_finished([seen(0, finished=True), seen(1, finished=True, code=0)], 2)
-    assert has_finished([seen(0, finished=True, code=0), seen(1, attached=False, code=0)], 2)
+    assert has_finished([seen(0, finished=True, code=0), seen(1, code=0)], 2)
 
 
 def test_an_unknown_end_before_the_loops_end_is_an_anomaly() -> None:

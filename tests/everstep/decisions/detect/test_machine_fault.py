@@ -13,6 +13,7 @@ from everstep.decisions.detect.machine_fault import FINDINGS_LISTED, MACHINE_FAU
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.incident import RankExit, Symptom
 from tests.everstep.decisions.detect.job_facts import S, facts, seen
+from tests.rank_ends import exited
 
 LOST: dict[str, Any] = {"inspection": "gpu", "reason": "gpu-lost", "item": "GPU 3", "text": "it is lost", "sure": True}
 
@@ -118,7 +119,7 @@ def end(machine: str = "m0", *, victim: bool = False, signal: int | None = None,
         said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4213"
     tail = f'Traceback (most recent call last):\n  File "t.py", line 1, in main\n{said}\n' if said else ""
     code = None if signal else 1
-    return RankExit(rank=2, machine=machine, signal=signal, code=code, time_ns=END_NS, exception=said, log_tail=tail)
+    return exited(rank=2, machine=machine, signal=signal, code=code, time_ns=END_NS, exception=said, log_tail=tail)
 
 
 def on(machine: str, *, ago_s: float = 5.0, **fields: Any) -> MachineFinding:

@@ -12,10 +12,11 @@ from everstep.decisions.blame.first_failure import (
     symptom_of,
 )
 from everstep.model.incident import RankExit, Symptom
+from tests.rank_ends import exited
 
 
 def end(rank: int, time_ns: int, **fields: object) -> RankExit:
-    return RankExit.model_validate({"rank": rank, "machine": f"m{rank // 2}", "time_ns": time_ns, **fields})
+    return exited(rank=rank, machine=f"m{rank // 2}", time_ns=time_ns, **fields)
 
 
 GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213"

@@ -9,6 +9,7 @@ from everstep.decisions.act.recover.rules import RestartFacts, backoff_s, judge
 from everstep.decisions.act.recover.solved import still_counting
 from everstep.model.incident import Evidence, Failure, RankExit, StateCopy, Symptom, Tier
 from everstep.model.recovery_policy import RecoveryPolicy
+from tests.rank_ends import exited
 
 POLICY = RecoveryPolicy()
 
@@ -46,7 +47,7 @@ def test_a_silent_machine_parks_the_job_and_is_named() -> None:
 
 
 def raised(rank: int, exception: str) -> RankExit:
-    return RankExit(rank=rank, machine="m0", code=1, exception=exception)
+    return exited(rank=rank, machine="m0", code=1, exception=exception)
 
 
 def test_a_script_that_fails_at_import_on_every_rank_is_not_tried_again() -> None:

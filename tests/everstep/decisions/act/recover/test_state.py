@@ -12,6 +12,7 @@ from everstep.decisions.keep.choose_restore import Restore
 from everstep.model.incident import Anomaly, Evidence, RankExit, Restored, StateCopy, Symptom, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from tests.rank_ends import exited
 
 SPEC = JobSpec(name="job", script="/job.py", machines=3, ranks_per_machine=2)
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(3)]
@@ -43,7 +44,7 @@ def backups(step: int, ranks: range, machine: str) -> list[StateCopy]:
 
 def m2_empty(**more: Any) -> Evidence:
     """m2 came back empty; a rank elsewhere saw its connection break, others were stopped after 21 steps."""
-    victim = RankExit(rank=1, machine="m0", code=1, time_ns=5, completed_steps=20, exception=GLOO)
+    victim = exited(rank=1, machine="m0", code=1, time_ns=5, completed_steps=20, exception=GLOO)
     exits = [victim, *stopped(21, range(2, 4)), *stopped(20, range(1))]
     copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
     return Evidence(generation=1, exits=exits, held=copies, emptied=["m2"], **more)
@@ -180,7 +181,7 @@ CORRUPT = "everstep.errors.CorruptCheckpoint: /dev/shm/job/checkpoint-1: the sta
 
 
 def raised(rank: int, exception: str, **more: Any) -> RankExit:
-    return RankExit(rank=rank, machine=f"m{rank // 2}", code=1, time_ns=3, exception=exception, **more)
+    return exited(rank=rank, machine=f"m{rank // 2}", code=1, time_ns=3, exception=exception, **more)
 
 
 def test_a_slot_that_its_own_rank_found_damaged_is_named_and_left_out() -> None:
