@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks.aggregate_records import by_everstep, by_torch
 from benchmarks.common import Row, finish, say, show, show_json
 from everstep.decisions.blame.hang.analysis import judge_hang
-from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader
+from everstep.model.hang import HangConclusion
 from everstep.model.topology import Topology
 
 TIME_AIM_S, MEMORY_AIM_MB = 1.0, 200.0

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from everstep.decisions.blame.hang.analysis import judge_hang
-from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader
+from everstep.model.hang import HangConclusion
 from everstep.model.topology import Topology
 
 STEPS = 4

@@ -36,7 +36,7 @@ from drills.spec.stages import BEFORE_AN_UPDATE, MOMENTS, REPORT, STAGES
 from drills.spec.sure_faults import LINES, SURE
 from drills.spec.updates import DURING
 from drills.spec.updates import THEN as RIDES_ON
-from everstep.decisions.act.evict.facts import SHARED_MACHINES
+from everstep.decisions.act.evict.rules import SHARED_MACHINES
 from everstep.decisions.blame.replay.group_jobs import why_not
 from everstep.errors import CannotInject, ConfigError
 from everstep.model.incident import Showing

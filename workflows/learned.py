@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.act.evict.incident_facts import EVICTED_KEPT
-    from everstep.decisions.act.evict.rules import OF_LOOKING
+    from everstep.decisions.act.evict.rules import BY_TEST_OR_REPLAY
     from everstep.decisions.act.ladder.facts import kept
     from everstep.decisions.act.recover.solved import still_counting
     from everstep.decisions.act.versions.book import VersionBook
@@ -21,6 +20,8 @@ with workflow.unsafe.imports_passed_through():
 
 FAILURES_KEPT = 50
 TRIED_KEPT = 100
+EVICTED_KEPT = 1000
+"""Times of evictions that a job remembers."""
 LEFT_KEPT = 1000
 """Machines that a job has left, of which it is remembered."""
 
@@ -71,7 +72,7 @@ def found_by_looking(report: IncidentReport) -> bool:
 
     One that left for another reason, e.g. what an inspection said after the tests had passed, solves nothing of that.
     """
-    by_looking = {answer.machine for answer in report.asked if answer.yes and answer.rule in OF_LOOKING}
+    by_looking = {answer.machine for answer in report.asked if answer.yes and answer.rule in BY_TEST_OR_REPLAY}
     return not by_looking.isdisjoint(report.evicted)
 
 

@@ -12,10 +12,9 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.act.evict.by_operator import operator_anomaly
-    from everstep.decisions.act.evict.decide import decide
-    from everstep.decisions.act.evict.incident_facts import alerts_kept, facts_of
-    from everstep.decisions.detect.machine_fault import without
+    from everstep.decisions.act.evict.plan_evictions import EvictFacts, plan_evictions
+    from everstep.decisions.blame.alerts import alerts_kept
+    from everstep.decisions.detect.machine_fault import operator_anomaly, without
     from everstep.model.incident import Anomaly, IncidentReport, Symptom
     from everstep.model.job_state import IncidentSummary, JobState
     from everstep.model.pool import OperatorMove
@@ -101,14 +100,14 @@ class ObservedFaults:
         state = self._state
         if anomaly.more_findings:
             return False  # what so many have at once they have in common
-        facts = facts_of(
-            state.machines,
+        facts = EvictFacts(
             now_ns=workflow.time_ns(),
+            machines=[machine.name for machine in state.machines],
             findings=anomaly.findings,
             earlier=state.alerts,
             evicted_ns=state.evicted_ns,
         )
-        return bool(decide(facts, state.spec.policy).evict)
+        return bool(plan_evictions(facts, state.spec.policy).evict)
 
     @property
     def due(self) -> bool:

@@ -116,9 +116,9 @@ def hang(  # noqa: PLR0917 - options of a command
     from console.views.hang import as_object, text_of
     from everstep.decisions.blame.hang.analysis import judge_hang
     from everstep.decisions.blame.hang.conclusions import HangLimits
-    from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
     from everstep.dumps.folder import read_folder
     from everstep.errors import DumpError
+    from everstep.model.hang import HangConclusion, HangMethod
 
     evidence = replace(read_folder(folder, pickles=pickles), stands_still=hung)
     known = [*evidence.ranks, *(rank for ranks in evidence.groups.values() for rank in ranks)]
@@ -168,9 +168,9 @@ def timings(  # noqa: PLR0917 - options of a command
     """
     from console.views.slow import as_object, text_of
     from everstep.decisions.blame.slow.by_timings import judge_slow
-    from everstep.decisions.blame.slow.vote import SlowConclusion
     from everstep.dumps.timings import UNITS, read_timings
     from everstep.errors import ConfigError
+    from everstep.model.slow import SlowConclusion
 
     if unit not in UNITS:
         raise ConfigError(f"--unit is {unit}; it must be one of {', '.join(UNITS)}")

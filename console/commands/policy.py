@@ -13,7 +13,7 @@ from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, kn
 
 if TYPE_CHECKING:
     from activities.ledger import Ledger
-    from everstep.decisions.act.evict.describe import DescribedPolicy
+    from everstep.decisions.act.evict.explain import DescribedPolicy
 
 
 class ShowsUnlessNamed(DefaultCommand):
@@ -176,7 +176,7 @@ async def _show(job: str, cluster: str, *, as_json: bool) -> int:
 
 async def _described(job: str, cluster: str) -> DescribedPolicy:
     """Of a job file, of the newest run of a job, or the defaults."""
-    from everstep.decisions.act.evict.describe import describe
+    from everstep.decisions.act.evict.explain import describe
     from everstep.model.recovery_policy import RecoveryPolicy
 
     if not job:

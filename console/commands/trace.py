@@ -66,7 +66,7 @@ async def _trace(job: str, apart: float, ranks: Sequence[int], out: Path | None,
     from console.views.hang import as_object, text_of
     from console.views.stacks import stacks_text
     from controlplane.client import Control
-    from everstep.decisions.blame.hang.verdict import HangConclusion
+    from everstep.model.hang import HangConclusion
 
     async with await Control.connect(cluster) as control:
         await control.run_of(job)

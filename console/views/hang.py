@@ -9,7 +9,8 @@ from typing import Any
 from console.views.incident_report import aligned
 from controlplane.shown import clean
 from everstep.base.text import listed
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangVerdict, ParallelGroup, names_of
+from everstep.decisions.blame.hang.verdict import HangVerdict, ParallelGroup, names_of
+from everstep.model.hang import HangConclusion
 from everstep.model.topology import Topology
 
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from console.views.incident_report import aligned, clock, since
 from controlplane import text
-from everstep.decisions.act.evict.describe import DescribedBreaker, DescribedPolicy, DescribedRule, RuleNumber
-from everstep.decisions.act.evict.explain import ExplainedAnswer, Explanation
+from everstep.decisions.act.evict.explain import (
+    DescribedBreaker,
+    DescribedPolicy,
+    DescribedRule,
+    ExplainedAnswer,
+    Explanation,
+    RuleNumber,
+)
 from everstep.decisions.act.evict.simulate import SimulatedEviction, Simulation
 from everstep.model.eviction import EvictMode
 

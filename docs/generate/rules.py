@@ -30,14 +30,14 @@ def eviction() -> str:
     evicting = table(
         ("rule", "mode", "evicts", "numbers", "source"),
         [
-            (code(rule.name), rule.mode, sentence(rule.says), _numbers(rule), rule.source)
+            (code(rule.name), rule.mode, sentence(rule.asks), _numbers(rule), rule.paper)
             for rule in EVICT_RULES
             if rule.evicts
         ],
     )
     others = table(
         ("rule", "why it evicts nobody", "source"),
-        [(code(rule.name), sentence(rule.says), rule.source) for rule in EVICT_RULES if not rule.evicts],
+        [(code(rule.name), sentence(rule.asks), rule.paper) for rule in EVICT_RULES if not rule.evicts],
     )
     intro = paragraph(
         "The rules are asked in this order. The first rule that evicts a machine is named in the incident.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drills.spec.request import DrillRequest
-from everstep.decisions.blame.slow.vote import SlowConclusion
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
+from everstep.model.slow import SlowConclusion
 
 
 def slow_told(request: DrillRequest, spec: JobSpec, reports: Sequence[IncidentReport]) -> list[str]:

@@ -45,14 +45,19 @@ def printable(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """An error in one line, cut."""
     line = " ".join(str(error).split())
-    return line if len(line) <= 200 else line[:198] + " …"
+    return cut(line, 200)
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
 def last_line(text: str, most: int = 120) -> str:
     """The last line of a text that says something, e.g. of a traceback, cut."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = lines[-1] if lines else ""
-    return line if len(line) <= most else f"{line[: most - 2]} …"
+    return cut(line, most)
 
 
 def what_went_wrong(text: str, most: int = 120) -> str:

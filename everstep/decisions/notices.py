@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from everstep.base.text import listed
+from everstep.base.text import cut, listed
 from everstep.model.incident import Stage
 from everstep.model.notice import Notice, NoticeKind, stamp
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
@@ -139,5 +139,4 @@ def _notice(kind: NoticeKind, event: str, text: str, time_ns: int) -> Notice:
 
 
 def _cut(text: str, most: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 2] + " …"
+    return cut(" ".join(text.split()), most)

@@ -38,20 +38,6 @@ SPEED = "bytes_per_second"
 """How the name of a measure ends that is a bandwidth: it is compared with that of other machines."""
 
 
-OF_TESTS = "diagnose/"
-"""How the inspection of a finding is called that a stop-time test made: ``diagnose/bitwise``."""
-
-
-def as_tested(finding: Finding) -> Finding:
-    """A test's finding, told apart from what inspections of the same name say."""
-    return finding.model_copy(update={"inspection": f"{OF_TESTS}{finding.inspection}"})
-
-
-def is_tested(finding: Finding) -> bool:
-    """Whether a stop-time test of the machine made it."""
-    return finding.inspection.startswith(OF_TESTS)
-
-
 class DiagnosticResult(Model):
     """What one test says of the machine on which it ran."""
 

@@ -8,9 +8,31 @@ from __future__ import annotations
 from pydantic import Field
 
 from everstep.model.message import Model
+from everstep.model.words import Words
 
-OVER_EVICTS = "over-evicts"
-"""The ``HangConclusion`` by which innocent machines leave as well."""
+
+class HangConclusion(Words):
+    """What an analysis came to."""
+
+    NAMES = "names"
+    """The rank, or the pair of ranks, that the others wait for."""
+    OVER_EVICTS = "over-evicts"
+    """A parallel group in which the fault is; most of its machines are innocent, and go on purpose."""
+    NOT_A_MACHINE = "not a machine"
+    """The script itself has its ranks wait for each other: evicting helps nothing, another version may."""
+    NOT_HUNG = "not hung"
+    """Ranks that wait for others came on between two looks."""
+    UNKNOWN = "nothing known"
+    """The evidence names nobody; nobody is to be evicted for it."""
+
+
+class HangMethod(Words):
+    """What an analysis rests on."""
+
+    STATE = "process state"
+    WAIT_FOR = "wait-for graph"
+    STACKS = "stack outliers"
+    NONE = "none"
 
 
 class HangFound(Model):
@@ -18,10 +40,8 @@ class HangFound(Model):
 
     generation: int
     """Of the ranks that were looked at."""
-    conclusion: str
-    """A ``HangConclusion``."""
-    method: str = ""
-    """A ``HangMethod``."""
+    conclusion: HangConclusion
+    method: HangMethod = HangMethod.NONE
     reason: str = ""
     """In one sentence."""
     ranks: list[int] = Field(default_factory=list)
@@ -54,4 +74,4 @@ class HangFound(Model):
     @property
     def over_evicts(self) -> bool:
         """Whether innocent machines leave with the one at fault, on purpose."""
-        return self.conclusion == OVER_EVICTS
+        return self.conclusion is HangConclusion.OVER_EVICTS

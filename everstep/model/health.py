@@ -46,11 +46,31 @@ class Remedy(Words):
     """It is of no use until somebody has repaired it."""
 
 
+class FindingSource(Words):
+    """What a finding rests on. Whoever may ask that a machine is evicted is one of these."""
+
+    INSPECTION = "inspection"
+    """An inspection of the machine, while its ranks go on or once they ended (``agent.monitor``)."""
+    TEST = "test"
+    """A diagnostic test of the machine, whose ranks are stopped (``agent.diagnoser``)."""
+    REPLAY = "replay"
+    """The job's script, run on groups of its stopped machines."""
+    HANG = "hang"
+    """Samples of all ranks of a job that hangs."""
+    VOTE = "vote"
+    """A vote over samples of all ranks of a job that became slow."""
+    SILENCE = "silence"
+    """Neither the agent nor the ranks of the machine answer."""
+    OPERATOR = "operator"
+    """A person wants the machine out."""
+
+
 class Finding(Model):
-    """One thing that an inspection says of a machine, other than that all is well."""
+    """One fault, or one doubt, about a machine: from an inspection, or from another source."""
 
     inspection: str
-    """Name of the inspection (``agent.monitor.all``)."""
+    """Name of the inspection (``agent.monitor.all``) or of the test; of another source: its name."""
+    source: FindingSource = FindingSource.INSPECTION
     reason: str
     """Reason code, e.g. ``gpu-lost``; it does not change from release to release."""
     verdict: Health = Health.FAULTY

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.model.health import Finding, Health
 from everstep.model.message import Model
 from everstep.model.words import Words
-
-OF_REPLAYS = "replay"
-"""How the inspection of a finding is called that a replay made."""
 
 
 class RunEnd(Words):
@@ -100,21 +96,3 @@ class Replayed(Model):
     repeats: int = 0
     """How often both phases were run."""
     seconds: float = 0.0
-
-
-def as_replayed(replayed: Replayed) -> Finding:
-    """The finding about each machine that a replay accuses."""
-    alone = len(replayed.suspects) == 1
-    return Finding(
-        inspection=OF_REPLAYS,
-        reason="failed-replay",
-        verdict=Health.FAULTY,
-        text=replayed.text,
-        sure=alone,
-        evidence=replayed.evidence,
-    )
-
-
-def is_replayed(finding: Finding) -> bool:
-    """Whether a replay of the job made it."""
-    return finding.inspection == OF_REPLAYS

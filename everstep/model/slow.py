@@ -8,6 +8,28 @@ from __future__ import annotations
 from pydantic import Field
 
 from everstep.model.message import Model
+from everstep.model.words import Words
+
+
+class SlowConclusion(Words):
+    """What slows a job down."""
+
+    MACHINE = "machine"
+    """A machine, or a group of them, is slower than its peers at the same work."""
+    HEAVY_STAGE = "heavy stage"
+    """A pipeline stage has more to do than the others: the job's layout."""
+    UNEVEN_WORK = "uneven work"
+    """Ranks have more to do in some steps than in others, e.g. longer sequences: the job's data."""
+    SUSPECT = "suspect"
+    """Looks name a machine, and nothing else says that it is slow."""
+    ALL_SLOWER = "all slower"
+    """All ranks compute longer than before: what the job does, or what the machines share."""
+    WAITING = "waiting"
+    """No rank computes longer than before: the network, storage, or what the script waits for."""
+    EVEN = "even"
+    """Nobody is slower than others."""
+    UNKNOWN = "nothing known"
+    """Too few steps, ranks or operations to compare."""
 
 
 class SlowRound(Model):
@@ -41,8 +63,7 @@ class SlowFound(Model):
     """The verdict of a vote, as an incident keeps it."""
 
     generation: int
-    conclusion: str
-    """A ``SlowConclusion``."""
+    conclusion: SlowConclusion
     reason: str = ""
     """In one sentence."""
     machines: list[str] = Field(default_factory=list)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.decisions.act.evict.rules import FAILED_REPLAY, FAILED_TEST
 from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.act.recover.rules import Action
@@ -150,7 +149,7 @@ class JobInTime:
                 state.ladder.take(plan.step.rung, state.failures[-1], "", path=path, found="all pass")
                 if plan.step.rung is strike.finds:
                     state.joined, self._evicted = {"m9"}, ["m1"]
-                    rule = strike.leaves_by or (FAILED_TEST if strike.finds is Rung.DIAGNOSE else FAILED_REPLAY)
+                    rule = strike.leaves_by or ("failed-test" if strike.finds is Rung.DIAGNOSE else "failed-replay")
                     self._asked = [EvictAnswer(rule=rule, machine="m1", yes=True, why="so it says")]
                 continue
             if plan.action is Action.PARK:

@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, Rule
-from everstep.model.health import Health, MachineFinding
+from everstep.model.health import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.incident import Anomaly, Symptom
+from everstep.model.pool import OperatorMove
 
 WAIT_S = 1.0
 """A rank that the same fault ends does so within this time, and its incident tells of both."""
@@ -100,6 +101,29 @@ def _headline(first: MachineFinding, findings: int, machines: int) -> str:
 def _shortened(found: MachineFinding) -> MachineFinding:
     short = found.finding.model_copy(update={"evidence": found.finding.evidence[:EVIDENCE_OF_OTHERS]})
     return found.model_copy(update={"finding": short})
+
+
+def operator_anomaly(move: OperatorMove, generation: int, now_ns: int) -> Anomaly:
+    """An operator wants a machine out of its job: an anomaly like that of a fault."""
+    finding = Finding(
+        inspection=FindingSource.OPERATOR,
+        source=FindingSource.OPERATOR,
+        reason="operator-evict",
+        text=f"{move.operator} takes it out" + (f": {move.reason}" if move.reason else ""),
+        remedy=Remedy.NOTHING,
+        sure=True,
+        since_ns=now_ns,
+    )
+    found = MachineFinding(machine=move.machine, finding=finding)
+    return Anomaly(
+        id=f"{finding.reason}-{move.machine}-{now_ns}",
+        generation=generation,
+        symptom=Symptom.MACHINE_FAULT,
+        headline=found.headline,
+        machines=[move.machine],
+        seen_ns=now_ns,
+        findings=[found],
+    )
 
 
 MACHINE_FAULT = Rule(

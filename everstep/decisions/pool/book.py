@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from everstep.decisions.act.evict.rules import FAILED_REPLAY, FAILED_TEST
+from everstep.decisions.act.evict.rules import BY_NAME
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.pool import (
@@ -236,7 +236,7 @@ def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: 
         job=request.job,
         run=request.run,
         uncleaned=True,
-        until_released=one.rule in {FAILED_TEST, FAILED_REPLAY},
+        until_released=one.rule in BY_NAME and BY_NAME[one.rule].until_released,
         evicted_ns=[*known.evicted_ns, now_ns][-EVICTIONS_KEPT:],
     )
 

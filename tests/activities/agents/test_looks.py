@@ -12,8 +12,8 @@ from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import Stillness
-from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.errors import AgentUnreachable, UnknownJob
+from everstep.model.hang import HangConclusion
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.topology import Topology

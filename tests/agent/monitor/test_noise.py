@@ -26,8 +26,7 @@ from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
 from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
-from everstep.decisions.act.evict.decide import decide
-from everstep.decisions.act.evict.facts import EvictFacts
+from everstep.decisions.act.evict.plan_evictions import EvictFacts, plan_evictions
 from everstep.decisions.blame.first_failure import explanation
 from everstep.decisions.detect.job_facts import FindingSeen
 from everstep.decisions.detect.rules import anomalies
@@ -224,7 +223,7 @@ def test_it_is_unknown_and_nothing_is_concluded(place: Place, noise: Callable[[P
     now_ns = place.clock() + 60 * 10**9
     seen = [FindingSeen(f"{one.machine}-1", one.machine, one.finding, heard_ns=0) for one in everywhere]
     assert list(anomalies(facts(findings=seen, now_s=1000))) == [], "no incident tells it"
-    plan = decide(EvictFacts(now_ns=now_ns, machines=MACHINES, findings=everywhere), RecoveryPolicy())
+    plan = plan_evictions(EvictFacts(now_ns=now_ns, machines=MACHINES, findings=everywhere), RecoveryPolicy())
     assert (plan.evict, plan.ask, plan.shadow, plan.tripped) == ([], [], [], "")
     for end in ({"signal": 11}, {"signal": 9}, {"code": 1, "exception": "RuntimeError: Connection reset by peer"}):
         ended = RankExit.model_validate({"rank": 0, "machine": "m1", "time_ns": place.clock(), **end})

@@ -8,7 +8,7 @@ import pytest
 
 from drills.judge.evictions import due, evictions_right, over_evicted
 from drills.spec.request import DrillRequest
-from everstep.model.hang import OVER_EVICTS, HangFound
+from everstep.model.hang import HangConclusion, HangFound
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
@@ -31,7 +31,7 @@ def test_without_a_word_it_is_the_link_to_the_machine_before_the_struck_one() ->
 
 
 def test_who_leaves_on_purpose_beside_the_one_at_fault_is_told_and_allowed() -> None:
-    def report(*machines: str, conclusion: str = OVER_EVICTS) -> IncidentReport:
+    def report(*machines: str, conclusion: HangConclusion = HangConclusion.OVER_EVICTS) -> IncidentReport:
         hang = HangFound(generation=1, conclusion=conclusion, reason="they wait", machines=[*machines])
         given: dict[str, Any] = {"evicted": [*machines], "hang": hang}
         return IncidentReport.model_construct(**given)
@@ -42,7 +42,7 @@ def test_who_leaves_on_purpose_beside_the_one_at_fault_is_told_and_allowed() -> 
     assert beside == ["m3"]
     assert evictions_right(hung, SPEC, ["m1", "m3"], beside=beside) == []
     assert over_evicted([report("m2", "m3")], ["m1"]) == [], "without the one at fault it is no over-eviction"
-    assert over_evicted([report("m1", "m3", conclusion="names")], ["m1"]) == [], "both were named"
+    assert over_evicted([report("m1", "m3", conclusion=HangConclusion.NAMES)], ["m1"]) == [], "both were named"
 
 
 def test_a_slow_machine_leaves_where_there_is_another_one_and_a_slow_link_costs_none() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.stacks import ProcessRole
-from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.folder import read_folder
 from everstep.errors import ConfigError, DumpError
+from everstep.model.hang import HangConclusion
 from everstep.model.topology import Topology
 from tests.everstep.dumps.test_nccl_ras import communicator, process, report
 from tests.everstep.dumps.test_py_spy import DUMP, TEXT, compact, frame, thread

@@ -10,9 +10,9 @@ import pytest
 
 from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, RankEvidence
-from everstep.decisions.blame.hang.verdict import HangConclusion
 from everstep.dumps.nccl_ras import parse_ras, ras_evidence
 from everstep.errors import DumpError
+from everstep.model.hang import HangConclusion
 from everstep.model.topology import Topology
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.climb import tests_of
     from everstep.decisions.act.recover.plan import RestartPlan
-    from everstep.decisions.blame.diagnose.diagnosis import confirmed, told, unsure_tests
+    from everstep.decisions.blame.diagnose.diagnosis import confirmed, findings_of_tests, unsure_tests
     from everstep.model.diagnosis import Diagnosis
     from everstep.model.incident import Stage
     from everstep.model.ladder import Rung
@@ -45,7 +45,7 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
         said, state.ladder.tested = f"not known: the tests could not be run: {error.cause or error}"[:300], []
     else:
         said = web_ui.diagnosed_text(found)
-        state.ladder.tested = told(found, links=links)[:FINDINGS_KEPT]
+        state.ladder.tested = findings_of_tests(found, links=links)[:FINDINGS_KEPT]
     state.ladder.take(
         Rung.DIAGNOSE,
         state.failures[-1],

@@ -15,11 +15,13 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.act.evict.decide import EvictPlan, decide
-    from everstep.decisions.act.evict.incident_facts import facts_of
-    from everstep.decisions.act.evict.rules import OF_A_HANG
+    from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
+    from everstep.decisions.act.evict.rules import waits_for_another
+    from everstep.decisions.blame.hang.analysis import findings_of_hang
+    from everstep.decisions.blame.silence import findings_of_silence
+    from everstep.decisions.blame.slow.by_samples import findings_of_vote
     from everstep.model.eviction import EvictAnswer, Eviction, named
-    from everstep.model.hang import HangFound
+    from everstep.model.health import MachineFinding
     from everstep.model.incident import Evidence, Stage
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
@@ -121,7 +123,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
-            if not incident.hang_stays and any(one.rule in OF_A_HANG for one in leaving):
+            if not incident.hang_stays and not all(waits_for_another(one.rule) for one in leaving):
                 # It may have been the software, and a restart may be enough: nobody waits for a machine then.
                 incident.hang_stays = True
                 incident.timeline.leave(began, Stage.EVICT, f"{replaced.why}; the job is tried again with them")
@@ -186,37 +188,29 @@ def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
 def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
     """What the rules say now, of what the machines know; without evidence: of the anomaly alone."""
     input, evictions = incident.input, incident.evictions
-    now_ns = workflow.time_ns()
-    silent = incident.silent_for(evidence.unreachable) if evidence else {}
-    plan = decide(
-        facts_of(
-            input.machines,
-            now_ns=now_ns,
-            findings=[*evidence.findings, *incident.state.ladder.tested] if evidence else input.anomaly.findings,
-            earlier=input.alerts,
-            silent=silent,
-            evicted_ns=[*input.evicted_ns, *evictions.done_ns],
-            hang=_hang(incident),
-            slow=incident.slow if incident.slow and incident.slow.generation == incident.state.generation else None,
-        ),
-        input.spec.policy,
+    facts = EvictFacts(
+        now_ns=workflow.time_ns(),
+        machines=[machine.name for machine in input.machines],
+        findings=_findings(incident, evidence),
+        earlier=input.alerts,
+        evicted_ns=[*input.evicted_ns, *evictions.done_ns],
     )
+    plan = plan_evictions(facts, input.spec.policy)
     evictions.take(plan.asked)
-    kept = set(evictions.declined)
-    return EvictPlan(
-        [one for one in plan.evict if one.machine not in kept],
-        [one for one in plan.ask if one.machine not in kept],
-        plan.shadow,
-        plan.asked,
-        plan.tripped,
-    )
+    return plan.without(evictions.declined)
 
 
-def _hang(incident: Incident) -> HangFound | None:
-    """What looks at the ranks of the generation at hand showed, as long as it may have machines leave."""
-    found = incident.hang
-    if found is None or found.generation != incident.state.generation or incident.hang_stays:
-        return None
+def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFinding]:
+    """All that speaks against machines of the job, whoever says so; without evidence what the anomaly has alone."""
+    state, generation, policy = incident.state, incident.state.generation, incident.input.spec.policy
+    found = list(incident.input.anomaly.findings)
+    if evidence:
+        silent = incident.silent_for(evidence.unreachable)
+        found = [*evidence.findings, *state.ladder.tested, *findings_of_silence(silent, policy)]
+    if incident.hang and incident.hang.generation == generation and not incident.hang_stays:
+        found += findings_of_hang(incident.hang)
+    if incident.slow and incident.slow.generation == generation:
+        found += findings_of_vote(incident.slow)
     return found
 
 

@@ -12,12 +12,12 @@ from temporalio.exceptions import ChildWorkflowError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.blame.replay.compare_groups import findings_of_replay
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of
-    from everstep.model.health import MachineFinding
     from everstep.model.incident import Stage
     from everstep.model.job_state import replay_workflow_id
     from everstep.model.ladder import Rung
-    from everstep.model.replay import Replayed, ReplayFound, as_replayed
+    from everstep.model.replay import Replayed, ReplayFound
     from workflows import attributes, web_ui
     from workflows.incident.incident import Abandoned, Incident
     from workflows.messages import ReplayInput
@@ -41,9 +41,7 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
     began = timeline.enter(Stage.REPLAY, text)
     await incident.tell_job()
     found = await _replayed(incident, plan)
-    if found.suspects:
-        finding = as_replayed(found)
-        state.ladder.tested += [MachineFinding(machine=name, finding=finding) for name in found.suspects]
+    state.ladder.tested += findings_of_replay(found)
     state.ladder.take(
         Rung.REPLAY,
         state.failures[-1],

@@ -9,7 +9,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.base.text import listed
-    from everstep.decisions.act.evict.rules import RULES, mode_of
+    from everstep.decisions.act.evict.rules import BY_NAME, mode_of
     from everstep.model.eviction import EvictMode
     from everstep.model.incident import Evidence, Failure, Stage
     from workflows import activity_calls, web_ui
@@ -57,8 +57,9 @@ def impatient(incident: Incident) -> dict[str, Any]:
     Empty: nobody leaves the job for its silence.
     """
     policy = incident.input.spec.policy
-    gone = next(rule for rule in RULES if rule.name == "gone-machine")
-    if mode_of(gone, policy) not in {EvictMode.ACT, EvictMode.APPROVE} or not workflow.patched("evict"):
+    if mode_of(BY_NAME["gone-machine"], policy) not in {EvictMode.ACT, EvictMode.APPROVE} or not workflow.patched(
+        "evict"
+    ):
         return {}
     return {"patience_s": policy.silent_evict_s, "probed": True}
 

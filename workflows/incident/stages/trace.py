@@ -9,14 +9,15 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.model.hang import HangConclusion
     from everstep.model.incident import Stage, Symptom
     from workflows import activity_calls
     from workflows.incident.incident import Incident
 
 PATCH = "trace"
 """Incidents of before this release stop the ranks at once."""
-TOLD = ("names", "over-evicts", "not a machine")
-"""Conclusions (``HangConclusion``) that say why the job hung: they are in the incident's headline."""
+EXPLAINS = frozenset({HangConclusion.NAMES, HangConclusion.OVER_EVICTS, HangConclusion.NOT_A_MACHINE})
+"""Conclusions that explain why the job hung: they are in the incident's headline."""
 SYMPTOMS = frozenset({Symptom.HANG})
 """What is worth a look at ranks that still live."""
 
@@ -38,6 +39,6 @@ async def trace(incident: Incident) -> None:
     incident.hang, timeline.picture = found, found.picture
     text = f"{found.conclusion}: {found.reason}"
     timeline.leave(began, Stage.TRACE, text)
-    if found.conclusion in TOLD:
+    if found.conclusion in EXPLAINS:
         timeline.headline = f"{timeline.headline.partition(': ')[0]}: {found.reason}"
     timeline.note(Stage.TRACE, text)

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.decisions.act.evict.decide import EvictPlan, decide
-from everstep.decisions.act.evict.facts import ALERTS_WITHIN_S, EvictFacts, is_alert
+from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
+from everstep.decisions.blame.alerts import ALERTS_WITHIN_S, is_alert
+from everstep.decisions.blame.silence import findings_of_silence
 from everstep.model.eviction import Eviction, EvictMode
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.message import Model
@@ -117,7 +118,7 @@ class _Course:
 
     policy: RecoveryPolicy
     machines: tuple[str, ...]
-    standing: dict[str, dict[tuple[str, str, str], Finding]] = field(default_factory=dict)
+    active: dict[str, dict[tuple[str, str, str], Finding]] = field(default_factory=dict)
     earlier: list[MachineFinding] = field(default_factory=list)
     silent: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Machine → how long it was silent, and when that was so."""
@@ -139,20 +140,20 @@ class _Course:
         for machine in list(self.silent):  # silence grows as long as nothing is heard
             seconds, then_ns = self.silent[machine]
             self.silent[machine] = (seconds + (now_ns - then_ns) / 1e9, now_ns)
-        self._note(now_ns, decide(self._facts(now_ns), self.policy))
+        self._note(now_ns, plan_evictions(self._facts(now_ns), self.policy))
 
     def _learn(self, event: RecordedEvent) -> None:
-        standing = self.standing.setdefault(event.machine, {})
-        before = dict(standing)
+        active = self.active.setdefault(event.machine, {})
+        before = dict(active)
         if event.findings is not None and not event.problem:
-            standing.clear()
-            standing.update((found.key, found) for found in event.findings)
+            active.clear()
+            active.update((found.key, found) for found in event.findings)
         if event.finding and not event.over:
-            standing[event.finding.key] = event.finding
-        elif event.finding and standing.pop(event.finding.key, None) is None:
-            for key in [key for key in standing if key[1] == event.finding.reason]:  # its text names no part
-                del standing[key]
-        self._remember(event, [found for key, found in before.items() if standing.get(key) != found])
+            active[event.finding.key] = event.finding
+        elif event.finding and active.pop(event.finding.key, None) is None:
+            for key in [key for key in active if key[1] == event.finding.reason]:  # its text names no part
+                del active[key]
+        self._remember(event, [found for key, found in before.items() if active.get(key) != found])
         if event.silent_s is not None:
             self.silent.pop(event.machine, None)
             if event.silent_s:
@@ -170,7 +171,7 @@ class _Course:
 
     def _welcome_back(self, event: RecordedEvent) -> None:
         """An evicted machine of which nothing bad is known any more is counted as one of the job's again."""
-        found = self.standing[event.machine].values()
+        found = self.active[event.machine].values()
         bad = event.machine in self.silent or any(one.verdict is Health.FAULTY or is_alert(one) for one in found)
         if event.machine in self.out and not bad:
             place = self.out.pop(event.machine)
@@ -178,19 +179,19 @@ class _Course:
 
     def _facts(self, now_ns: int) -> EvictFacts:
         """A standby, of which nothing bad is known, is in the place of each evicted machine."""
+        silent = {machine: seconds for machine, (seconds, _) in self.silent.items() if machine not in self.out}
+        active = [
+            MachineFinding(machine=machine, finding=finding)
+            for machine, findings in self.active.items()
+            if machine not in self.out
+            for finding in findings.values()
+        ]
         return EvictFacts(
             now_ns=now_ns,
             machines=self.machines,
-            findings=tuple(
-                MachineFinding(machine=machine, finding=found)
-                for machine, standing in self.standing.items()
-                if machine not in self.out
-                for found in standing.values()
-            ),
-            earlier=tuple(self.earlier),
-            silent={machine: seconds for machine, (seconds, _) in self.silent.items() if machine not in self.out},
-            stepping=frozenset(self.stepping - self.out.keys()),
-            evicted_ns=tuple(one.time_ns for one in self.done if one.mode is EvictMode.ACT),
+            findings=[*active, *findings_of_silence(silent, self.policy, stepping=self.stepping - self.out.keys())],
+            earlier=self.earlier,
+            evicted_ns=[one.time_ns for one in self.done if one.mode is EvictMode.ACT],
         )
 
     def _note(self, now_ns: int, plan: EvictPlan) -> None:

@@ -20,9 +20,8 @@ from everstep.model.diagnosis import (
     MachineDiagnosis,
     Measured,
     PairResult,
-    as_tested,
 )
-from everstep.model.health import Finding, Health, MachineFinding, verdict_of, worst_first
+from everstep.model.health import Finding, FindingSource, Health, MachineFinding, verdict_of, worst_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +229,11 @@ def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence
     ]
 
 
-def told(found: Diagnosis, *, links: bool = True) -> list[MachineFinding]:
+def findings_of_tests(found: Diagnosis, *, links: bool = True) -> list[MachineFinding]:
     """Every finding with its machine, faults first; with ``links`` those of links that do not work as well."""
     own = [(one.machine, finding) for one in found.machines for finding in one.findings]
     said = [
-        MachineFinding(machine=machine, finding=as_tested(finding))
+        MachineFinding(machine=machine, finding=finding.model_copy(update={"source": FindingSource.TEST}))
         for machine, finding in [*own, *(_of_links(found) if links else [])]
     ]
     return sorted(said, key=lambda one: one.finding.verdict != "faulty")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from everstep.base.text import listed
+from everstep.base.text import cut, listed
 from everstep.decisions.blame.hang.by_waiting import by_waiting, judge_mismatch
 from everstep.decisions.blame.hang.conclusions import (
     HangCase,
@@ -19,9 +19,10 @@ from everstep.decisions.blame.hang.outliers import find_outliers
 from everstep.decisions.blame.hang.picture import picture
 from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.decisions.blame.hang.shared_group import shared_group
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict, names_of
+from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangConclusion, HangFound, HangMethod
+from everstep.model.health import Finding, FindingSource, MachineFinding
 from everstep.model.topology import Topology
 
 ONE_LOOK = "there was one look only: that the job does not move is taken for granted; two, seconds apart, would show it"
@@ -141,7 +142,7 @@ REASON_CHARACTERS = 600
 def found_of(
     verdict: HangVerdict, topology: Topology, names: Sequence[str], *, generation: int, looks: int, seconds: float
 ) -> HangFound:
-    """The verdict for people and for the rules of eviction.
+    """The verdict as an incident keeps it: with names of machines, and bounded.
 
     Args:
         verdict: Of the analysis.
@@ -156,18 +157,39 @@ def found_of(
         generation=generation,
         conclusion=verdict.conclusion,
         method=verdict.method,
-        reason=_cut(verdict.reason, REASON_CHARACTERS),
+        reason=cut(verdict.reason, REASON_CHARACTERS),
         ranks=list(verdict.ranks[:RANKS_KEPT]),
         machines=list(names_of(verdict.machines[:MACHINES_KEPT], names)),
         suspects=list(names_of(suspects, names)),
         innocent=verdict.innocent,
-        evidence=[_cut(line, REASON_CHARACTERS) for line in verdict.evidence[:LINES_KEPT]],
-        picture=_cut(verdict.picture, PICTURE_CHARACTERS),
+        evidence=[cut(line, REASON_CHARACTERS) for line in verdict.evidence[:LINES_KEPT]],
+        picture=cut(verdict.picture, PICTURE_CHARACTERS),
         unknown=len(verdict.unknown),
         looks=looks,
         seconds=round(seconds, 3),
     )
 
 
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[: characters - 2] + " …"
+def findings_of_hang(found: HangFound) -> list[MachineFinding]:
+    """A finding about each machine that should leave the job; not sure, where innocent machines leave on purpose."""
+    return [
+        MachineFinding(
+            machine=machine,
+            finding=Finding(
+                inspection=FindingSource.HANG,
+                source=FindingSource.HANG,
+                reason="hang-group" if found.over_evicts else "hang",
+                text=_why_it_leaves(found, machine),
+                sure=not found.over_evicts,
+            ),
+        )
+        for machine in found.machines
+    ]
+
+
+def _why_it_leaves(found: HangFound, machine: str) -> str:
+    if not found.over_evicts:
+        return f"the job hangs: {found.reason}"
+    count = f"{found.innocent} of {len(found.machines)} machines leave though nothing points at them"
+    own = "one of its ranks is an outlier" if machine in found.suspects else "it leaves on purpose"
+    return f"over-eviction, {count}; {own}. The job hangs: {found.reason}"

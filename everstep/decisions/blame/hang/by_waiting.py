@@ -26,8 +26,9 @@ from everstep.decisions.blame.hang.conclusions import (
 from everstep.decisions.blame.hang.outliers import stage_of
 from everstep.decisions.blame.hang.rank_samples import WORLD, HangEvidence
 from everstep.decisions.blame.hang.shared_group import shared_group
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict, names_of
+from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import OpenCollective, Sink, WaitGraph, members_of, sinks
+from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 
 MOST_PEERS = 8

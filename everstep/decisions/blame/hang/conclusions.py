@@ -10,8 +10,9 @@ from everstep.decisions.blame.hang.outliers import Outliers
 from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.decisions.blame.hang.shared_group import MOST_OF_JOB, SharedGroup
 from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict, names_of
+from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import Sink, WaitGraph
+from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 
 MOST_NAMED = 0.25

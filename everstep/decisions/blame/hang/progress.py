@@ -18,7 +18,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from everstep.decisions.blame.hang.rank_samples import HangEvidence
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.blame.hang.verdict import HangVerdict
+from everstep.model.hang import HangConclusion, HangMethod
 
 WORKS = 0.3
 """A rank that has, or waits for, so much of one CPU works; a shared one may give it little."""

@@ -4,33 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from everstep.base.text import listed
-
-
-class HangConclusion(StrEnum):
-    """What an analysis came to."""
-
-    NAMES = "names"
-    """The rank, or the pair of ranks, that the others wait for."""
-    OVER_EVICTS = "over-evicts"
-    """A parallel group in which the fault is; most of its machines are innocent, and go on purpose."""
-    NOT_A_MACHINE = "not a machine"
-    """The script itself has its ranks wait for each other: evicting helps nothing, another version may."""
-    NOT_HUNG = "not hung"
-    """Ranks that wait for others came on between two looks."""
-    UNKNOWN = "nothing known"
-    """The evidence names nobody; nobody is to be evicted for it."""
-
-
-class HangMethod(StrEnum):
-    """What an analysis rests on."""
-
-    STATE = "process state"
-    WAIT_FOR = "wait-for graph"
-    STACKS = "stack outliers"
-    NONE = "none"
+from everstep.model.hang import HangConclusion, HangMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from everstep.base.text import listed
 from everstep.decisions.blame.replay.groups import ReplayPlan
 from everstep.decisions.blame.replay.kept_runs import answer_of
 from everstep.decisions.blame.replay.suspects import Found, not_reproduced, suspects
+from everstep.model.health import Finding, FindingSource, MachineFinding
 from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
@@ -317,3 +318,16 @@ def _groups(groups: Mapping[str, str]) -> str:
 def is_settled(replayed: Replayed) -> bool:
     """Whether another repeat would change nothing: somebody is named, or the fault is of no machine."""
     return replayed.found in {ReplayFound.ONE, ReplayFound.SEVERAL, ReplayFound.EVERYWHERE, ReplayFound.UNABLE}
+
+
+def findings_of_replay(replayed: Replayed) -> list[MachineFinding]:
+    """The finding about each machine that a replay accuses; sure where it is one machine alone."""
+    finding = Finding(
+        inspection=FindingSource.REPLAY,
+        source=FindingSource.REPLAY,
+        reason="failed-replay",
+        text=replayed.text,
+        sure=len(replayed.suspects) == 1,
+        evidence=replayed.evidence,
+    )
+    return [MachineFinding(machine=machine, finding=finding) for machine in replayed.suspects]

@@ -24,8 +24,9 @@ from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.decisions.blame.slow.by_timings import LEAST_FLAGGED
 from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
 from everstep.decisions.blame.slow.timings import FEWEST_PEERS
-from everstep.decisions.blame.slow.vote import Round, SlowConclusion, SlowLimits, most_outliers
-from everstep.model.slow import SlowFound, SlowRound
+from everstep.decisions.blame.slow.vote import Round, SlowLimits, most_outliers
+from everstep.model.health import Finding, FindingSource, Health, MachineFinding
+from everstep.model.slow import SlowConclusion, SlowFound, SlowRound
 from everstep.model.topology import Topology
 
 FEWEST_LOOKS = 3
@@ -213,3 +214,20 @@ def line_of(one: SlowRound) -> str:
         return f"round {one.number}: {one.problem}"
     outliers = f", slow ranks: {listed(one.outliers, 8)}" if one.outliers else ""
     return f"round {one.number}, {one.looks} looks: {one.flagged or 'no machine'} has the flag{outliers}"
+
+
+def findings_of_vote(found: SlowFound) -> list[MachineFinding]:
+    """A finding about each machine that had the flag most often: faulty only where its ranks' own past agrees."""
+    return [
+        MachineFinding(
+            machine=machine,
+            finding=Finding(
+                inspection=FindingSource.VOTE,
+                source=FindingSource.VOTE,
+                reason="slow",
+                verdict=Health.FAULTY if machine in found.machines else Health.UNKNOWN,
+                text=f"the job became slow: {found.reason}",
+            ),
+        )
+        for machine in found.suspects
+    ]

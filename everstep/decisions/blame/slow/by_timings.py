@@ -10,7 +10,8 @@ from statistics import fmean, median
 from everstep.base.text import listed
 from everstep.decisions.blame.hang.verdict import ParallelGroup
 from everstep.decisions.blame.slow.timings import PhaseTime, StepTime, communicates, computes, stage_seconds, step_times
-from everstep.decisions.blame.slow.vote import Round, SlowConclusion, SlowLimits, SlowVerdict, vote
+from everstep.decisions.blame.slow.vote import Round, SlowLimits, SlowVerdict, vote
+from everstep.model.slow import SlowConclusion
 from everstep.model.topology import Topology
 
 LEAST_FLAGGED = 0.6

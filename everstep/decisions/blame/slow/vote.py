@@ -10,33 +10,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 
 from everstep.decisions.blame.hang.verdict import ParallelGroup
 from everstep.decisions.blame.slow.timings import StepTime
+from everstep.model.slow import SlowConclusion
 from everstep.model.topology import Topology
-
-
-class SlowConclusion(StrEnum):
-    """What slows a job down."""
-
-    MACHINE = "machine"
-    """A machine, or a group of them, is slower than its peers at the same work."""
-    HEAVY_STAGE = "heavy stage"
-    """A pipeline stage has more to do than the others: the job's layout."""
-    UNEVEN_WORK = "uneven work"
-    """Ranks have more to do in some steps than in others, e.g. longer sequences: the job's data."""
-    SUSPECT = "suspect"
-    """Looks name a machine, and nothing else says that it is slow."""
-    ALL_SLOWER = "all slower"
-    """All ranks compute longer than before: what the job does, or what the machines share."""
-    WAITING = "waiting"
-    """No rank computes longer than before: the network, storage, or what the script waits for."""
-    EVEN = "even"
-    """Nobody is slower than others."""
-    UNKNOWN = "nothing known"
-    """Too few steps, ranks or operations to compare."""
 
 
 @dataclass(frozen=True, slots=True)

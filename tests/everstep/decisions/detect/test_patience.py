@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.blame.hang.progress import Standstill, Stillness
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.decisions.detect.hang import apart_s, bound_s, find_hang, first_look_s, hang_seen_s, hang_unseen_s
 from everstep.decisions.detect.job_facts import JobFacts
+from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.detect.job_facts import facts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.decisions.act.evict.rules import FAILED_TEST
 from everstep.decisions.pool import book, look
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
@@ -280,7 +279,7 @@ def test_what_a_test_found_no_look_can_clear() -> None:
     state = pool(2, standbys=1)
     book.lease(state, want("gpt", 0), now_ns=1)
     asked = evict("m0")
-    tested = asked.evict[0].model_copy(update={"rule": FAILED_TEST, "reason": "other-bits"})
+    tested = asked.evict[0].model_copy(update={"rule": "failed-test", "reason": "other-bits"})
     assert book.replace(state, asked.model_copy(update={"evict": [tested]}), now_ns=HOUR).machines
     for hours in (2, 3, 4, 5, 6):
         look.take(state, Looked(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from everstep.decisions.act.evict.rules import FAILED_TEST
 from everstep.decisions.pool import book, look
 from everstep.model.pool import Looked, OperatorMove, PoolState
 from tests.everstep.decisions.pool.test_book import HOUR, evict, machine, places, pool, running, want
@@ -68,7 +67,7 @@ def test_ranks_that_may_live_on_it_are_not_forgotten_as_long_as_their_job_runs()
 
 
 def test_what_waits_for_an_operator_is_not_forgotten_for_being_out_of_the_list() -> None:
-    state = dead(rule=FAILED_TEST)
+    state = dead(rule="failed-test")
     look_without_m1(state, 1)
     look_without_m1(state, 50)
     assert places(state)["m1"] == "quarantined gpt"

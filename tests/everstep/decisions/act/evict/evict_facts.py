@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.decisions.act.evict.decide import EvictPlan, decide
-from everstep.decisions.act.evict.facts import EvictFacts
+from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
+from everstep.decisions.blame.silence import findings_of_silence
 from everstep.model.health import Finding, Health, MachineFinding
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -32,11 +32,16 @@ def link_down(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> Machin
     return found(machine, "nic-down", item=item, ago_s=ago_s, inspection="link", owner=Owner.NETWORK, sure=False)
 
 
+def silent(**seconds: float) -> list[MachineFinding]:
+    """Machines that do not answer, and since how many seconds."""
+    return findings_of_silence(seconds, RecoveryPolicy())
+
+
 def plan(*findings: MachineFinding, policy: RecoveryPolicy | None = None, **fields: Any) -> EvictPlan:
     """What is decided about eight machines."""
     known: dict[str, Any] = {"now_ns": NOW, "machines": EIGHT, "findings": findings}
     facts = EvictFacts(**(known | fields))
-    return decide(facts, policy or RecoveryPolicy())
+    return plan_evictions(facts, policy or RecoveryPolicy())
 
 
 def evicted(plan: EvictPlan) -> list[tuple[str, str]]:

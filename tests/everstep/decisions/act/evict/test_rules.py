@@ -6,16 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from everstep.decisions.act.evict.rules import OPERATOR, RULES, mode_of
-from everstep.model.diagnosis import OF_TESTS
+from everstep.decisions.act.evict.rules import OPERATOR, RULES, mode_of, rule_of, waits_for_another
+from everstep.decisions.blame.hang.analysis import findings_of_hang
+from everstep.decisions.blame.replay.compare_groups import findings_of_replay
+from everstep.decisions.blame.silence import findings_of_silence
+from everstep.decisions.blame.slow.by_samples import findings_of_vote
 from everstep.model.eviction import EvictMode
-from everstep.model.hang import HangFound
-from everstep.model.health import Health, MachineFinding
+from everstep.model.hang import HangConclusion, HangFound
+from everstep.model.health import Finding, FindingSource, Health, MachineFinding
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.replay import Replayed, ReplayFound, as_replayed
-from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, link_down, plan
+from everstep.model.replay import Replayed, ReplayFound
+from everstep.model.slow import SlowConclusion, SlowFound
+from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, link_down, plan, silent
 
 SURE, ALERT, GONE = "sure-machine-fault", "repeated-network-alert", "gone-machine"
 CULPRIT, GROUP = "hang-culprit", "hang-group"
@@ -119,19 +125,19 @@ def test_a_switch_that_flaps_twice_evicts_nobody() -> None:
 
 
 def test_a_machine_that_went_silent_is_gone() -> None:
-    decided = plan(silent={"m4": 2.0})
+    decided = plan(*silent(m4=2.0))
 
     assert evicted(decided) == [("m4", GONE)]
     assert decided.evict[0].reason == "silent-machine"
-    assert why_not("m4", silent={"m4": 1.9}) == (
+    assert why_not("m4", *silent(m4=1.9)) == (
         GONE,
         "nothing was heard from its agent and ranks for 1.9 s: it has 2 s to answer",
     )
 
 
-@pytest.mark.parametrize("silent", [{}, {"m4": 60.0}])
-def test_a_silent_agent_is_no_dead_machine(silent: dict[str, float]) -> None:
-    assert why_not("m4", silent=silent, stepping=frozenset({"m4"})) == (
+@pytest.mark.parametrize("quiet", [{}, {"m4": 60.0}])
+def test_a_silent_agent_is_no_dead_machine(quiet: dict[str, float]) -> None:
+    assert why_not("m4", *findings_of_silence(quiet, RecoveryPolicy(), stepping={"m4"})) == (
         GONE,
         "its agent is silent, and its ranks step: the machine works",
     )
@@ -160,12 +166,12 @@ def test_what_is_not_enough_says_why(fields: dict[str, Any], rule: str) -> None:
 def test_who_a_replay_names_leaves_though_it_is_not_sure() -> None:
     """Not where more than half of the machines are suspects."""
     seen = Replayed(found=ReplayFound.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
-    finding = as_replayed(seen)
-    assert not finding.sure
-    one = plan(MachineFinding(machine="m1", finding=finding), MachineFinding(machine="m2", finding=finding))
+    accused = findings_of_replay(seen)
+    assert not any(one.finding.sure for one in accused)
+    one = plan(*accused)
     assert evicted(one) == [("m1", "failed-replay"), ("m2", "failed-replay")]
     assert "a replay of the job says so" in one.evict[0].why
-    many = plan(*(MachineFinding(machine=name, finding=finding) for name in EIGHT[:5]))
+    many = plan(*findings_of_replay(seen.model_copy(update={"suspects": list(EIGHT[:5])})))
     assert evicted(many) == []
 
 
@@ -175,7 +181,7 @@ def test_what_is_healthy_says_nothing() -> None:
 
 def test_a_link_that_a_test_finds_cut_costs_one_machine_and_many_of_them_none() -> None:
     def cut(machine: str) -> MachineFinding:
-        fields: dict[str, Any] = {"owner": Owner.NETWORK, "sure": False, "inspection": f"{OF_TESTS}nic"}
+        fields: dict[str, Any] = {"owner": Owner.NETWORK, "sure": False, "source": FindingSource.TEST}
         return found(machine, "bad-link", text="the link between it and m0 does not work", **fields)
 
     assert evicted(plan(cut("m3"))) == [("m3", "bad-link")]
@@ -230,20 +236,27 @@ def test_when_it_was_is_by_the_times_of_the_findings() -> None:
     assert evicted(later) == [("m2", ALERT)]
 
 
-NAMED = HangFound(generation=3, conclusion="names", machines=["m1"], suspects=["m1"], reason="7 ranks wait for it")
+NAMED = HangFound(
+    generation=3, conclusion=HangConclusion.NAMES, machines=["m1"], suspects=["m1"], reason="7 ranks wait for it"
+)
 GROUP_OF_TWO = HangFound(
-    generation=3, conclusion="over-evicts", machines=["m1", "m3"], suspects=["m1"], innocent=1, reason="all on m1, m3"
+    generation=3,
+    conclusion=HangConclusion.OVER_EVICTS,
+    machines=["m1", "m3"],
+    suspects=["m1"],
+    innocent=1,
+    reason="all on m1, m3",
 )
 
 
 def test_the_machine_that_a_job_hangs_on_leaves() -> None:
-    decided = plan(hang=NAMED)
+    decided = plan(*findings_of_hang(NAMED))
     assert evicted(decided) == [("m1", CULPRIT)]
-    assert "7 ranks wait for it" in decided.evict[0].why
+    assert "7 ranks wait" in decided.evict[0].why
 
 
 def test_over_eviction_says_so_and_who_leaves_on_purpose() -> None:
-    decided = plan(hang=GROUP_OF_TWO)
+    decided = plan(*findings_of_hang(GROUP_OF_TWO))
     assert evicted(decided) == [("m1", GROUP), ("m3", GROUP)]
     assert [one.why.startswith("over-eviction, 1 of 2 machines leave though") for one in decided.evict] == [True, True]
     assert ["it leaves on purpose" in one.why for one in decided.evict] == [False, True]
@@ -251,4 +264,39 @@ def test_over_eviction_says_so_and_who_leaves_on_purpose() -> None:
 
 @pytest.mark.parametrize("conclusion", ["not a machine", "not hung", "nothing known", "from a later release"])
 def test_a_hang_that_names_nobody_evicts_nobody(conclusion: str) -> None:
-    assert plan(hang=HangFound(generation=3, conclusion=conclusion, reason="it says why")).asked == []
+    found = HangFound(generation=3, conclusion=HangConclusion(conclusion), reason="it says why")
+    assert findings_of_hang(found) == []
+
+
+@pytest.mark.parametrize("machines", [[], ["m1"]])
+def test_a_machine_leaves_for_a_vote_only_where_its_own_past_agrees(machines: list[str]) -> None:
+    vote = SlowFound(generation=3, conclusion=SlowConclusion.MACHINE, suspects=["m1"], machines=machines)
+    decided = plan(*findings_of_vote(vote))
+    assert [(answer.rule, answer.yes) for answer in decided.asked] == [("slow-machine", bool(machines))]
+
+
+def test_only_what_may_be_the_software_s_fault_does_not_wait_for_another_machine() -> None:
+    assert {rule.name for rule in RULES if not waits_for_another(rule.name)} == {CULPRIT, GROUP}
+    assert waits_for_another("standby-unfit")
+
+
+findings = st.builds(
+    Finding,
+    inspection=st.just("any"),
+    reason=st.sampled_from(["gpu-lost", "nic-flap", "nic-flap-repeated"]),
+    source=st.sampled_from([*FindingSource, FindingSource("neighbour")]),
+    verdict=st.sampled_from([Health.FAULTY, Health.UNKNOWN, Health("worn")]),
+    owner=st.sampled_from([*Owner, Owner("neighbour")]),
+    sure=st.booleans(),
+)
+
+
+@given(findings)
+def test_each_finding_has_one_answer_and_what_nobody_is_sure_of_evicts_nobody(finding: Finding) -> None:
+    [answer] = plan(MachineFinding(machine="m1", finding=finding)).asked
+
+    assert answer.rule == rule_of(finding).name
+    if finding.verdict is not Health.FAULTY:
+        assert not answer.yes or finding.reason == "nic-flap-repeated"
+    if finding.source is FindingSource.INSPECTION and not finding.sure:
+        assert not answer.yes or finding.owner is Owner.NETWORK

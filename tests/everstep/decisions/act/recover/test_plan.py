@@ -281,7 +281,7 @@ def test_a_restore_that_fails_again_and_again_parks_whatever_comes_with_it(why: 
         waits = JobVersion(number=2, runs=code, status=VersionStatus.PENDING, asked_ns=1)
         known.book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), waits], 1)
     elif why == "a machine was found":
-        fault = Finding(inspection="diagnose/bitwise", reason="other-bits")
+        fault = Finding(inspection="bitwise", reason="other-bits")
         known.ladder.tested = [MachineFinding(machine="m9", finding=fault)]
         known.joined = {"m1"}
     assert plan_restart(evidence(), known, ladder=True).action is Action.REATTEMPT

@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.act.evict.facts import is_alert, is_bad_link, is_failed_test
+from everstep.decisions.act.evict.rules import rule_of
 from everstep.decisions.blame.diagnose import reasons
 from everstep.decisions.blame.diagnose.compare import BREAKS, below
-from everstep.decisions.blame.diagnose.diagnosis import Shares, confirmed, judge, passed, told, unsure_tests
+from everstep.decisions.blame.diagnose.diagnosis import (
+    Shares,
+    confirmed,
+    findings_of_tests,
+    judge,
+    passed,
+    unsure_tests,
+)
 from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
 from everstep.model.health import Finding, Health
 
@@ -93,7 +100,7 @@ def test_what_breaks_twice_where_most_of_its_kind_pass_is_at_fault(reason: str) 
     assert (found.faulty, codes(found)["m1"]) == (["m1"], [reasons.FAILS_ALONE.code, reason])
     assert unsure_tests(found.model_copy(update={"tests": ["all-to-all"]})) == ["all-to-all"]
     assert "2 of 3 machines of its kind pass" in found.machines[1].findings[0].text
-    assert [is_failed_test(one.finding) for one in told(found)] == [True, False]
+    assert [rule_of(one.finding).name for one in findings_of_tests(found)] == ["failed-test", "unknown-verdict"]
     assert confirmed(found, found).faulty == ["m1"]
     assert confirmed(found, judge(broken("", "", ""))).faulty == []
 
@@ -162,10 +169,10 @@ def test_a_link_is_told_of_the_later_machine_and_only_if_it_fails_twice() -> Non
     first = judge(tested, ring(4, (3, 0))).model_copy(update={"tests": ["memory", "nic"]})
 
     assert unsure_tests(first) == ["nic"] and unsure_tests(first, links=False) == []
-    [only] = told(confirmed(first, first))
+    [only] = findings_of_tests(confirmed(first, first))
     assert (only.machine, only.finding.reason, only.finding.item) == ("m3", reasons.BAD_LINK.code, "m0")
-    assert is_bad_link(only.finding) and not is_failed_test(only.finding) and not is_alert(only.finding)
-    assert told(first, links=False) == [] == told(confirmed(first, judge(tested, ring(4))))
+    assert rule_of(only.finding).name == "bad-link"
+    assert findings_of_tests(first, links=False) == [] == findings_of_tests(confirmed(first, judge(tested, ring(4))))
 
 
 def test_of_several_links_that_do_not_work_the_machine_that_they_share_is_told() -> None:
@@ -174,7 +181,7 @@ def test_of_several_links_that_do_not_work_the_machine_that_they_share_is_told()
     found = judge(tested, pairs)
 
     assert [link.machines for link in found.links] == [("m1", "m2"), ("m1", "m3")]
-    assert [(one.machine, one.finding.item) for one in told(found)] == [("m1", "m2"), ("m1", "m3")]
+    assert [(one.machine, one.finding.item) for one in findings_of_tests(found)] == [("m1", "m2"), ("m1", "m3")]
 
 
 def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() -> None:

@@ -12,7 +12,7 @@ from everstep.decisions.blame.hang.analysis import ONE_LOOK, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
 from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
 from everstep.decisions.blame.hang.stacks import Signature
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
+from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 from tests.everstep.decisions.blame.hang.made import (
     COMPUTES,

@@ -12,8 +12,8 @@ import pytest
 from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
 from everstep.decisions.blame.hang.rank_samples import HangEvidence
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod
 from everstep.dumps.folder import read_folder
+from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 from tests.everstep.decisions.blame.hang.made import FIGURE_7
 

@@ -6,7 +6,8 @@ import pytest
 
 from everstep.decisions.blame.hang.progress import RankWork, Stillness, UsedUp, standstill, work_of
 from everstep.decisions.blame.hang.rank_samples import HangEvidence
-from everstep.decisions.blame.hang.verdict import HangConclusion, HangMethod, HangVerdict
+from everstep.decisions.blame.hang.verdict import HangVerdict
+from everstep.model.hang import HangConclusion, HangMethod
 
 NOBODY_MOVED, ONE_LOOK = HangEvidence({}, moved=frozenset()), HangEvidence({})
 IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from everstep.decisions.blame.slow.by_timings import judge_slow
 from everstep.decisions.blame.slow.timings import PhaseTime, communicates, computes
-from everstep.decisions.blame.slow.vote import SlowConclusion, SlowLimits
+from everstep.decisions.blame.slow.vote import SlowLimits
+from everstep.model.slow import SlowConclusion
 from everstep.model.topology import Topology
 
 TOPOLOGY = Topology.of(8, 2, pp=2)

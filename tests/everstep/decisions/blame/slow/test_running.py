@@ -14,9 +14,8 @@ from everstep.decisions.blame.hang.rank_samples import RankEvidence
 from everstep.decisions.blame.hang.stacks import Leaf, LeafKind, ProcessRole, Signature
 from everstep.decisions.blame.slow.by_samples import RankAtWork, RankLooks, counted, judge_rounds, round_of, slow_round
 from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
-from everstep.decisions.blame.slow.vote import SlowConclusion
 from everstep.decisions.detect.cpu_watch import CpuPerStep
-from everstep.model.slow import SlowRound
+from everstep.model.slow import SlowConclusion, SlowRound
 from everstep.model.topology import Topology
 
 DP = Topology.of(4, 2, tp=2)

@@ -7,13 +7,13 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.act.evict.by_operator import REASON
-from everstep.decisions.act.evict.decide import ASKED_KEPT, EvictPlan, allowed
+from everstep.decisions.act.evict.plan_evictions import ASKED_KEPT, EvictPlan, allowed
+from everstep.decisions.blame.silence import findings_of_silence
 from everstep.model.eviction import BREAKER, EvictMode
-from everstep.model.health import Health, MachineFinding
+from everstep.model.health import FindingSource, Health, MachineFinding
 from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
-from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan
+from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan, silent
 
 HOUR = 3600 * S
 FREE = RecoveryPolicy(evict_share=1)
@@ -43,7 +43,7 @@ def test_each_mode_has_its_list() -> None:
 
 
 def test_where_a_rule_only_watches_another_one_may_act() -> None:
-    decided = plan(found("m3"), silent={"m3": 9.0}, policy=with_rule(EvictMode.SHADOW))
+    decided = plan(found("m3"), *silent(m3=9.0), policy=with_rule(EvictMode.SHADOW))
 
     assert evicted(decided) == [("m3", "gone-machine")]
     assert decided.shadow == []
@@ -54,7 +54,7 @@ def test_where_a_rule_only_watches_another_one_may_act() -> None:
 
 
 def test_the_first_rule_that_says_yes_is_named() -> None:
-    assert evicted(plan(found("m3"), silent={"m3": 9.0})) == [("m3", "sure-machine-fault")]
+    assert evicted(plan(found("m3"), *silent(m3=9.0))) == [("m3", "sure-machine-fault")]
 
 
 def test_the_breaker_has_an_operator_asked_for_all_of_them() -> None:
@@ -153,8 +153,8 @@ def test_nobody_is_evicted_where_the_policy_does_not_say_act(
     now: list[MachineFinding], earlier: list[MachineFinding], ceiling: EvictMode
 ) -> None:
     policy = FREE.model_copy(update={"evict_mode": ceiling})
-    acted = plan(*now, earlier=tuple(earlier), silent={"m0": 60.0}, policy=FREE)
-    held = plan(*now, earlier=tuple(earlier), silent={"m0": 60.0}, policy=policy)
+    acted = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=FREE)
+    held = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=policy)
 
     assert held.evict == []
     assert held.shadow + held.ask == ([] if ceiling is EvictMode.OFF else acted.evict)
@@ -177,7 +177,8 @@ def test_the_order_of_findings_does_not_matter(
 def test_a_machine_is_named_once_and_a_stepping_one_is_not_gone(
     now: list[MachineFinding], stepping: frozenset[str]
 ) -> None:
-    decided = plan(*now, silent=dict.fromkeys(EIGHT[:4], 60.0), stepping=stepping, policy=FREE)
+    gone = findings_of_silence(dict.fromkeys(EIGHT[:4], 60.0), FREE, stepping=stepping)
+    decided = plan(*now, *gone, policy=FREE)
     named = [one.machine for one in decided.evict + decided.ask + decided.shadow]
 
     assert len(named) == len(set(named))
@@ -191,7 +192,7 @@ def test_two_flaps_of_a_link_count_though_each_is_unknown() -> None:
 
 def test_an_operators_word_is_enough_whatever_the_policy_says() -> None:
     """Neither a mode nor the breaker holds it up; what the rules want beside it still waits."""
-    said = found("m1", REASON, inspection="operator")
+    said = found("m1", "operator-evict", source=FindingSource.OPERATOR)
     policy = RecoveryPolicy(evict_mode=EvictMode.SHADOW)
     assert evicted(plan(said, policy=policy)) == [("m1", "operator")]
 
@@ -202,5 +203,5 @@ def test_an_operators_word_is_enough_whatever_the_policy_says() -> None:
 
 
 def test_what_operators_take_out_leaves_the_breaker_as_it_is() -> None:
-    said = [found(f"m{number}", REASON, inspection="operator") for number in range(1, 4)]
+    said = [found(f"m{number}", "operator-evict", source=FindingSource.OPERATOR) for number in range(1, 4)]
     assert len(evicted(plan(*said, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0)))) == 3

@@ -1,0 +1,161 @@
+"""Which machines of a job are evicted now: one pure decision, from all findings to a plan."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from everstep.base.text import cut
+from everstep.decisions.act.evict.rules import OPERATOR, RULES, MachineFacts, mode_of, rule_of
+from everstep.decisions.blame.alerts import alerts_of
+from everstep.model.eviction import BREAKER, EvictAnswer, Eviction, EvictMode
+from everstep.model.health import Finding, Health, MachineFinding, worst_first
+from everstep.model.recovery_policy import RecoveryPolicy
+
+ASKED_KEPT = 200
+"""Answers of one decision that are kept, at most: those that say yes first."""
+WHY_CHARACTERS = 300
+"""Of one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictFacts:
+    """What is known of the machines of one job now. The order of findings means nothing."""
+
+    now_ns: int
+    machines: Sequence[str]
+    """Of the job, in order."""
+    findings: Sequence[MachineFinding] = ()
+    """All that speaks against machines now, from every source."""
+    earlier: Sequence[MachineFinding] = ()
+    """Network alerts of before; ``since_ns`` is when."""
+    evicted_ns: Sequence[int] = ()
+    """When machines of this job were evicted before without an operator: one entry for each machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPlan:
+    """What the rules say together. A machine is in one of the lists at most; each has the order of the job."""
+
+    evict: list[Eviction] = field(default_factory=list)
+    ask: list[Eviction] = field(default_factory=list)
+    """An operator has to approve: the mode of the rule, or the breaker, wants that."""
+    shadow: list[Eviction] = field(default_factory=list)
+    """Nothing is done about these; a rule in shadow mode would."""
+    asked: list[EvictAnswer] = field(default_factory=list)
+    """Every answer, "no" included."""
+
+    @property
+    def tripped(self) -> str:
+        """Why the breaker has an operator asked; empty: it does not."""
+        return next((answer.why for answer in self.asked if answer.rule == BREAKER), "")
+
+    def without(self, machines: Collection[str]) -> EvictPlan:
+        """The plan without machines that an operator lets stay in the job."""
+        evict = [eviction for eviction in self.evict if eviction.machine not in machines]
+        return replace(self, evict=evict, ask=[eviction for eviction in self.ask if eviction.machine not in machines])
+
+
+def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
+    """Answer every finding about a machine of the job, then ask the breaker.
+
+    Where rules of different modes evict one machine, the one that may go
+    furthest counts, the first of these.
+    """
+    asked: list[EvictAnswer] = []
+    by_mode: dict[EvictMode, list[Eviction]] = {mode: [] for mode in EvictMode}
+    for machine in _each_machine(facts):
+        answers = list(_answers(machine, policy))
+        asked += answers
+        for mode in (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW):
+            if first := next((answer for answer in answers if answer.yes and answer.mode is mode), None):
+                by_mode[mode].append(
+                    Eviction(machine=first.machine, rule=first.rule, reason=first.reason, why=first.why)
+                )
+                break
+    evict, ask = by_mode[EvictMode.ACT], by_mode[EvictMode.APPROVE]
+    ordered = [eviction for eviction in evict if eviction.rule == OPERATOR]
+    if tripped := breaker(len(evict) - len(ordered), facts, policy):
+        asked.append(tripped)
+        waiting = {eviction.machine: eviction for eviction in (*evict, *ask) if eviction not in ordered}
+        evict, ask = ordered, [waiting[machine] for machine in facts.machines if machine in waiting]
+    return EvictPlan(evict, ask, by_mode[EvictMode.SHADOW], _kept(asked))
+
+
+def allowed(machines: int, policy: RecoveryPolicy) -> int:
+    """How many machines of a job may be evicted within the window without an operator."""
+    return max(policy.evict_at_least, int(policy.evict_share * machines + 1e-9))
+
+
+def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnswer | None:
+    """An operator has to approve the evictions, where they are too many; None: they may be done.
+
+    All or none of the machines: to evict some of them brings back no job that
+    cannot go on without the others, and so many faults at once may be none of theirs.
+    """
+    began_ns = facts.now_ns - policy.evict_window_h * 3600e9
+    before = sum(time_ns > began_ns for time_ns in facts.evicted_ns)
+    most = allowed(len(facts.machines), policy)
+    if not wanted or before + wanted <= most:
+        return None
+    why = (
+        f"{wanted} machines of {len(facts.machines)} would be evicted, {before} were within the last "
+        f"{policy.evict_window_h:g} h, and {most} may be without an operator's approval"
+    )
+    return EvictAnswer(rule=BREAKER, machine="", yes=False, why=why)
+
+
+def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAnswer]:
+    """The answers to all findings about one machine, rule by rule."""
+    by_rule: dict[str, list[Finding]] = defaultdict(list)
+    for finding in machine.findings:
+        by_rule[rule_of(finding).name].append(finding)
+    for rule in RULES:
+        if (mode := mode_of(rule, policy)) is EvictMode.OFF:
+            continue
+        for finding in by_rule[rule.name]:
+            yes, why = rule.answer(finding, machine)
+            yield EvictAnswer(
+                rule=rule.name,
+                machine=machine.machine,
+                yes=yes,
+                why=cut(why, WHY_CHARACTERS),
+                mode=mode,
+                reason=finding.reason,
+            )
+
+
+def _each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
+    """The machines of the job about which there are findings, in the job's order."""
+    now, before = _by_machine(facts.findings), _by_machine(facts.earlier)
+    alike = Counter(
+        reason
+        for machine in facts.machines
+        for reason in {finding.reason for finding in now.get(machine, ()) if rule_of(finding).unless_shared}
+    )
+    for machine in facts.machines:
+        if findings := now.get(machine):
+            alerts = alerts_of([*findings, *before.get(machine, ())])
+            yield MachineFacts(machine, tuple(findings), alerts, len(facts.machines), alike)
+
+
+def _by_machine(seen: Iterable[MachineFinding]) -> dict[str, list[Finding]]:
+    """The findings, machine by machine, the worst first; a part that is reported as healthy is none."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for one in seen:
+        if one.finding.verdict is not Health.HEALTHY:
+            found[one.machine].append(one.finding)
+    return {
+        machine: worst_first(sorted(findings, key=lambda finding: (finding.text, finding.evidence)))
+        for machine, findings in found.items()
+    }
+
+
+def _kept(asked: list[EvictAnswer]) -> list[EvictAnswer]:
+    """The answers in their order; where there are too many, those that say no are dropped first, the last of them
+    first."""
+    if len(asked) <= ASKED_KEPT:
+        return asked
+    by_weight = sorted(range(len(asked)), key=lambda place: not (asked[place].yes or asked[place].rule == BREAKER))
+    return [asked[place] for place in sorted(by_weight[:ASKED_KEPT])]
