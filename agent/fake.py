@@ -18,7 +18,7 @@ Answers have the names of the methods of ``agent.client.AgentClient``. An answer
 - for a stream: a list of these, sent in turn. It ends with the list, unless ``NEVER`` is the last one;
 - a function of the request that returns one of these, or an async iterator for a stream; it may be async.
 
-A method without an answer is refused as ``UNIMPLEMENTED``, as by an agent of an older release.
+A method without an answer is refused as ``UNIMPLEMENTED``.
 """
 
 from __future__ import annotations

@@ -163,7 +163,6 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
         fork_servers=ForkServers(
             live / FORK_SERVERS,
             prewarm=options.prewarm,
-            earlier=options.state_dir / FORK_SERVERS,
             template=options.template,
         ),
         exchange=exchange,

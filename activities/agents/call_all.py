@@ -16,7 +16,7 @@ from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
-from everstep.errors import AgentUnreachable, ConfigError, EverstepError, StillDying, UnknownJob
+from everstep.errors import AgentUnreachable, EverstepError, StillDying, UnknownJob
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -156,13 +156,10 @@ async def prepare(client: AgentClient, spec: JobSpec, run: str) -> pb.PrepareRep
     """Start a job's fork server, where all variables are that the job takes from its machines.
 
     Raises:
-        ConfigError: a variable is missing there, or the agent does not look for any.
+        ConfigError: a variable is missing there.
         AgentError: it refused, or did not answer.
     """
-    reply = await client.prepare(prepare_request(spec, run), timeout_s=PREPARE_S)
-    if spec.env_from and not reply.env_found:
-        raise ConfigError("its agent is of a version that knows no env_from: bring it up to date")
-    return reply
+    return await client.prepare(prepare_request(spec, run), timeout_s=PREPARE_S)
 
 
 async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[[], Awaitable[T]]) -> T:

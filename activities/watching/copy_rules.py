@@ -52,9 +52,6 @@ class CopyRules:
     def align(self, generation: int, shown: Sequence[Shown], now_ns: int) -> Aligned | None:
         """What to tell all machines of each other's backups; None: nothing."""
         policy, living = self.spec.checkpoint, _living(shown)
-        alone = not policy.backup or self.spec.machines == 1
-        if alone and not all(shown_rank.progress.saved.backup_none for shown_rank in living):
-            return None  # an agent of an earlier release: without peers it aligns nothing
         apart = self._apart(generation, living, now_ns)
         rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
         return rule.observe([_backed(shown_rank) for shown_rank in living], now_ns, apart=apart)

@@ -126,7 +126,6 @@ class Shown:
 
 
 def _number(series: pb.Series) -> ReportedNumber:
-    """A number of the reports; of an agent of an older release nothing is known."""
     return ReportedNumber(series.known, series.streak, series.since if series.streak else -1)
 
 
@@ -147,21 +146,19 @@ def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:
 
 
 def stored(saved: pb.SavedState) -> StepsOnDisk:
-    """What a rank's machine says of its disk; an agent of an older version names the newest step only."""
-    steps = saved.disk_steps or ([saved.disk_step] if saved.disk_step > 0 else [])
-    return StepsOnDisk(frozenset(steps), saved.disk_passed, saved.disk_kept, saved.disk_settled)
+    """What a rank's machine has on disk."""
+    return StepsOnDisk(frozenset(saved.disk_steps), saved.disk_passed, saved.disk_kept, saved.disk_settled)
 
 
 def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
-    """The same with ages as of now; for an agent of an older version, which sends no age, by its clock."""
+    """What a rank's machine has on disk, with ages as of now."""
     saved = shown.progress.saved
     since_s = max(now_ns - shown.heard_ns, 0) / 1e9
-    age_s = saved.disk_age_s if saved.disk_steps else (shown.now_ns - saved.disk_ns) / 1e9
     return DiskProgress(
         rank=shown.progress.rank,
         completed_steps=shown.progress.completed_steps,
         disk_step=saved.disk_step,
-        disk_age_s=max(age_s, 0.0) + since_s if saved.disk_step >= 0 else 0.0,
+        disk_age_s=max(saved.disk_age_s, 0.0) + since_s if saved.disk_step >= 0 else 0.0,
         lived_s=max((shown.now_ns - shown.progress.milestones.forked) / 1e9, 0.0) + since_s,
         wanted=saved.disk_wanted,
     )

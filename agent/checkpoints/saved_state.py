@@ -27,7 +27,7 @@ class SavedStates:
         """The same of ``own_step``."""
 
     def update(self, rank: int, **fields: Any) -> None:
-        """Set fields of ``pb.SavedState``, e.g. ``update(3, disk_step=120, disk_ns=now, disk_problem="")``."""
+        """Set fields of ``pb.SavedState``, e.g. ``update(3, disk_step=120, disk_problem="")``."""
         with self._lock:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
             for name, value in fields.items():
@@ -44,18 +44,17 @@ class SavedStates:
                 state.own_step, state.own_ns = step, saved_ns
                 self._own_since[rank] = time.monotonic() - max(time.time_ns() - saved_ns, 0) / 1e9
 
-    def on_disk(self, rank: int, step: int, saved_ns: int, age_s: float) -> None:
+    def on_disk(self, rank: int, step: int, age_s: float) -> None:
         """A rank's state is on disk.
 
         Args:
             rank: Whose.
             step: Completed steps.
-            saved_ns: When it was saved, by the clock of the machine that did.
-            age_s: How long ago that is; negative where the clock was set back meanwhile.
+            age_s: How long ago it was saved; negative where the clock was set back meanwhile.
         """
         with self._lock:
             self._disk_since[rank] = time.monotonic() - max(age_s, 0.0)
-        self.update(rank, disk_step=step, disk_ns=saved_ns)
+        self.update(rank, disk_step=step)
 
     def tell_ages(self, ranks: Iterable[pb.RankProgress]) -> None:
         """Say how old copies are now. Apart from ``of``: an age is no news, and changes all the time."""

@@ -89,7 +89,7 @@ class JobRanks:
             self.host.reaper.forget(rank.pid)
         self._watches[_key(rank)] = Watch(rank.pid, rank.start_ticks, noticed)
         report = self.reports.get(rank.rank, rank.generation)
-        notice = report.end_told() if report else None
+        notice = report.end_notice() if report else None
         self._endings[_key(rank)] = EndingWatch(notice, lambda: self._begins_to_end(rank))
 
     def _begins_to_end(self, rank: RankRecord) -> None:
@@ -240,7 +240,7 @@ class JobRanks:
     def forget_other_boots(self, boot: str) -> None:
         """Tell that ranks ended which ran before the machine was started anew, and never look for their numbers."""
         before, self.record.boot = self.record.boot, boot
-        if before in {"", boot}:
+        if before == boot:
             return
         self._log.warning("the machine was started anew: nothing of the job runs", before=before)
         self.record.fork_server_pid = self.record.fork_server_ticks = 0

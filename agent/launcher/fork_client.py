@@ -245,7 +245,7 @@ class ForkServerClient:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """What it has imported, by name, with versions; empty: it does not say, as those of earlier releases."""
+        """What it has imported, by name, with versions."""
         return dict(self.table.get("libraries", {}))
 
     def living(self) -> int:

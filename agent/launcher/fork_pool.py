@@ -31,14 +31,10 @@ logger = structlog.get_logger()
 class ForkServers:
     """All fork servers of this machine: one per job, and a warm one for the next job."""
 
-    def __init__(
-        self, folder: Path, *, prewarm: bool, earlier: Path | None = None, template: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, prewarm: bool, template: Path | None = None) -> None:
         self.folder = folder
         self.template = template
         """Socket of the process from which fork servers are forked, where there is one."""
-        self.earlier = earlier
-        """Where agents of earlier releases had the sockets."""
         self.prewarm = prewarm
         self.problem = ""
         """Why no warm fork server is there; empty: it is there, or still imports, or a job has it."""
@@ -65,9 +61,7 @@ class ForkServers:
             late: takes a server that answered later; it may be one of a job or of none.
         """
         found: dict[str, ForkServerClient] = {}
-        folders = [self.folder, *([self.earlier] if self.earlier else [])]
-        sockets = [path for folder in folders for path in sorted(folder.glob("*.sock"))]
-        silent = {self._greet(server): server for server in map(ForkServerClient, sockets)}
+        silent = {self._greet(server): server for server in map(ForkServerClient, sorted(self.folder.glob("*.sock")))}
         if patiently := [greeting for greeting, server in silent.items() if not _imports(server.path)]:
             await asyncio.wait(patiently, timeout=ADOPT_PATIENCE_S)
         for greeting, server in silent.items():

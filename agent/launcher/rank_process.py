@@ -247,7 +247,7 @@ def _open_report(path: str) -> Any:
     report = ReportFile.open(Path(path))
     report.mark("forked")
     report.set_pid(os.getpid())
-    report.have_end_told()
+    report.arm_end_notice()
     return report
 
 

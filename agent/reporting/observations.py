@@ -24,8 +24,7 @@ from everstep.system.processes import boot_id
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine."""
 OF_NO_JOB = "*"
-"""What is acknowledged instead of a job's: that of the machine alone. An agent of an earlier release forgets the same
-by it, for no job has such a name."""
+"""What is acknowledged instead of a job's: that of the machine alone; no job has such a name."""
 KEPT = 10_000
 """Unacknowledged observations beyond this number are dropped, the oldest first."""
 
@@ -97,7 +96,7 @@ class ObservationLog:
             self._rewrite()
         else:
             self._lines += 1
-            self._write(json.dumps({"acknowledged": up_to, "job": job, "exact": True}).encode() + b"\n")
+            self._write(json.dumps({"acknowledged": up_to, "job": job}).encode() + b"\n")
 
     def forget(self, job: str) -> None:
         """The job is over: nobody needs its observations."""
@@ -140,11 +139,7 @@ class ObservationLog:
                     leap = row["boot"] != boot or not self._file.complete
                 elif "acknowledged" in row:
                     up_to, job = row["acknowledged"], row["job"]
-                    # An agent of an earlier release forgot with a job's what was of no job.
-                    gone = (job,) if row.get("exact") else (job, OF_NO_JOB)
-                    self._entries = [
-                        e for e in self._entries if e.sequence > up_to or not any(_is_of(e, job) for job in gone)
-                    ]
+                    self._entries = [e for e in self._entries if e.sequence > up_to or not _is_of(e, job)]
                 else:
                     entry = json_format.ParseDict(row, pb.Observation(), ignore_unknown_fields=True)
                     self._entries.append(entry)

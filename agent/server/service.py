@@ -160,7 +160,6 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 job=job,
                 run=record.run,
                 generation=record.generation,
-                fenced_generation=record.fenced,
                 fork_server_pid=server.pid if server and not server.lost else 0,
                 ranks=ranks,
                 libraries=server.libraries if server and not server.lost else {},
@@ -205,7 +204,6 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                     fork_server_pid=server.pid,
                     reused=reused,
                     seconds=0.0 if reused else server.seconds,
-                    env_found=True,
                     libraries=server.libraries,
                 )
 

@@ -57,8 +57,8 @@ class JobRecord(BaseModel):
     job: str
     run: str = ""
     """Which run of its name, ``everstep/model/run_id.py``; empty: nobody said."""
-    boot: str = ""
-    """During which start of the machine its processes were started, ``boot_id``; empty: an older agent wrote it."""
+    boot: str
+    """During which start of the machine its processes were started, ``boot_id``."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     revision: int = 0

@@ -66,7 +66,7 @@ class DescribeReply(_message.Message):
     pid: _builtins.int
     time_ns: _builtins.int
     hardware: _builtins.str
-    """model and number of processors and GPUs: what bits depend on; empty: not known yet, or an older agent"""
+    """model and number of processors and GPUs: what bits depend on; empty: not known yet"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
     @_builtins.property
@@ -203,7 +203,6 @@ class JobOnMachine(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
-    FENCED_GENERATION_FIELD_NUMBER: _builtins.int
     FORK_SERVER_PID_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
@@ -211,8 +210,6 @@ class JobOnMachine(_message.Message):
     job: _builtins.str
     generation: _builtins.int
     """the newest that was launched here, 0 when none"""
-    fenced_generation: _builtins.int
-    """launches of generations <= this are refused"""
     fork_server_pid: _builtins.int
     """0 when none"""
     run: _builtins.str
@@ -227,7 +224,6 @@ class JobOnMachine(_message.Message):
         *,
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
-        fenced_generation: _builtins.int = ...,
         fork_server_pid: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         run: _builtins.str = ...,
@@ -235,7 +231,7 @@ class JobOnMachine(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_generation", b"fenced_generation", "fork_server_pid", b"fork_server_pid", "generation", b"generation", "job", b"job", "libraries", b"libraries", "ranks", b"ranks", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fork_server_pid", b"fork_server_pid", "generation", b"generation", "job", b"job", "libraries", b"libraries", "ranks", b"ranks", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,14 +328,11 @@ class PrepareReply(_message.Message):
     FORK_SERVER_PID_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
-    ENV_FOUND_FIELD_NUMBER: _builtins.int
     LIBRARIES_FIELD_NUMBER: _builtins.int
     fork_server_pid: _builtins.int
     reused: _builtins.bool
     seconds: _builtins.float
     """start to ready; 0 when it ran already"""
-    env_found: _builtins.bool
-    """env_from was looked for, and all of it is here; an older agent does not look"""
     @_builtins.property
     def libraries(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """as in JobOnMachine"""
@@ -350,12 +343,11 @@ class PrepareReply(_message.Message):
         fork_server_pid: _builtins.int = ...,
         reused: _builtins.bool = ...,
         seconds: _builtins.float = ...,
-        env_found: _builtins.bool = ...,
         libraries: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_found", b"env_found", "fork_server_pid", b"fork_server_pid", "libraries", b"libraries", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fork_server_pid", b"fork_server_pid", "libraries", b"libraries", "reused", b"reused", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1135,7 +1127,7 @@ class StopReply(_message.Message):
     disk_asked: _builtins.int
     """newest step that a Persist asked for since the launch, 0: none; unset: the agent cannot say"""
     now_ns: _builtins.int
-    """when it was answered, a repeated one too; 0: an older agent"""
+    """when it was answered, a repeated one too"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEnd]:
         """of the newest generation <= the given one"""
@@ -1667,7 +1659,7 @@ class PersistRequest(_message.Message):
     whole: _builtins.int
     """a step that every rank of the job was seen to have on disk: to be kept; 0: none"""
     generation: _builtins.int
-    """it means nothing in any other; 0: from a worker of an older version"""
+    """it means nothing in any other"""
     settled: _builtins.int
     """the newest step that every rank is known to keep on disk: older ones may go; 0: none"""
     @_builtins.property
@@ -2402,7 +2394,7 @@ class RankProgress(_message.Message):
     def saved(self) -> Global___SavedState: ...
     @_builtins.property
     def metrics(self) -> Global___Metrics:
-        """of all its reports; unset: it has not reported, or an older agent"""
+        """of all its reports; unset: it has not reported"""
 
     def __init__(
         self,
@@ -2526,7 +2518,7 @@ class CpuPerStep(_message.Message):
     waited_s: _builtins.float
     """that it could have run and had none"""
     step_s: _builtins.float
-    """how long the same steps took; 0: not known, an agent of an earlier release"""
+    """how long the same steps took"""
     def __init__(
         self,
         *,
@@ -2599,10 +2591,8 @@ class SavedState(_message.Message):
     OWN_STEP_FIELD_NUMBER: _builtins.int
     OWN_NS_FIELD_NUMBER: _builtins.int
     BACKUP_STEP_FIELD_NUMBER: _builtins.int
-    BACKUP_NS_FIELD_NUMBER: _builtins.int
     BACKUP_PROBLEM_FIELD_NUMBER: _builtins.int
     DISK_STEP_FIELD_NUMBER: _builtins.int
-    DISK_NS_FIELD_NUMBER: _builtins.int
     DISK_WANTED_FIELD_NUMBER: _builtins.int
     REMOTE_STEP_FIELD_NUMBER: _builtins.int
     DISK_PROBLEM_FIELD_NUMBER: _builtins.int
@@ -2623,12 +2613,9 @@ class SavedState(_message.Message):
     """when it was committed"""
     backup_step: _builtins.int
     """complete and verified at the peer"""
-    backup_ns: _builtins.int
-    """when the peer had it"""
     backup_problem: _builtins.str
     """why backups do not go through at the moment"""
     disk_step: _builtins.int
-    disk_ns: _builtins.int
     disk_wanted: _builtins.int
     """step that a Persist asked for and that is not written yet"""
     remote_step: _builtins.int
@@ -2647,16 +2634,16 @@ class SavedState(_message.Message):
     disk_settled: _builtins.int
     """the newest that it was told to be settled; 0: none"""
     disk_age_s: _builtins.float
-    """how old the state in disk_step was when this was said"""
+    """how old the state in disk_step is now"""
     apart: _builtins.int
     """from an Align: so many steps ranks drift apart, more than slots hold; 0: they do not"""
     backup_none: _builtins.bool
     """it has no peer: backup_step is what it keeps in its own slots while machines are aligned"""
     own_age_s: _builtins.float
-    """the same of own_step; 0: an older agent"""
+    """how old the state in own_step is now"""
     @_builtins.property
     def disk_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """that all ranks of this machine have on disk; none but a disk_step: an older agent"""
+        """that all ranks of this machine have on disk"""
 
     @_builtins.property
     def own_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -2668,10 +2655,8 @@ class SavedState(_message.Message):
         own_step: _builtins.int = ...,
         own_ns: _builtins.int = ...,
         backup_step: _builtins.int = ...,
-        backup_ns: _builtins.int = ...,
         backup_problem: _builtins.str = ...,
         disk_step: _builtins.int = ...,
-        disk_ns: _builtins.int = ...,
         disk_wanted: _builtins.int = ...,
         remote_step: _builtins.int = ...,
         disk_problem: _builtins.str = ...,
@@ -2690,7 +2675,7 @@ class SavedState(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_ns", b"backup_ns", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_ns", b"disk_ns", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_age_s", b"own_age_s", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_age_s", b"own_age_s", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2807,7 +2792,7 @@ class StepRecord(_message.Message):
     grad_norm: _builtins.float
     tokens: _builtins.int
     given: _builtins.int
-    """bits: 1 the script gave a loss, 2 a gradient norm; 0: an older release"""
+    """bits: 1 the script gave a loss, 2 a gradient norm"""
     version: _builtins.int
     """of the job's code that computed it; 0: not known"""
     def __init__(

@@ -9,17 +9,16 @@ Layout, little endian::
     0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
-    192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known, or of an earlier release
+    192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known
     216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align u32; all 0: the rank is not asked to wait
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
-    end   64 bytes by which the kernel tells that the rank begins to end (``end_notice``); missing in files of
-          earlier releases
+    end   64 bytes by which the kernel notifies the agent that the rank begins to end (``end_notice``)
 
 A record is valid when its sequence is what its place says: the writer stores
 the record first and ``published`` last; a reader that was lapped drops what the
 writer has overwritten meanwhile. ``given`` says which of the numbers the script gave (``LOSS``, ``GRAD_NORM``): what it
-did not give is NaN as well, and no fault. Writers of earlier releases leave it 0.
+did not give is NaN as well, and no fault.
 
 One thing the agent writes: a rank that has completed ``align_step`` steps waits at the end of a step, and says so in
 ``aligned_step``. ``asked_ns``, of the machine's monotonic clock, is when that was asked for last: a rank that is not
@@ -77,7 +76,7 @@ class StepRecord(NamedTuple):
     grad_norm: float
     tokens: int
     given: int = 0
-    """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``; of an earlier release 0."""
+    """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``."""
 
 
 class Alignment(NamedTuple):
@@ -90,7 +89,7 @@ class Alignment(NamedTuple):
     aligned: int = 0
     """Completed steps at which it waits, its state saved; 0: it does not wait."""
     can: bool = False
-    """It looks whether it is to wait: its script numbers its steps, and it is of no earlier release."""
+    """It looks whether it is to wait: its script numbers its steps."""
 
 
 class Flops(NamedTuple):
@@ -118,7 +117,7 @@ class Snapshot:
     """Steps completed since the job's beginning; -1: the script does not report."""
     optimizer_steps: int
     stepped_ns: int
-    """When it stepped last, by its machine's clock; 0: it has not, or is of an older release."""
+    """When it stepped last, by its machine's clock; 0: it has not."""
     milestones: dict[str, int]
     newest: StepRecord | None
     flops: Flops
@@ -136,7 +135,7 @@ class ReportFile:
         self.path = path
         self._map = mapped
         magic, version, self.generation, self.rank, _, self.capacity = _HEAD.unpack_from(mapped, 0)
-        if magic != MAGIC or version != VERSION or len(mapped) < _end_of_ring(self.capacity):
+        if magic != MAGIC or version != VERSION or len(mapped) < _end_of_ring(self.capacity) + end_notice.ROOM:
             raise EverstepError(f"{path} is not a report file of version {VERSION}: delete it and start the rank again")
         self._published: int = _PUBLISHED.unpack_from(mapped, _AT_STATE)[0]
 
@@ -188,13 +187,12 @@ class ReportFile:
         self._published = sequence + 1
         _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
 
-    def have_end_told(self) -> bool:
-        """Have the kernel tell who waits for it when this process begins to end; False: this system cannot.
+    def arm_end_notice(self) -> bool:
+        """Have the kernel notify the agent when this process begins to end; False: this system cannot.
 
         Called once, in the main thread of the rank. The file stays mapped from then on.
         """
-        at = _end_of_ring(self.capacity)
-        return len(self._map) >= at + end_notice.ROOM and end_notice.hold(self._map, at)
+        return end_notice.hold(self._map, _end_of_ring(self.capacity))
 
     def set_pid(self, pid: int) -> None:
         """Say which process this rank is."""
@@ -281,17 +279,14 @@ class ReportFile:
             flops=self._flops(),
         )
 
-    def end_told(self) -> EndNotice | None:
-        """What tells that the rank begins to end; None: the file is of an earlier release, or gone."""
-        at = _end_of_ring(self.capacity)
-        if len(self._map) < at + end_notice.ROOM:
-            return None
+    def end_notice(self) -> EndNotice | None:
+        """The kernel's notice that the rank begins to end; None: the file is gone."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             return None
         try:
-            return EndNotice(descriptor, at)
+            return EndNotice(descriptor, _end_of_ring(self.capacity))
         finally:
             os.close(descriptor)
 

@@ -2,8 +2,7 @@
 
 A process id is used again by the kernel; with the start time, in clock ticks
 since boot, it names one process for good. psutil says when a process started in
-seconds of the wall clock, which move when that is set: that is no identity, and
-not what records of earlier releases have.
+seconds of the wall clock, which move when that is set: that is no identity.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class PeerSender:
         self._sent[rank] = max(self._sent[rank], step)
         self._kept_at, self._let_go = time.monotonic(), False
         if not self._closing.is_set():
-            self._place.saved.update(rank, backup_ns=time.time_ns(), backup_problem="")
+            self._place.saved.update(rank, backup_problem="")
             self._place.saved.change(rank, partial(kept, step=step, every=self._every))
         self.spare(rank)
 

@@ -308,7 +308,7 @@ class DiskWriter:
             self._retention.wrote(step.number)
             self._asked.discard(step.number)
             self._wanted()
-        self._place.saved.on_disk(rank, step.number, header.saved_ns, time.monotonic() - step.began)
+        self._place.saved.on_disk(rank, step.number, time.monotonic() - step.began)
         if step.left:
             return False
         assert self._launch

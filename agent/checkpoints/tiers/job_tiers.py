@@ -106,7 +106,7 @@ class JobTiers:
     def persist(self, request: pb.PersistRequest) -> None:
         """Write a coming step too, and keep the one that all ranks of the job have."""
         opened = self._opened
-        if opened is None or request.generation not in {0, opened.launch.generation}:
+        if opened is None or request.generation != opened.launch.generation:
             return  # late: of a generation that was stopped
         self._retention.told(request)
         if request.step > 0:
@@ -203,7 +203,7 @@ class JobTiers:
             if not opened.disowns(shard):
                 steps[shard.rank].add(shard.completed_steps)
                 age_s = (now_ns - shard.saved_ns) / 1e9
-                self._place.saved.on_disk(shard.rank, shard.completed_steps, shard.saved_ns, age_s)
+                self._place.saved.on_disk(shard.rank, shard.completed_steps, age_s)
         return set.intersection(*steps.values()) if steps else set()
 
     def _mark(self, root: Path, generation: int) -> None:

@@ -104,16 +104,6 @@ async def test_what_is_of_no_job_is_acknowledged_apart(tmp_path: Path) -> None:
     assert await kept(log) == await kept(opened(tmp_path)) == [3]
 
 
-async def test_a_log_of_an_earlier_release_is_read_as_it_was_meant(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    for job in ("", "a", "b", ""):
-        tell(log, job)
-    log.close()
-    with (tmp_path / "log.jsonl").open("a") as file:
-        file.write('{"acknowledged": 3, "job": "a"}\n')
-    assert await kept(opened(tmp_path)) == [3, 4]
-
-
 async def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     log = opened(tmp_path)
     for _ in range(500):

@@ -16,7 +16,6 @@ from agent.security import ServerSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import ConfigError
 from tests.agent.agents import HOST, Job, RunningAgent, free_port
-from tests.agent.record_state import SCRIPT
 from tests.metric_names import names_in_table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,6 +27,23 @@ interval_s = 0.2
 free_share = 1.0   # so that every file system is full
 """
 STEPS = 12
+SCRIPT = """
+import sys
+import torch
+import everstep
+
+run = everstep.join(tp=1, pp=1)
+torch.manual_seed(run.rank)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.Adam(model.parameters())
+state = run.checkpoint(model=model, optimizer=optimizer)
+for step in run.steps(int(sys.argv[1]), state):
+    loss = model(torch.rand(2, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    run.report(step, loss=loss)
+"""
 
 Shown = dict[str, dict[frozenset[tuple[str, str]], float]]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agent.state.job_record import JobRecord
 
 
 def test_a_generation_runs_the_version_of_its_launch_and_repeated_launches_add_nothing() -> None:
-    record = JobRecord(job="gpt")
+    record = JobRecord(job="gpt", boot="b")
     for generation, version in [(1, 1), (2, 1), (2, 1), (4, 3), (5, 1), (5, 1), (6, 1)]:
         record.launched(generation, "", version)
 
@@ -16,9 +14,3 @@ def test_a_generation_runs_the_version_of_its_launch_and_repeated_launches_add_n
     assert record.versions == [(1, 1), (4, 3), (5, 1)]
     again = JobRecord.model_validate_json(record.model_dump_json())
     assert again == record
-
-
-@pytest.mark.parametrize("text", ['{"job": "gpt"}', '{"job": "gpt", "generation": 3, "terms": "{}"}'])
-def test_a_record_of_an_earlier_release_knows_none(text: str) -> None:
-    record = JobRecord.model_validate_json(text)
-    assert (record.code, record.version_of(3)) == ("", 0)

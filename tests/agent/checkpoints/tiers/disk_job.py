@@ -116,7 +116,6 @@ class Machine:
         saved.own_step = max(self.memory, default=-1)
         saved.disk_step, saved.disk_wanted = newest, min(self.asked, default=-1)
         if newest >= 0:
-            saved.disk_ns = self.saved_at[newest] * UNIT_NS + self.offset_ns
             saved.disk_age_s = (now - self.saved_at[newest]) / 10
         shown = pb.RankProgress(rank=self.rank, generation=1, alive=True, completed_steps=saved.own_step, saved=saved)
         shown.milestones.forked = self.offset_ns + 1

@@ -64,7 +64,7 @@ def unlisted(held: list[pb.HeldCheckpoint]) -> dict[int, str]:
 async def test_a_disk_that_hangs_is_unknown_to_a_stop_and_memory_is_told(job: Job, tmp_path: Path) -> None:
     await launch(job, tmp_path)
     await saved(job)
-    await job.agent.client.persist(pb.PersistRequest(job=job.name, step=7))
+    await job.agent.client.persist(pb.PersistRequest(job=job.name, generation=1, step=7))
     fifo = hang(tmp_path, job)
     try:
         reply = await job.stop()

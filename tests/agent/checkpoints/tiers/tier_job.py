@@ -82,6 +82,7 @@ class Machine:
         )
         self.tiers = self.made()
         self.ranks: dict[int, Rank] = {}
+        self.generation = 1
 
     def made(self) -> JobTiers:
         """The tiers as a fresh agent makes them; what they fetch comes from ``fetched``."""
@@ -101,6 +102,7 @@ class Machine:
         )
 
     def launch(self, generation: int = 1, resume_step: int = 0) -> None:
+        self.generation = generation
         for rank in self.ranks.values():
             rank.file.close()
         self.ranks = {
@@ -120,7 +122,7 @@ class Machine:
                 self.tiers.on_saved(rank, self.ranks[rank].save(step))
 
     def persist(self, step: int = 0, **told: Any) -> None:
-        self.tiers.persist(pb.PersistRequest(job=JOB, step=step, **told))
+        self.tiers.persist(pb.PersistRequest(job=JOB, step=step, **{"generation": self.generation, **told}))
 
     def on_disk(self, step: int) -> None:
         """Wait until a step is there for all ranks of this machine."""
