@@ -1,0 +1,46 @@
+"""The commands that the pages show exist, with these options; the tutorial's script is Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from console.main import COMMANDS, load
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / "start").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CALL = re.compile(r"(?:^|&& |\| ) *everstep +([a-z]+)((?: +[^\s#|·`&]+)*)")
+
+
+def calls(page: Path) -> list[tuple[str, list[str]]]:
+    """Each command of the page's blocks, with the words after it."""
+    blocks = [re.sub(r"\\\n", " ", text) for language, text in FENCE.findall(page.read_text()) if not language]
+    lines = [line.split("  #")[0] for block in blocks for line in block.splitlines()]
+    return [(found[1], found[2].split(" -- ")[0].split()) for line in lines for found in CALL.finditer(line)]
+
+
+def test_the_pages_show_commands() -> None:
+    assert len([call for page in PAGES for call in calls(page)]) > 80
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_and_option_exists(page: Path) -> None:
+    for name, words in calls(page):
+        assert name in COMMANDS, f"everstep {name}"
+        command: Any = load(name)
+        below = getattr(command, "commands", {})
+        command = below.get(words[0], below.get("show", below.get("hang", command))) if below and words else command
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert used <= known, f"everstep {name} has no {', '.join(used - known)}"
+
+
+def test_the_script_of_the_tutorial_compiles() -> None:
+    [script] = [
+        text for language, text in FENCE.findall((ROOT / "docs/start/tutorial.md").read_text()) if language == "python"
+    ]
+    compile(script, "train.py", "exec")
