@@ -11,7 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ALWAYS = ("tests/test_architecture.py", "tests/test_mutants.py")
+ALWAYS = (
+    "tests/test_architecture.py",
+    "tests/test_mutants.py",
+    "tests/docs/test_reference.py",
+    "tests/docs/test_links.py",
+)
 """They look at the whole tree, in seconds."""
 
 

@@ -181,15 +181,6 @@ def test_no_folder_of_tests_is_a_package_but_the_drills_which_share_a_cluster() 
     assert found == [ROOT / "tests/__init__.py", ROOT / "tests/drills/__init__.py"]
 
 
-def test_the_tests_that_the_docs_name_exist() -> None:
-    texts = {path: path.read_text() for path in tracked() if path.suffix == ".md"}
-    named = {
-        (path, name) for path, text in texts.items() for name in re.findall(r"\b(?:tests|benchmarks)/[\w/]+\.py", text)
-    }
-    assert len(named) > 50
-    assert not [f"{path}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()]
-
-
 def test_no_file_names_a_registry() -> None:
     hosts = [host.replace("|", "").encode() for host in REGISTRIES]
     wrong = [f"{path}: {host!r}" for path in tracked() for host in hosts if host in path.read_bytes()]

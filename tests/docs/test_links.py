@@ -11,6 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+LAYERS = "everstep|agent|activities|workflows|controlplane|drills|console|tests|benchmarks|deploy|examples|proto"
+FILE = re.compile(rf"(?<![\w/.(])(?:{LAYERS})/[\w/*@-]+(?:\.\w+)?")
+"""A file or a folder of the repository."""
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -49,6 +52,12 @@ def test_every_page_is_reached_from_the_index() -> None:
             waiting += [target for target, _ in links(page) if target.is_relative_to(DOCS)]
 
     assert [str(page) for page in pages() if page.is_relative_to(DOCS) and page not in reached] == []
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    named = {(str(page.relative_to(ROOT)), name) for page in pages() for name in FILE.findall(page.read_text())}
+    assert len(named) > 100
+    assert [f"{page}: {name}" for page, name in sorted(named) if not list(ROOT.glob(name))] == []
 
 
 def test_every_page_that_the_code_names_is_there() -> None:
