@@ -49,7 +49,7 @@ from everstep.errors import AgentError, ConfigError
 from everstep.model.health import Finding
 from everstep.rank import environment
 from everstep.system import private_files as private
-from everstep.system.processes import boot_id
+from everstep.system.procfs import boot_id
 
 SPARED = ("checkpoints", CODE)
 """In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code may have

@@ -21,7 +21,7 @@ from benchmarks.peers.torchrun import fault_time, write_plan
 from benchmarks.timeline import PARTS, Recovery, parts_between
 from controlplane.client import Control
 from controlplane.local import cluster as local
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.power import powered_off, state_folder
 from controlplane.queries.status import job_report
@@ -172,7 +172,7 @@ class EverstepSide:
         """The share of a core that a machine takes while nothing is asked of it; waits for so many seconds."""
         cluster = ClusterFile.load(NAME)
         folders = (state_folder(cluster, machine), cluster.shm / machine)
-        processes = [psutil.Process(pid) for pid in procfs.of_machine(cluster.id, machine, *folders)]
+        processes = [psutil.Process(pid) for pid in cluster_processes.of_machine(cluster.id, machine, *folders)]
         before, began = sum(map(_cpu_s, processes)), time.monotonic()
         time.sleep(seconds)
         return (sum(map(_cpu_s, processes)) - before) / (time.monotonic() - began)

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.commands import template_command
 
 FOLDER = "EVERSTEP_TEST_TEMPLATE"
@@ -55,7 +55,7 @@ def shared() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "process").exists():
             _started.append(Template(folder))
-            process = procfs.identify(_started[0].process.pid)
+            process = cluster_processes.identify(_started[0].process.pid)
             assert process
             (folder / "process").write_text(f"{process.pid} {process.start}")
     return socket_in(folder)
@@ -75,12 +75,12 @@ def withdraw() -> None:
     """End it, if it was started."""
     folder = Path(os.environ.pop(FOLDER))
     if (folder / "process").exists():
-        procfs.send(_process(folder), signal.SIGKILL)
+        cluster_processes.send(_process(folder), signal.SIGKILL)
     while _started:
         _started.pop().process.wait()
     shutil.rmtree(folder)
 
 
-def _process(folder: Path) -> procfs.Process:
+def _process(folder: Path) -> cluster_processes.Process:
     pid, start = (folder / "process").read_text().split()
-    return procfs.Process(int(pid), int(start))
+    return cluster_processes.Process(int(pid), int(start))

@@ -61,6 +61,17 @@ def modules() -> dict[str, Path]:
     }
 
 
+def test_one_module_reads_proc() -> None:
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for layer in LAYERS
+        for path in sources(layer)
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("/proc")
+    }
+    assert named == {"everstep/system/procfs.py"}
+
+
 def test_no_two_classes_have_one_name() -> None:
     found = defaultdict(list)
     for name, path in modules().items():

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
-CPUINFO = Path("/proc/cpuinfo")
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-"""The driver lists its GPUs here, one folder each; looking opens none of them."""
+from everstep.system import procfs
 
 
 def gpus() -> int:
     """How many GPUs of NVIDIA the driver shows; 0 without one."""
-    try:
-        return sum(1 for _ in NVIDIA_GPUS.iterdir())
-    except OSError:
-        return 0
+    return len(procfs.nvidia_gpus())
 
 
 def hardware() -> str:
     """Model and number of processors and GPUs."""
-    try:
-        lines = CPUINFO.read_text().splitlines()
-        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        processor = platform.machine()
+    processor = procfs.processor_model() or platform.machine()
     return f"{os.cpu_count()} x {processor}{_gpu_models()}"
 
 
@@ -39,14 +29,7 @@ def arithmetic() -> str:
 
 
 def _gpu_models() -> str:
-    try:
-        found = [
-            line.partition(":")[2].strip()
-            for folder in sorted(NVIDIA_GPUS.iterdir())
-            for line in (folder / "information").read_text().splitlines()
-            if line.startswith("Model")
-        ]
-        driver = Path("/proc/driver/nvidia/version").read_text().splitlines()[0] if found else ""
-    except (OSError, IndexError):
-        return ""
-    return "".join(f", {found.count(model)} x {model}" for model in dict.fromkeys(found)) + (driver and f", {driver}")
+    models = [gpu["Model"] for gpu in procfs.nvidia_gpus().values() if "Model" in gpu]
+    driver = procfs.nvidia_driver() if models else ""
+    counted = "".join(f", {models.count(model)} x {model}" for model in dict.fromkeys(models))
+    return counted + (driver and f", {driver}")

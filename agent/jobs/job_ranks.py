@@ -13,7 +13,7 @@ import structlog
 
 from agent.jobs.host import Host
 from agent.launcher.endings import EndingWatch, ending_of
-from agent.launcher.processes import End, Watch, kill_family, maps, start_ticks
+from agent.launcher.processes import End, Watch, kill_family
 from agent.reporting import rank_logs
 from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive
@@ -24,7 +24,7 @@ from everstep.errors import AgentError
 from everstep.rank import environment
 from everstep.rank.step_reports import Snapshot
 from everstep.system import private_files as private
-from everstep.system.processes import is_alive
+from everstep.system.procfs import has_mapped, is_alive, start_ticks
 
 PUSH_PATIENCE_S = 2.0
 """A rank that is gone is reported by its fork server within this time, or without it."""
@@ -226,7 +226,7 @@ class JobRanks:
                 continue  # one that was never finished, or is known
             report = self.reports.get(int(rank), int(generation))
             found = report.snapshot() if report else None
-            if found and found.pid and maps(found.pid, path):
+            if found and found.pid and has_mapped(found.pid, path):
                 row = {
                     "rank": int(rank),
                     "generation": int(generation),

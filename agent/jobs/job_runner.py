@@ -25,13 +25,13 @@ from agent.jobs.host import Host
 from agent.jobs.job_ranks import JobRanks, to_exit
 from agent.launcher.endings import ending_of
 from agent.launcher.fork_client import ForkServerClient, label_of
-from agent.launcher.processes import kill_family, state, wait_gone
+from agent.launcher.processes import kill_family, wait_gone
 from agent.state.job_record import JobRecord, RankRecord, StoreRecord
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.errors import AgentError, ConfigError, Fenced, ForkServerLost, StillDying
 from everstep.system import private_files as private
-from everstep.system.processes import is_alive
+from everstep.system.procfs import is_alive, process_of
 
 RUN = "run"
 """File in a job's shared memory: of which run it is. It lasts as long as the memory, whatever becomes of the record."""
@@ -321,7 +321,9 @@ class JobRunner:
         said = []
         for pid in pids:
             since = self.ranks.killed.setdefault(pid, time.monotonic() - KILL_PATIENCE_S)
-            who = f"rank {ranks[pid]} (pid {pid}, state {state(pid)})" if pid in ranks else f"process {pid}"
+            process = process_of(pid)
+            state = process.state if process else "gone"
+            who = f"rank {ranks[pid]} (pid {pid}, state {state})" if pid in ranks else f"process {pid}"
             said.append(f"{who} has been dying for {max(time.monotonic() - since, 0):.0f} s")
         return StillDying(listed(said, NAMED))
 

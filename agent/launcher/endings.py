@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 from agent.launcher.processes import End
 from everstep.system.end_notice import EndNotice
-from everstep.system.processes import PROC
-
-EXITING = 0x4
-"""PF_EXITING, a flag of a thread that ends: nothing of its program runs any more."""
-_FLAGS, _START, _EXIT_CODE = 6, 19, 49
-"""Fields of /proc/<pid>/stat that follow the name."""
+from everstep.system.procfs import process_of
 
 
 def ending_of(pid: int, ticks: int) -> End | None:
@@ -26,15 +21,11 @@ def ending_of(pid: int, ticks: int) -> End | None:
     Returns:
         None: it has not begun to end, ended well, is gone, or may not be asked.
     """
-    try:
-        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    status = int(fields[_EXIT_CODE])
+    process = process_of(pid)
     # A program that the process became (exec) begins with such a notice as well: it does not end.
-    if int(fields[_START]) != ticks or not int(fields[_FLAGS]) & EXITING or not status:
+    if process is None or process.start != ticks or not process.is_ending or not process.exit_status:
         return None
-    return End.of(status)
+    return End.of(process.exit_status)
 
 
 class EndingWatch:

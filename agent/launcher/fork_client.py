@@ -21,11 +21,11 @@ from typing import Any
 import structlog
 
 from agent.launcher.from_template import fork_from
-from agent.launcher.processes import kill_family, start_ticks
+from agent.launcher.processes import kill_family
 from everstep.errors import AgentError, Fenced, ForkServerLost
 from everstep.rank import environment
 from everstep.system import private_files as private
-from everstep.system.processes import is_alive
+from everstep.system.procfs import is_alive, of_descriptor, start_ticks
 
 Message = dict[str, Any]
 PROGRAM = Path(__file__).resolve().with_name("fork_server.py")
@@ -139,10 +139,7 @@ class ForkServerClient:
     @classmethod
     async def _spawn(cls, folder: Path, python: str, env: Mapping[str, str], template: Path | None) -> ForkServerClient:
         server = cls(private.make_folder(folder) / f"{uuid.uuid4().hex[:12]}.sock")
-        arguments = [
-            *("--socket-path", str(server.path), "--label", label_of(python, env)),
-            *("--everstep", str(PROGRAM.parents[2])),
-        ]
+        arguments = ["--socket-path", str(server.path), "--label", label_of(python, env)]
         environment = inherited_environment() | dict(env)
         try:
             with server.files() as files:
@@ -289,6 +286,6 @@ def _short_name(path: Path) -> Any:
     """A name for a unix socket that fits into the kernel's 108 bytes, however deep its folder is."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
+        yield str(of_descriptor(folder) / path.name)
     finally:
         os.close(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from agent.launcher.fork_client import START_TIMEOUT_S, ForkServerClient, label_
 from agent.launcher.processes import kill_family
 from everstep.base.backoff import Backoff
 from everstep.errors import AgentError, ForkServerLost
+from everstep.system import procfs
 
 ADOPT_PATIENCE_S = 2.0
 """A fork server that says nothing for this long is waited for in the background."""
@@ -306,12 +308,7 @@ def _imports(path: Path) -> bool:
     """
     if path.with_suffix(".ready").exists():
         return False
-    found = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                found += str(path).encode() in (entry / "cmdline").read_bytes().split(b"\0")
-    return found == 1
+    return sum(os.fsencode(path) in procfs.arguments(pid) for pid in procfs.pids()) == 1
 
 
 async def _done(server: ForkServerClient) -> ForkServerClient:

@@ -56,6 +56,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+if importlib.util.find_spec("everstep") is None:  # the job's interpreter has none of its own
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+from everstep.system import procfs
+
 Message = dict[str, Any]
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -138,7 +142,7 @@ def preload() -> Imported:
     ``torch.cuda.is_available()``.
     """
     gc.disable()  # nearly all that is imported stays: looking for garbage meanwhile is a quarter of the time
-    before, kind, files = dict(os.environ), type(os.environ), descriptors()
+    before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()
     os.environ.__class__ = _Noted
     try:
         for name in PRELOADED:
@@ -150,14 +154,14 @@ def preload() -> Imported:
             importlib.import_module(name)
     if sys.modules["torch"].cuda.is_initialized():
         raise RuntimeError("an import initialised CUDA: ranks forked from here could not use it")
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads = len(procfs.threads_of(os.getpid()))
     if threads != 1:
         raise RuntimeError(f"the fork server has {threads} threads after its imports; forking would not be safe")
     gc.collect()
     gc.freeze()
     gc.enable()
     read = {name: before.get(name) for name in _Noted.names}
-    return Imported(read, frozenset(descriptors() - files), tuple(_that_join()))
+    return Imported(read, frozenset(procfs.own_descriptors() - files), tuple(_that_join()))
 
 
 def _that_join() -> list[types.ModuleType]:
@@ -468,7 +472,7 @@ class ForkServer:
         if pid == 0:
             self._become_child()
             rank_process.run_rank(server, rank, generation, row, request, code=code, read=self.imported.read)
-        return Child(pid, generation, rank, forked_ns, start_ticks(pid), report=row["report"])
+        return Child(pid, generation, rank, forked_ns, procfs.start_ticks(pid), report=row["report"])
 
     def _fork_store(self, request: Message) -> Message:
         generation = self._admit(request)
@@ -481,7 +485,7 @@ class ForkServer:
                 self._become_child(keep=listener.fileno())
                 rank_process.run_store(listener, request["host"], port, generation)
             listener.close()
-            store = Child(pid, generation, -1, time.time_ns(), start_ticks(pid), port=port)
+            store = Child(pid, generation, -1, time.time_ns(), procfs.start_ticks(pid), port=port)
             self.stores[generation] = store
         return store.entry()
 
@@ -526,7 +530,7 @@ class ForkServer:
         self.listener.detach()
         for connection in self.connections.values():
             connection.socket.detach()
-        for number in descriptors() - self.imported.files:
+        for number in procfs.own_descriptors() - self.imported.files:
             if number > 2 and number != keep:
                 with contextlib.suppress(OSError):
                     os.close(number)
@@ -571,7 +575,7 @@ class ForkServer:
 
         One may be missed while another child ends: that end is collected next, and it is asked again.
         """
-        found = children()
+        found = procfs.children(os.getpid())
         return found is None or bool(found - self._mine())
 
     def _kill_orphans(self) -> list[int]:
@@ -579,12 +583,13 @@ class ForkServer:
         mine, living = self._mine(), [child for child in self.ranks.values() if not child.exit]
         sessions = {child.pid for child in living} | self.trials.keys()
         found = []
-        for pid, parent, session in processes():
-            if parent != os.getpid() or pid in mine or session in sessions:
+        for process in procfs.processes():
+            pid = process.pid
+            if process.parent != os.getpid() or pid in mine or process.session in sessions:
                 continue
             # A process that made a session of its own is told by the environment that it was
             # started with. Where that fails too it lives until no rank is left.
-            if sessions and not self._of_the_dead(pid, session):
+            if sessions and not self._of_the_dead(pid, process.session):
                 continue
             found.append(pid)  # a zombie too: the next look collects it, unless a thread of it lives
             with contextlib.suppress(ProcessLookupError):
@@ -596,10 +601,7 @@ class ForkServer:
         dead = [child for child in self.ranks.values() if child.exit]
         if any(child.pid == session for child in dead):
             return True
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
+        environment = procfs.environment(pid)
         tried = [entry.partition(b"=")[2].decode() for entry in environment if entry.startswith(b"EVERSTEP_TRIAL=")]
         if tried:
             return tried[0] not in {trial.request["env"]["EVERSTEP_TRIAL"] for trial in self.trials.values()}
@@ -617,7 +619,7 @@ class ForkServer:
         now = time.monotonic()
         self.kills.append(Kill(connection, request, now + grace, now + grace + KILL_PATIENCE_S))
         for child in self._targets(request["generation"]):
-            child.stopped = child.stopped or not is_exiting(child.pid)
+            child.stopped = child.stopped or not _is_ending(child.pid)
         if grace > 0:
             for child in self._targets(request["generation"]):
                 with contextlib.suppress(ProcessLookupError):
@@ -692,79 +694,36 @@ def user_of(connection: socket.socket) -> int:
     return int(uid)
 
 
-def descriptors() -> set[int]:
-    """Numbers of this process's open files."""
-    found = set()
-    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # the one through which they were listed
-            os.fstat(number)
-            found.add(number)
-    return found
-
-
-def start_ticks(pid: int) -> int:
-    """Start time of a process in clock ticks since boot: with the pid it names a process for good."""
-    return int(stat_fields(Path(f"/proc/{pid}"))[19])
-
-
-def is_exiting(pid: int) -> bool:
-    """Whether a child ends already: it may take minutes to give its memory back (PF_EXITING)."""
-    return bool(int(stat_fields(Path(f"/proc/{pid}"))[6]) & 0x4)
-
-
-def stat_fields(folder: Path) -> list[str]:
-    """Fields of a process's stat that follow its name, which may be no text at all: any user gives theirs."""
-    return (folder / "stat").read_bytes().rpartition(b")")[2].decode().split()
-
-
-def processes() -> list[tuple[int, int, int]]:
-    """(pid, parent, session) of every process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                _, parent, _, session, *_ = stat_fields(entry)
-            except OSError:
-                continue
-            found.append((int(entry.name), int(parent), int(session)))
-    return found
-
-
-def children() -> set[int] | None:
-    """Children of this process, which has one thread; None: the kernel does not list them."""
-    try:
-        return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()}
-    except OSError:
-        return None
+def _is_ending(pid: int) -> bool:
+    """Whether a child ends already: it may take minutes to give its memory back."""
+    process = procfs.process_of(pid)
+    return process is not None and process.is_ending
 
 
 def kill_session(leader: int) -> None:
     """SIGKILL all processes of a session."""
-    for pid, _, session in processes():
-        if session == leader:
+    for process in procfs.processes():
+        if process.session == leader:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
 
 
-def imports(everstep: str = "") -> Imported:
-    """Import what ranks need; ``everstep``: the folder that holds everstep, if it is not installed."""
+def imports() -> Imported:
+    """Import what ranks need."""
     os.environ.update(ONE_THREAD)
-    if everstep and importlib.util.find_spec("everstep") is None:
-        sys.path.append(everstep)
     return preload()
 
 
-def serve(arguments: Sequence[str], import_all: Callable[[str], Imported]) -> NoReturn:
+def serve(arguments: Sequence[str], import_all: Callable[[], Imported]) -> NoReturn:
     """Take the listening socket, import, fork ranks."""
     parser = argparse.ArgumentParser(description="Fork server of an everstep agent; started by the agent.")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited listening unix socket")
     parser.add_argument("--socket-path", type=Path, required=True, help="its name; the server ends when it is removed")
     parser.add_argument("--label", default="", help="what the server was started for")
-    parser.add_argument("--everstep", default="", help="folder that holds everstep, if it is not installed")
     options = parser.parse_args(arguments)
     try:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        imported = import_all(options.everstep)
+        imported = import_all()
         listener = socket.socket(fileno=options.socket_fd)
         ForkServer(listener, options.socket_path, options.label, imported).run()
         code = 0

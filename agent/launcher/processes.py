@@ -11,10 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from everstep.system.processes import PROC, is_alive, living, look
+from everstep.system.procfs import environment, is_alive, living, start_ticks
 
 PR_SET_CHILD_SUBREAPER = 36
 REMEMBERED_ENDS = 1024
@@ -38,30 +37,13 @@ class End:
         return cls("signal" if code < 0 else "code", abs(code), time_ns or time.time_ns())
 
 
-def start_ticks(pid: int) -> int:
-    """Start time of a process, clock ticks since boot; 0 when there is no such process."""
-    found = look(pid)
-    return found.start if found else 0
-
-
-def state(pid: int) -> str:
-    """State of a process as /proc has it, e.g. ``D``: waits in the kernel; empty when there is none."""
-    found = look(pid)
-    return found.state if found else ""
-
-
 def family_of(leader: int, variable: str = "") -> list[int]:
     """The processes of a session, its leader included, and those started with an environment variable."""
     return [
-        process.pid for process in living() if process.session == leader or (variable and _has(process.pid, variable))
+        process.pid
+        for process in living()
+        if process.session == leader or (variable and variable.encode() in environment(process.pid))
     ]
-
-
-def _has(pid: int, variable: str) -> bool:
-    try:
-        return variable.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 def kill_session(leader: int, variable: str = "") -> None:
@@ -93,14 +75,6 @@ def kill_family(pid: int, ticks: int, variable: str = "") -> None:
     """
     taken = start_ticks(pid) not in (0, ticks)
     kill_session(NO_SESSION if taken else pid, variable)
-
-
-def maps(pid: int, path: Path) -> bool:
-    """Whether a process has a file mapped."""
-    try:
-        return os.fsencode(path) in (PROC / str(pid) / "maps").read_bytes()
-    except OSError:
-        return False
 
 
 class Reaper:

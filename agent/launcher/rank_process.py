@@ -28,6 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from everstep.system import procfs
+
 Message = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
@@ -74,7 +76,7 @@ def run_rank(
             os._exit(1)  # it died before this rank could ask to die with it
         os.setsid()
         reset_signals()
-        Path("/proc/self/comm").write_text(f"everstep r{rank}")
+        procfs.set_own_name(f"everstep r{rank}")
         redirect(row["stdout"], row["stderr"])
         os.environ.clear()
         os.environ.update(request["env"] | row["env"])
@@ -181,7 +183,7 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
     try:
         os.setsid()
         reset_signals()
-        Path("/proc/self/comm").write_text(f"everstep s{generation}")
+        procfs.set_own_name(f"everstep s{generation}")
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(host, port, None, True, master_listen_fd=listener.detach(), wait_for_workers=False)

@@ -4,7 +4,7 @@ Where several agents share a computer, as in a local cluster, each needs a fork
 server, and importing torch takes each of them seconds of CPU. The template
 imports once. A fork server that is forked from it is in milliseconds what one
 that an agent started itself is in seconds: leader of its own session, with its
-own command line in /proc, its own log and the environment that its agent gave
+own command line, its own log and the environment that its agent gave
 it. An agent alone on its machine needs no template.
 
 Run by the supervisor as a program of its own, ``python -P …/agent/launcher/template.py``.
@@ -41,8 +41,6 @@ ABANDONED_CHECK_MS = 2000
 ASKING_LIMIT_S = 5.0
 """An agent that connects and does not say what it wants within this time is left."""
 REMEMBERED_ENDS = 1024
-_ARGUMENTS = slice(45, 47)
-"""Begin and end of a process's arguments in memory, in /proc/self/stat after the name."""
 _OWN_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
 
@@ -60,7 +58,8 @@ def _load_fork_server() -> types.ModuleType:
 if TYPE_CHECKING:
     from agent.launcher import fork_server
 else:
-    fork_server = _load_fork_server()
+    fork_server = _load_fork_server()  # which finds everstep where it is not installed
+from everstep.system import procfs  # noqa: E402
 
 
 class Template:
@@ -97,7 +96,7 @@ class Template:
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                process = ended.si_pid, fork_server.start_ticks(ended.si_pid)
+                process = ended.si_pid, procfs.start_ticks(ended.si_pid)
                 self._ends[process] = (os.waitpid(ended.si_pid, 0)[1], time.time_ns())
         while len(self._ends) > REMEMBERED_ENDS:
             del self._ends[next(iter(self._ends))]
@@ -138,7 +137,7 @@ class Template:
         env = _single_threaded(request["env"])
         if late := sorted(name for name, value in self.imported.read.items() if env.get(name) != value):
             return f"{', '.join(late)} differ from what was read when torch was imported"
-        begin, end = _arguments()
+        begin, end = procfs.own_arguments()
         if len(_joined(_command(request["arguments"]))) > end - begin:
             return "its command line is too long"
         return ""
@@ -148,9 +147,9 @@ class Template:
             return int(pid)
         try:
             _become(_command(request["arguments"]), request["env"], log)
-            for number in fork_server.descriptors() - self.imported.files - {0, 1, 2, listener}:
+            for number in procfs.own_descriptors() - self.imported.files - {0, 1, 2, listener}:
                 os.close(number)
-            fork_server.serve([*request["arguments"], "--socket-fd", str(listener)], lambda _: self.imported)
+            fork_server.serve([*request["arguments"], "--socket-fd", str(listener)], lambda: self.imported)
         except BaseException as error:  # nothing of the template's may run here
             sys.excepthook(type(error), error, error.__traceback__)
         os._exit(1)
@@ -181,15 +180,9 @@ def _command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-P", str(Path(fork_server.__file__).resolve()), *arguments]
 
 
-def _arguments() -> tuple[int, int]:
-    """Where this process's arguments lie in memory: what is written there /proc shows, and it cannot grow."""
-    begin, end = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[_ARGUMENTS]
-    return int(begin), int(end)
-
-
 def _show(command: list[str]) -> None:
-    """Let /proc show a command line as this process's own: by it the processes of a machine are found."""
-    begin, end = _arguments()
+    """Show a command line as this process's own: by it the processes of a machine are found."""
+    begin, end = procfs.own_arguments()
     text = _joined(command)
     ctypes.memset(begin, 0, end - begin)
     ctypes.memmove(begin, text, len(text))
@@ -224,13 +217,12 @@ def main() -> NoReturn:
     """Listen, import, fork."""
     parser = argparse.ArgumentParser(description="Template of the fork servers of a local cluster.")
     parser.add_argument("--listen", type=Path, required=True, help="where agents ask for fork servers")
-    parser.add_argument("--everstep", default="", help="folder that holds everstep, if it is not installed")
     parser.add_argument("--room", default="", help="a long blank argument: here the forked show their command lines")
     options = parser.parse_args()
     try:
         ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)
         listener = _listen(options.listen)  # before the imports: agents wait for them
-        Template(listener, options.listen, fork_server.imports(options.everstep)).run()
+        Template(listener, options.listen, fork_server.imports()).run()
         code = 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

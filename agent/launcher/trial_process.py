@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from everstep.system import procfs
+
 if TYPE_CHECKING:
     from agent.launcher import rank_process
 else:
@@ -51,7 +53,7 @@ def run_trial(
             os._exit(1)
         os.setsid()
         rank_process.reset_signals()
-        Path("/proc/self/comm").write_text("everstep trial")
+        procfs.set_own_name("everstep trial")
         rank_process.redirect(request["output"], request["output"])
         os.environ.clear()
         os.environ.update(request["env"])

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent.monitor import events
 from everstep.model.health import Finding, Health
 from everstep.model.reason import Reason
+from everstep.system.procfs import PROC
 
 
 class Limits(BaseModel):
@@ -66,7 +67,7 @@ class Site:
     """On which the agent listens."""
     state_dir: Path = Path("/var/lib/everstep")
     shm_dir: Path = Path("/dev/shm")
-    proc: Path = Path("/proc")
+    proc: Path = PROC
     sys: Path = Path("/sys")
     kernel_log: Path = Path("/dev/kmsg")
     kernel_log_tag: str = ""

@@ -13,7 +13,7 @@ from agent.state.disk import StateDisk
 from everstep.base.log_once import Once
 from everstep.errors import ConfigError
 from everstep.system import private_files as private
-from everstep.system.processes import boot_id
+from everstep.system.procfs import boot_id
 
 FILE = "monitor.json"
 

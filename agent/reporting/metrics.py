@@ -13,7 +13,7 @@ from everstep.decisions.detect.cpu_watch import CpuPerStep, CpuWatch
 from everstep.decisions.detect.metric_watch import MetricWatch, Series
 from everstep.errors import EverstepError
 from everstep.rank.step_reports import Flops, ReportFile
-from everstep.system.processes import main_thread_s
+from everstep.system.procfs import main_thread_s
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from google.protobuf import json_format
 
 from agent.state.live import LiveLines
 from agent.v1 import agent_pb2 as pb
-from everstep.system.processes import boot_id
+from everstep.system.procfs import boot_id
 
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine."""

@@ -25,7 +25,7 @@ from agent.statuses import status_of
 from everstep.errors import AgentError, ConfigError, EverstepError, Fenced, UnknownJob
 from everstep.model.job import JOB_NAME, REPLAY_NAME, owner_of
 from everstep.model.run_id import is_older
-from everstep.system.processes import boot_id
+from everstep.system.procfs import boot_id
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply", bound=Message)

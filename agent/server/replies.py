@@ -7,8 +7,9 @@ import math
 from agent.jobs.job_ranks import to_exit
 from agent.jobs.job_runner import JobRunner
 from agent.state.job_record import RankRecord
-from agent.tracer.processes import STOPPED, state_of
+from agent.tracer.processes import STOPPED
 from agent.v1 import agent_pb2 as pb
+from everstep.system.procfs import state_of
 
 
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:

@@ -32,7 +32,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
 from everstep.model.run_id import is_older
 from everstep.system.memory import free, memory_available
-from everstep.system.processes import boot_id, is_alive
+from everstep.system.procfs import boot_id, is_alive
 
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0

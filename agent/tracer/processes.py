@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from everstep.decisions.blame.hang.stacks import ProcessRole
-from everstep.system.processes import PROC, ProcessInfo, living, look
+from everstep.system import procfs
+from everstep.system.procfs import ProcessInfo, living
 
 TRACING = "t"
 """State of a process that somebody looks into just now: it goes on when that is over."""
@@ -19,7 +18,6 @@ NAMES = {"pt_data_worker": ProcessRole.DATA_LOADER, "pt_elastic": ProcessRole.LA
 """Names that torch gives its processes."""
 OF_LIBRARIES = (b"gloo_", b"pt_", b"nccl", b"NCCL", b"cuda")
 """Threads of libraries, by the beginnings of their names: gloo's wakes 80 times a second whatever its rank does."""
-TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class FamilyMember(NamedTuple):
@@ -77,38 +75,8 @@ def _below(pid: int, children: Mapping[int, Iterable[int]]) -> set[int]:
 
 def used(pid: int) -> Used:
     """What a process has used up; what may not be asked is as if nothing were."""
-    folder = PROC / str(pid)
-    try:
-        fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-        cpu_s = (int(fields[11]) + int(fields[12])) * TICKS_S
-    except OSError:
+    process = procfs.process_of(pid)
+    if process is None:
         return Used()
-    waited_s, io_bytes = 0.0, -1
-    try:
-        waited_s = int((folder / "schedstat").read_bytes().split()[1]) / 1e9
-        lines = (folder / "io").read_bytes().splitlines()
-        io_bytes = sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
-    except (OSError, IndexError):
-        pass
-    return Used(cpu_s, waited_s, io_bytes, sum(_switches(folder, pid)))
-
-
-def _switches(folder: Path, pid: int) -> Iterator[int]:
-    try:
-        threads = [int(entry.name) for entry in (folder / "task").iterdir()]
-    except OSError:
-        return
-    for thread in threads:
-        try:
-            lines = (folder / "task" / str(thread) / "status").read_bytes().splitlines()
-        except OSError:
-            continue
-        name = lines[0].partition(b"\t")[2]
-        if thread == pid or not name.startswith(OF_LIBRARIES):
-            yield next((int(one.split()[1]) for one in lines if one.startswith(b"voluntary_ctxt_switches:")), 0)
-
-
-def state_of(pid: int, ticks: int) -> str:
-    """State of the process that started then, one letter; empty: it is gone."""
-    found = look(pid)
-    return found.state if found is not None and found.start == ticks else ""
+    _, waited_s = procfs.main_thread_s(pid) or (0.0, 0.0)
+    return Used(process.cpu_s, waited_s, procfs.io_bytes(pid), procfs.voluntary_switches(pid, OF_LIBRARIES))

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import structlog
 
-from agent.tracer.processes import STOPPED, TRACING, state_of
+from agent.tracer.processes import STOPPED, TRACING
+from everstep.system.procfs import state_of
 
 LEAST_S = 0.2
 """Time that a dump has at least, seconds."""

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from agent.tracer import stack_dump
 from agent.tracer.control_plane import flight_record
-from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, state_of, used
+from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, used
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CannotLook
+from everstep.system.procfs import state_of
 
 LIMIT_S = 5.0
 """One look takes no longer, where nobody says how long it may take."""

@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from controlplane.local import mounts, ports, procfs, readiness, stopping
+from controlplane.local import cluster_processes, mounts, ports, readiness, stopping
 from controlplane.local.cluster_file import ClusterFile, everstep_home, kept_settings
 from controlplane.local.commands import Commands
 from controlplane.local.lock import lock
@@ -124,7 +124,7 @@ def _temporal(home: Path, progress: Progress) -> TemporalChoice:
     with suppress(OSError, ValueError):
         plan = ClusterPlan.load(home)
         embedded = [Path(entry.argv[0]) for entry in plan.processes if entry.kind == "temporal"]
-        if embedded and procfs.of_cluster(plan.cluster_id):
+        if embedded and cluster_processes.of_cluster(plan.cluster_id):
             return TemporalChoice("running", binary=embedded[0])
     return find(progress)
 
@@ -148,7 +148,7 @@ def _describe(
     home = ClusterFile.home_of(name).resolve()
     before = _earlier(home)
     identifier = _identifier(home)
-    if before and procfs.of_cluster(identifier):
+    if before and cluster_processes.of_cluster(identifier):
         machines = max(machines, len(before.machines) - before.standbys)
         at_most = max(at_most, before.at_most)
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
@@ -289,7 +289,7 @@ def _supervised(home: Path) -> set[str]:
 
 def _start_supervisor(cluster: ClusterFile, progress: Progress) -> None:
     if running := supervisor_of(cluster.home):
-        procfs.send(running, signal.SIGHUP)
+        cluster_processes.send(running, signal.SIGHUP)
         return
     progress("starting the supervisor")
     with open(cluster.home / "logs" / "supervisor.log", "ab", opener=private.open_file) as log:
@@ -348,22 +348,22 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
 def _stop(home: Path, progress: Progress) -> bool:
     """Stop what runs, by the supervisor or in its place; needs none of the cluster's files."""
     cluster_id, running, before = _identifier(home), supervisor_of(home), _earlier(home)
-    found = bool(running or procfs.of_cluster(cluster_id))
+    found = bool(running or cluster_processes.of_cluster(cluster_id))
     if running:
-        procfs.send(running, signal.SIGTERM)
+        cluster_processes.send(running, signal.SIGTERM)
         _follow_stopping(home, running, progress)
-    if procfs.of_cluster(cluster_id):  # its supervisor was dead: do its work
+    if cluster_processes.of_cluster(cluster_id):  # its supervisor was dead: do its work
         stopping.stop_all(State.load(home), cluster_id, progress)
     (home / "state.json").unlink(missing_ok=True)
     mounts.unmount(home)  # of a drill that was killed
     for shm in {SHM_ROOT / cluster_id, FORMER_SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
         stopping.remove_shared_memory(shm)
-    if left := procfs.of_cluster(cluster_id):
+    if left := cluster_processes.of_cluster(cluster_id):
         raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")
     return found
 
 
-def _follow_stopping(home: Path, supervisor: procfs.Process, progress: Progress) -> None:
+def _follow_stopping(home: Path, supervisor: cluster_processes.Process, progress: Progress) -> None:
     said = "running"
 
     def gone() -> bool:
@@ -372,24 +372,24 @@ def _follow_stopping(home: Path, supervisor: procfs.Process, progress: Progress)
         if phase not in (said, "running"):
             said = phase
             progress(phase)
-        return not procfs.alive(supervisor)
+        return not cluster_processes.alive(supervisor)
 
     if not readiness.holds(gone, STOP_LIMIT_S):
         progress("the supervisor does not end: it is killed")
-        procfs.send(supervisor, signal.SIGKILL)
-        procfs.wait_gone([supervisor], 5.0)
+        cluster_processes.send(supervisor, signal.SIGKILL)
+        cluster_processes.wait_gone([supervisor], 5.0)
 
 
-def supervisor_of(home: Path) -> procfs.Process | None:
+def supervisor_of(home: Path) -> cluster_processes.Process | None:
     """The living supervisor of a cluster's folder, or None."""
     supervisor = State.load(home).supervisor
-    return supervisor if supervisor.pid and procfs.alive(supervisor) else None
+    return supervisor if supervisor.pid and cluster_processes.alive(supervisor) else None
 
 
 def processes(cluster: ClusterFile) -> dict[str, int]:
     """Name → pid of the cluster's own processes that live: ``temporal``, ``worker-0``, ``agent-m0``, …"""
     state = State.load(cluster.home)
-    return {name: running.pid for name, running in state.processes.items() if procfs.alive(running.process)}
+    return {name: running.pid for name, running in state.processes.items() if cluster_processes.alive(running.process)}
 
 
 def restart_counts(cluster: ClusterFile) -> dict[str, int]:

@@ -29,7 +29,7 @@ def template_command(socket: Path) -> list[str]:
     """How the template is started from which the agents' fork servers are forked."""
     program = Path(launcher.__file__).resolve().with_name("template.py")
     command = [sys.executable, "-P", str(program), "--listen", str(socket)]
-    return [*command, "--everstep", str(program.parents[2]), "--room", " " * TEMPLATE_ROOM]
+    return [*command, "--room", " " * TEMPLATE_ROOM]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from controlplane.local import ports, procfs
+from controlplane.local import cluster_processes, ports
 from controlplane.local.cluster import supervisor_of
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.lock import lock
@@ -44,7 +44,7 @@ def grow(name: str, machines: int) -> None:
             plan.addresses.append(machine.address)
         plan.save(home)  # first: who reads the list may rely on their being started
         cluster.save()
-        procfs.send(supervisor, signal.SIGHUP)
+        cluster_processes.send(supervisor, signal.SIGHUP)
 
 
 def _agent(like: ProcessPlan, other: Machine, machine: Machine) -> ProcessPlan:

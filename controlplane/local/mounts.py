@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.errors import ClusterError
+from everstep.system import procfs
 
-TABLE = Path("/proc/self/mounts")
 SOURCE = "everstep"
 """What the table of mounts calls ours; others are left alone."""
 
@@ -19,12 +18,10 @@ SOURCE = "everstep"
 def below(folder: Path) -> list[Path]:
     """What of ours is mounted at a folder or below it, the deepest first."""
     try:
-        lines = os.fsdecode(TABLE.read_bytes()).splitlines()
+        ours = [Path(mount.point) for mount in procfs.mounts().values() if mount.source == SOURCE]
     except OSError:
         return []
-    ours = [fields for line in lines if (fields := line.split())[:1] == [SOURCE]]
-    places = {Path(_unescaped(fields[1])) for fields in ours}
-    inside = [place for place in places if place.is_relative_to(folder)]
+    inside = [place for place in ours if place.is_relative_to(folder)]
     return sorted(inside, key=lambda place: (-len(place.parts), place))
 
 
@@ -104,7 +101,3 @@ def _run(*command: str) -> str:
     except OSError as error:
         return str(error)
     return (done.stderr.strip() or f"{command[0]} ended with code {done.returncode}") if done.returncode else ""
-
-
-def _unescaped(place: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place)

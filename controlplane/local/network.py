@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from everstep.errors import ClusterError
+from everstep.system.procfs import PROC, network_namespace
 
 CONTROL = "control"
 """Name of the control host."""
@@ -46,7 +47,7 @@ class Network:
     def __init__(self, machines: Mapping[str, str], control: str) -> None:
         self.machines = dict(machines)
         self.control = control
-        owner = procfs.identify(os.getpid())
+        owner = cluster_processes.identify(os.getpid())
         assert owner is not None
         self._tag = f"everstep-{owner.pid}-{owner.start}-{next(_made)}"
 
@@ -109,14 +110,14 @@ class Network:
         """Let the control host bind addresses of the machines, to see which of their ports are free.
 
         Raises:
-            ClusterError: /proc/sys cannot be written to.
+            ClusterError: the setting cannot be changed.
         """
-        self.run(CONTROL, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
+        self.run(CONTROL, "sh", "-c", f"echo 1 > {PROC}/sys/net/ipv4/ip_nonlocal_bind")
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """This thread, and all threads and processes that it starts, are on the control host."""
-        with Path("/proc/thread-self/ns/net").open("rb") as before:
+        with network_namespace().open("rb") as before:
             with (NAMED / self.name(CONTROL)).open("rb") as there:
                 _enter(there.fileno())
             try:
@@ -209,7 +210,7 @@ def remove_stale() -> None:
     networks: dict[str, list[str]] = {}
     for path in NAMED.glob("everstep-*"):
         found = _NAME.fullmatch(path.name)
-        if found and not procfs.alive(procfs.Process(int(found[2]), int(found[3]))):
+        if found and not cluster_processes.alive(cluster_processes.Process(int(found[2]), int(found[3]))):
             networks.setdefault(found[1], []).append(path.name)
     for names in networks.values():
         if not any(map(_pids, names)):
@@ -224,10 +225,10 @@ def _pids(name: str) -> list[int]:
 
 def _remove(name: str) -> list[int]:
     """Remove a namespace with every process in it but this one."""
-    found = [process for pid in _pids(name) if (process := procfs.identify(pid))]
+    found = [process for pid in _pids(name) if (process := cluster_processes.identify(pid))]
     for process in found:
-        procfs.send(process, signal.SIGKILL)
-    procfs.wait_gone(found, SETTLE_S)
+        cluster_processes.send(process, signal.SIGKILL)
+    cluster_processes.wait_gone(found, SETTLE_S)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return [process.pid for process in found]
 

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from controlplane.local import procfs
-from controlplane.local.procfs import Process
+from controlplane.local import cluster_processes
+from controlplane.local.cluster_processes import Process
 from everstep.system import private_files as private
-from everstep.system.processes import boot_id
+from everstep.system.procfs import boot_id
 
 Kind = Literal["temporal", "worker", "agent", "template", "ledger"]
 
@@ -114,7 +114,7 @@ class State:
 
 def hold(home: Path, name: str) -> None:
     """Keep a process of the plan down once it is dead, until :func:`let_go`, or until the caller dies."""
-    holder = procfs.identify(os.getpid())
+    holder = cluster_processes.identify(os.getpid())
     assert holder is not None
     private.replace(private.make_folder(home / "held") / name, f"{holder.pid} {holder.start}")
 
@@ -128,6 +128,6 @@ def is_held(home: Path, name: str) -> bool:
     """Whether somebody who lives wants a process to stay down."""
     try:
         pid, start = (home / "held" / name).read_text().split()
-        return procfs.alive(Process(int(pid), int(start)))
+        return cluster_processes.alive(Process(int(pid), int(start)))
     except (OSError, ValueError):
         return False

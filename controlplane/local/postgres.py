@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from controlplane.local import procfs
+from controlplane.local.cluster_processes import Process, alive, identify
 from everstep.errors import ClusterError
 
 HOW_TO_INSTALL = (
@@ -58,7 +58,7 @@ def remove_stale() -> None:
     """Remove the folders of those who died before they could, unless a server runs there."""
     for path in FOLDER.glob("evpg-*"):
         found = _NAME.fullmatch(path.name)
-        if found and not procfs.alive(procfs.Process(int(found[1]), int(found[2]))) and not _served(path):
+        if found and not alive(Process(int(found[1]), int(found[2]))) and not _served(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -67,7 +67,7 @@ def _served(home: Path) -> bool:
         pid = int((home / "data" / "postmaster.pid").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return False
-    return procfs.identify(pid) is not None
+    return identify(pid) is not None
 
 
 class Postgres:
@@ -84,7 +84,7 @@ class Postgres:
         self.programs, self.who = found, unprivileged()
         # Short: the path of a unix socket has 107 characters at most.
         remove_stale()
-        owner = procfs.identify(os.getpid())
+        owner = identify(os.getpid())
         assert owner is not None
         self.home = Path(tempfile.mkdtemp(prefix=f"evpg-{owner.pid}-{owner.start}-", dir=FOLDER))
         self.data = str(self.home / "data")

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agent.monitor.kernel.shared import begin_anew
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.plan import State, hold, let_go
 from everstep.errors import ClusterError
@@ -85,13 +85,13 @@ def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], bool
         if not found:
             return killed_ns
         for process in found:
-            procfs.send(process, signal.SIGKILL)
-        procfs.wait_gone(found, 1.0)
+            cluster_processes.send(process, signal.SIGKILL)
+        cluster_processes.wait_gone(found, 1.0)
     left = sorted(process.pid for process in _processes(cluster, machines))
-    raise ClusterError(f"processes {left} of {', '.join(machines)} cannot be killed; look at their state in /proc")
+    raise ClusterError(f"processes {left} of {', '.join(machines)} cannot be killed; see what state they are in")
 
 
-def _stop_when(found: Sequence[procfs.Process], when: Callable[[], bool]) -> None:
+def _stop_when(found: Sequence[cluster_processes.Process], when: Callable[[], bool]) -> None:
     """Stop processes at a moment; where they stopped too late they go on."""
     while True:
         while not when():
@@ -99,27 +99,27 @@ def _stop_when(found: Sequence[procfs.Process], when: Callable[[], bool]) -> Non
         it_is = False
         try:
             for process in found:
-                procfs.send(process, signal.SIGSTOP)
-            procfs.wait_stopped(found, STOP_LIMIT_S)
+                cluster_processes.send(process, signal.SIGSTOP)
+            cluster_processes.wait_stopped(found, STOP_LIMIT_S)
             it_is = when()
         finally:
             if not it_is:
                 for process in found:
-                    procfs.send(process, signal.SIGCONT)
+                    cluster_processes.send(process, signal.SIGCONT)
         if it_is:
             return
 
 
-def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[procfs.Process]:
+def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[cluster_processes.Process]:
     """Everything of the machines, the agents first: a machine without power tells nobody how its ranks ended."""
     agents = {running.pid for name, running in State.load(cluster.home).processes.items() if name.startswith("agent-")}
     pids = {
         pid
         for name in machines
-        for pid in procfs.of_machine(cluster.id, name, state_folder(cluster, name), cluster.shm / name)
+        for pid in cluster_processes.of_machine(cluster.id, name, state_folder(cluster, name), cluster.shm / name)
     }
     ordered = sorted(pids, key=lambda pid: (pid not in agents, pid))
-    return [process for pid in ordered if (process := procfs.identify(pid))]
+    return [process for pid in ordered if (process := cluster_processes.identify(pid))]
 
 
 def _empty(folder: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from controlplane.local import mounts, procfs
+from controlplane.local import cluster_processes, mounts
 from controlplane.local.plan import STOP_ORDER, Kind, State
 from everstep.system import private_files as private
 
@@ -40,25 +40,29 @@ def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
             spared.add(state.supervisor_pid)
             kill_all(cluster_id, spared)
         processes = [entry.process for entry in state.processes.values() if entry.kind == kind]
-        if any(map(procfs.alive, processes)):
+        if any(map(cluster_processes.alive, processes)):
             say(NAMES[kind])
         for process in processes:
-            procfs.send(process, signal.SIGTERM)
-        for process in procfs.wait_gone(processes, GRACE_S[kind]):
-            procfs.send(process, signal.SIGKILL)
-        procfs.wait_gone(processes, 5.0)
+            cluster_processes.send(process, signal.SIGTERM)
+        for process in cluster_processes.wait_gone(processes, GRACE_S[kind]):
+            cluster_processes.send(process, signal.SIGKILL)
+        cluster_processes.wait_gone(processes, 5.0)
     kill_all(cluster_id, {state.supervisor_pid})
 
 
 def kill_all(cluster_id: str, spared: set[int]) -> None:
     """SIGKILL every process of a cluster but the spared ones and the caller's own ancestors."""
     for _ in range(ROUNDS):
-        found = {process for pid in procfs.of_cluster(cluster_id) - spared if (process := procfs.identify(pid))}
+        found = {
+            process
+            for pid in cluster_processes.of_cluster(cluster_id) - spared
+            if (process := cluster_processes.identify(pid))
+        }
         if not found:
             return
         for process in found:
-            procfs.send(process, signal.SIGKILL)
-        procfs.wait_gone(found, 1.0)
+            cluster_processes.send(process, signal.SIGKILL)
+        cluster_processes.wait_gone(found, 1.0)
 
 
 HOME_FILE = ".home"
@@ -94,7 +98,7 @@ def remove_stale(root: Path) -> list[Path]:
     """
     candidates = [path for path in root.glob("*-" + "[0-9a-f]" * 8) if path.is_dir()]
     stale = [path for path in candidates if path.stat().st_uid == os.getuid() and not _has_home(path)]
-    living = procfs.cluster_ids() if stale else {}
+    living = cluster_processes.cluster_ids() if stale else {}
     stale = [path for path in stale if path.name not in living]
     for path in stale:
         remove_shared_memory(path)

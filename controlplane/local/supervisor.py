@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from controlplane.local import ports, procfs
+from controlplane.local import cluster_processes, ports
 from controlplane.local.plan import ClusterPlan, ProcessPlan, Running, State, is_held
 from controlplane.local.stopping import make_shared_memory, remove_shared_memory, stop_all
 from everstep.rank import environment
@@ -61,7 +61,7 @@ class Supervisor:
 
     def begin(self) -> None:
         """Adopt what runs and start what does not."""
-        me = procfs.identify(os.getpid())
+        me = cluster_processes.identify(os.getpid())
         assert me is not None
         self.state.supervisor_pid, self.state.supervisor_start = me
         self.state.phase = "running"
@@ -103,7 +103,7 @@ class Supervisor:
             running = self.state.processes.get(plan.name)
             if running and plan.name in self._watched and plan != before.get(plan.name, plan):
                 self._log(f"{plan.name} (pid {running.pid}) shall run otherwise: ended, to start anew")
-                procfs.send(running.process, signal.SIGTERM)
+                cluster_processes.send(running.process, signal.SIGTERM)
 
     def _own_addresses(self) -> None:
         """Keep other clusters from choosing an address while whoever listens there is restarted."""
@@ -121,14 +121,14 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _adopt(self) -> None:
-        known = {running.pid for running in self.state.processes.values() if procfs.alive(running.process)}
+        known = {running.pid for running in self.state.processes.values() if cluster_processes.alive(running.process)}
         if not known:
             self.state.processes = {}  # of an earlier life: its counts say nothing about this one
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
             if running is None or running.pid not in known:
                 # A supervisor that was killed right after it started something had no time to write it down.
-                if not (found := procfs.find_command(self.plan.cluster_id, plan.argv, known)):
+                if not (found := cluster_processes.find_command(self.plan.cluster_id, plan.argv, known)):
                     continue
                 known.add(found.pid)
                 running = Running(*found, plan.kind, running.restarts + 1 if running else 0)
@@ -137,11 +137,11 @@ class Supervisor:
             self._log(f"{plan.name} (pid {running.pid}) runs already: adopted")
         self.state.save(self.home)
 
-    def _watch(self, name: str, pid: int, adopted: procfs.Process | None = None) -> None:
+    def _watch(self, name: str, pid: int, adopted: cluster_processes.Process | None = None) -> None:
         self._began[name] = time.monotonic()
         with suppress(ProcessLookupError):  # gone already: _start_missing sees it
             descriptor = os.pidfd_open(pid)
-            if adopted and not procfs.alive(adopted):
+            if adopted and not cluster_processes.alive(adopted):
                 os.close(descriptor)  # its number is another's by now
                 return
             self._selector.register(descriptor, selectors.EVENT_READ, name)
@@ -185,7 +185,7 @@ class Supervisor:
             self._log(f"{plan.name} cannot be started: {plan.argv[0]}: {error}")
             self._due[plan.name] = time.monotonic() + LONGEST_WAIT_S
             return
-        identity = procfs.identify(pid) or procfs.Process(pid, 0)
+        identity = cluster_processes.identify(pid) or cluster_processes.Process(pid, 0)
         restarts = before.restarts + 1 if before else 0
         self.state.processes[plan.name] = Running(*identity, plan.kind, restarts)
         self.state.save(self.home)

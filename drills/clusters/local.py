@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from controlplane.client import Control
 from controlplane.local import cluster as local
-from controlplane.local import mounts, procfs
+from controlplane.local import cluster_processes, mounts
 from controlplane.local.cluster_file import ClusterFile
 from drills.observe.processes import Tree
 from everstep.errors import ClusterError, NoCluster, TreeUnknown
@@ -130,7 +130,7 @@ class DrillCluster:
         return local.processes(self.file)
 
     def tree(self) -> Tree:
-        """What may be looked at in /proc: everything below the cluster's supervisor, if it is there."""
+        """The processes that may be observed: everything below the cluster's supervisor, if it is there."""
         supervisor = local.supervisor_of(self.home)
         return Tree(supervisor.pid if supervisor else 0)
 
@@ -142,14 +142,16 @@ class DrillCluster:
     async def _down(self) -> None:
         seen = set()
         with suppress(TreeUnknown):  # it never came up: what carries the cluster's id is looked for below
-            seen = {found for pid in self.tree().pids() if (found := procfs.identify(pid))}
+            seen = {found for pid in self.tree().pids() if (found := cluster_processes.identify(pid))}
         try:
             await asyncio.to_thread(local.down, self.name, progress=self.say)
         finally:
             self._restore()
-        self.leaked = [f"process {process.pid} after the cluster was down" for process in seen if procfs.alive(process)]
+        self.leaked = [
+            f"process {process.pid} after the cluster was down" for process in seen if cluster_processes.alive(process)
+        ]
         if hasattr(self, "file"):
-            left = procfs.of_cluster(self.file.id) - {process.pid for process in seen}
+            left = cluster_processes.of_cluster(self.file.id) - {process.pid for process in seen}
             self.leaked += [f"process {pid} after the cluster was down" for pid in sorted(left)]
             left_mounted = mounts.below(self.folder) + mounts.below(self.file.shm)
             self.leaked += [f"mount {path} after the cluster was down" for path in left_mounted]

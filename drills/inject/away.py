@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from controlplane.local import plan, procfs
+from controlplane.local import cluster_processes, plan
 from controlplane.local.network import Network
 from drills.clusters.network import LEDGER, NetworkCluster
 from drills.inject.context import DrillContext
@@ -87,8 +87,8 @@ async def down(context: DrillContext, names: list[str]) -> AsyncIterator[None]:
         context.mark(context.request.base, victims=[pids[name] for name in names])
     try:
         for name in names:
-            if process := procfs.identify(pids[name]):
-                procfs.send(process, signal.SIGKILL)
+            if process := cluster_processes.identify(pids[name]):
+                cluster_processes.send(process, signal.SIGKILL)
         yield
     finally:
         for name in names:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
-from controlplane.local import plan, procfs
+from controlplane.local import cluster_processes, plan
 from drills.inject import damage, standby
 from drills.inject.away import take_away
 from drills.inject.context import LOOK_S, DrillContext
@@ -18,13 +18,14 @@ from drills.inject.full_disks import fill_disk, fill_memory
 from drills.inject.slowness import slow_down
 from drills.inject.updates import ask_for_update
 from drills.observe.observed import Absorbed
-from drills.observe.processes import await_rank_of, children
+from drills.observe.processes import await_rank_of
 from drills.spec.catalogue import AWAY, DEVICES, SLOWED, UPDATES
 from drills.spec.loss import hung_machines
 from drills.spec.request import DrillRequest
 from drills.spec.settings import SILENT_S
 from everstep.errors import CannotInject, ClusterError
 from everstep.rank import drill_faults as faults
+from everstep.system.procfs import children
 
 LAUNCH_LIMIT_S = 60.0
 TRANSFER_LIMIT_S = 60.0
@@ -118,7 +119,7 @@ async def _kill_in_launch(context: DrillContext) -> None:
     """Kill the agent as soon as its fork server forked the first rank of the next generation."""
     await context.reach(1, [context.target])
     fork_server = await context.fork_server(context.target)
-    known = set(children(fork_server))
+    known = children(fork_server) or set()
     while faults.fired(context.planned.plan, context.planned.ranks[0]) is None:  # noqa: ASYNC110 - a rank says so, by a file
         await asyncio.sleep(LOOK_S)
     before = context.agent(context.target)
@@ -152,17 +153,17 @@ async def _kill_in_transfer(context: DrillContext) -> None:
 async def _hang(context: DrillContext) -> None:
     """Stop the agent of the struck machine for some seconds while backups flow to it."""
     await context.reach(context.request.at_step)
-    agent = procfs.identify(context.agent(context.target))
+    agent = cluster_processes.identify(context.agent(context.target))
     if agent is None:
         raise ClusterError(f"the agent of {context.target.name} is gone")
     others = [machine for machine in context.machines if machine is not context.target]
     stopped_ns = time.time_ns()
     try:
         context.mark(context.request.base, time_ns=stopped_ns)
-        procfs.send(agent, signal.SIGSTOP)
+        cluster_processes.send(agent, signal.SIGSTOP)
         await context.listen(context.request.seconds, others)
     finally:
-        procfs.send(agent, signal.SIGCONT)
+        cluster_processes.send(agent, signal.SIGCONT)
     context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
 
 
@@ -170,18 +171,18 @@ async def _hang_several(context: DrillContext) -> None:
     """Stop the agents of several machines, then kill a rank of another one; then let them go on."""
     await context.reach(context.request.at_step)
     names = hung_machines(context.request, context.spec)
-    hung = [procfs.identify(context.agent(one)) for one in context.machines if one.name in names]
+    hung = [cluster_processes.identify(context.agent(one)) for one in context.machines if one.name in names]
     agents = [agent for agent in hung if agent is not None]
     stopped_ns = time.time_ns()
     try:
         for agent in agents:
-            procfs.send(agent, signal.SIGSTOP)
+            cluster_processes.send(agent, signal.SIGSTOP)
         context.mark(context.request.base, time_ns=stopped_ns, victims=names)
         await context.second_fault(exact=False)
         await asyncio.sleep(context.request.seconds)
     finally:
         for agent in agents:
-            procfs.send(agent, signal.SIGCONT)
+            cluster_processes.send(agent, signal.SIGCONT)
     context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from controlplane.local import mounts, power, procfs, readiness
+from controlplane.local import cluster_processes, mounts, power, readiness
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from drills.inject.found import await_finding, await_told
 from everstep.errors import ClusterError
@@ -76,7 +76,7 @@ async def fill_memory(context: DrillContext) -> None:
     """Let the machine's own slots be all that its shared memory has room for; then kill who needs the backups there."""
     if context.request.parks:
         return  # it was too small from the beginning
-    agent = procfs.identify(context.agent(context.target))
+    agent = cluster_processes.identify(context.agent(context.target))
     if agent is None:
         raise ClusterError(f"the agent of {context.target.name} is gone")
     ranks = context.spec.topology().ranks(context.machines.index(context.target))
@@ -86,7 +86,7 @@ async def fill_memory(context: DrillContext) -> None:
         START_LIMIT_S,
         f"the ranks of {context.target.name} were not started",
     )
-    procfs.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
+    cluster_processes.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
     try:
         slots = [own_slots(memory_of(context) / context.spec.name, rank) for rank in ranks]
         await context.until(
@@ -98,7 +98,7 @@ async def fill_memory(context: DrillContext) -> None:
         mounts.shrink(memory_of(context), SPARE + REPORTS * len(ranks))
         context.mark("shm-full")
     finally:
-        procfs.send(agent, signal.SIGCONT)
+        cluster_processes.send(agent, signal.SIGCONT)
     step = await context.held_up()
     await context.listen(SAID_LIMIT_S, enough=lambda: bool(context.seen.said))
     every = context.spec.checkpoint.disk_every_steps

@@ -1,4 +1,4 @@
-"""What is known after a drill: gathered from Temporal, the agents, the ledger and /proc."""
+"""What is known after a drill: gathered from Temporal, the agents, the ledger and the processes."""
 
 from __future__ import annotations
 

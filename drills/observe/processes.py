@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +12,10 @@ from typing import NamedTuple
 import psutil
 
 from everstep.errors import TreeUnknown
-from everstep.system.processes import ProcessInfo, is_alive, living
+from everstep.system.procfs import ProcessInfo, children, is_alive, living, open_files, process_of
 
 SAMPLE_S = 0.1
-"""Between two looks at /proc; what comes and goes in between is seen by what ranks write at their start."""
+"""Between two samples; what comes and goes in between is seen by what ranks write at their start."""
 _RANK = re.compile(r"everstep r(\d+)")
 _STORE = re.compile(r"everstep s\d+")
 _OUTPUT = re.compile(r"/machines/([^/]+)/jobs/([^/]+)/")
@@ -39,10 +37,10 @@ class RankPlace(NamedTuple):
 
 def place_of(pid: int) -> RankPlace:
     """Of a rank's process: what it prints to tells."""
+    files = open_files(pid)
     for descriptor in (1, 2):
-        with suppress(OSError):
-            if found := _OUTPUT.search(str(Path(f"/proc/{pid}/fd/{descriptor}").readlink())):
-                return RankPlace(found[2], found[1])
+        if found := _OUTPUT.search(files.get(descriptor, "")):
+            return RankPlace(found[2], found[1])
     return RankPlace()
 
 
@@ -171,23 +169,13 @@ class CopyWatch(threading.Thread):
         self.join()
 
 
-def children(pid: int) -> list[int]:
-    """Children of a process with one thread."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
 def await_rank_of(fork_server: int, known: set[int], limit_s: float) -> int | None:
     """Wait, busily, until a fork server has forked a rank that was not known; its pid."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        for pid in children(fork_server):
-            if pid not in known:
-                with suppress(OSError):
-                    if _RANK.fullmatch(os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes()).strip()):
-                        return pid
+        for pid in (children(fork_server) or set()) - known:
+            if (process := process_of(pid)) and _RANK.fullmatch(process.name):
+                return pid
         time.sleep(0.0005)
     return None
 

@@ -27,8 +27,8 @@ from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import job_workflow_id
 from everstep.model.version import JobVersion
-from everstep.system.processes import is_alive
-from everstep.system.processes import pids as all_pids
+from everstep.system import procfs
+from everstep.system.procfs import is_alive
 
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
@@ -208,7 +208,9 @@ def processes(cluster: DrillCluster) -> list[ClusterProcess]:
             continue
         server = named.get(process.parent) == LEDGER  # it forks a process for each connection
         name = "of the ledger" if server else named.get(process.pid) or _kind(process.pid, process.name)
-        found.append(ClusterProcess(process.pid, name, _own_memory_mb(process.pid), descriptors(process.pid)))
+        found.append(
+            ClusterProcess(process.pid, name, procfs.anonymous_bytes(process.pid) / 2**20, descriptors(process.pid))
+        )
     return found
 
 
@@ -223,14 +225,6 @@ def _kind(pid: int, name: str) -> str:
             return "fork server"
         return f"unknown: {command[:100]}"
     return "gone"
-
-
-def _own_memory_mb(pid: int) -> float:
-    with suppress(OSError):
-        for line in os.fsdecode(Path(f"/proc/{pid}/status").read_bytes()).splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def descriptors(pid: int) -> int:
@@ -280,15 +274,7 @@ def _shared(folder: Path) -> set[str]:
 
 
 def _is_held(path: str) -> bool:
-    for pid in all_pids():
-        with suppress(OSError):
-            if os.fsencode(path) in Path(f"/proc/{pid}/maps").read_bytes():
-                return True
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    if str(descriptor.readlink()) == path:
-                        return True
-    return False
+    return any(procfs.has_mapped(pid, Path(path)) or path in procfs.open_files(pid).values() for pid in procfs.pids())
 
 
 def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from shlex import quote
 
 from everstep.errors import ConfigError
+from everstep.system import procfs
 
 PIECE = 1 << 20
 """Bytes that are read at once."""
 STANDARD_INPUT = "-"
-HANDED = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")
+HANDED = ("/dev/fd/", f"{procfs.PROC}/self/fd/", "/dev/stdin")
 """Pipes that a shell has opened, as for ``<(…)``: somebody writes them."""
 GZIP = b"\x1f\x8b"
 

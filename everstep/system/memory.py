@@ -6,9 +6,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from everstep.system.procfs import PROC, cgroups, meminfo
+
 CGROUPS = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
-MY_CGROUP = Path("/proc/self/cgroup")
 
 
 def free(path: Path) -> int:
@@ -25,9 +25,7 @@ def memory_available() -> int:
 
     Shared memory counts against the cgroup of who touches it first; beyond the limit the kernel kills.
     """
-    rows = (line.split() for line in MEMINFO.read_text().splitlines())
-    meminfo = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
-    return min([meminfo.get("MemAvailable", 0), *_left_in_cgroups()])
+    return min([meminfo(PROC).get("MemAvailable", 0), *_left_in_cgroups()])
 
 
 def _left_in_cgroups() -> list[int]:
@@ -45,17 +43,12 @@ def _left_in_cgroups() -> list[int]:
 def _limited() -> list[tuple[Path, str, str]]:
     """The cgroups of this process, from its own to the root, of version 2 and 1."""
     found = []
-    try:
-        lines = MY_CGROUP.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
+    for controllers, name in cgroups(PROC):
         own = Path(name.lstrip("/"))
         for relative in (own, *own.parents):
-            if controllers == "":
+            if not controllers:
                 found.append((CGROUPS / relative, "memory.max", "memory.current"))
-            elif "memory" in controllers.split(","):
+            elif "memory" in controllers:
                 found.append((CGROUPS / "memory" / relative, "memory.limit_in_bytes", "memory.usage_in_bytes"))
     return found
 

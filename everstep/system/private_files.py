@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from everstep.errors import ConfigError
+from everstep.system import procfs
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -164,11 +165,7 @@ def _is_trusted(user: int) -> bool:
     """Root and ourselves; and, where a container does not show who root is, the owner of the system's folders."""
     if user in {0, os.geteuid()}:
         return True
-    with suppress(OSError, ValueError):
-        _, outside, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
-        if (outside, count) != (0, 2**32 - 1):
-            return user == int(Path("/proc/sys/kernel/overflowuid").read_text())
-    return False
+    return user == procfs.owner_of_hidden_files()
 
 
 def _name(uid: int) -> str:

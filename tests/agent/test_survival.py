@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agent.launcher.processes import start_ticks
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
+from everstep.system.procfs import start_ticks
 from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
 from tests.agent.counted import COUNTED, entries, first_pid, fork_server, let_end
 

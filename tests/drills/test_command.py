@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.cluster import SHM_ROOT
 from drills.sweep import SweepRow, run_sweep
 from everstep.model.incident import Symptom
@@ -88,11 +88,11 @@ async def test_a_drill_that_is_terminated_leaves_nothing(tmp_path: Path) -> None
             assert line, "the drill ended before its job was started"
         [home] = tmp_path.glob("everstep-drill-*/clusters/drill-*")  # noqa: ASYNC240
         identifier = json.loads((home / "cluster.json").read_text())["id"]
-        assert procfs.of_cluster(identifier)
+        assert cluster_processes.of_cluster(identifier)
         started.send_signal(signal.SIGTERM)
         await started.stderr.read()
         assert await started.wait() == 130
-    assert procfs.of_cluster(identifier) == set()
+    assert cluster_processes.of_cluster(identifier) == set()
     assert not home.exists()
     assert not (SHM_ROOT / identifier).exists()
 

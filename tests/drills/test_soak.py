@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
 from drills.soak.plan import GAP, How, SoakPlan
 
@@ -64,11 +64,11 @@ def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
     left = json.loads((folder / "cluster.json").read_text())
     described = Path(left["folder"]) / "clusters" / left["name"] / "cluster.json"
     cluster = ClusterFile.model_validate_json(described.read_text())
-    assert procfs.of_cluster(cluster.id)
+    assert cluster_processes.of_cluster(cluster.id)
 
     found = ended(soak(tmp_path, "--resume", str(folder)))
 
-    assert procfs.of_cluster(cluster.id) == set() and not cluster.shm.exists() and not described.exists()
+    assert cluster_processes.of_cluster(cluster.id) == set() and not cluster.shm.exists() and not described.exists()
     plan = SoakPlan.read(folder / "plan.json")
     assert {one.how for one in plan.episodes} == hows
     assert found["faults_tried"] == found["faults_survived"] == plan.faults >= faults

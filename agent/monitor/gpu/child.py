@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agent.monitor.gpu import reading
 from everstep.errors import EverstepError
+from everstep.system.procfs import PROC
 
 PR_SET_PDEATHSIG = 1
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -P -m agent.monitor.gpu.child", description=__doc__)
     parser.add_argument("--fake", type=Path, help="file that describes fake GPUs")
     parser.add_argument("--sys", type=Path, default=Path("/sys"))
-    parser.add_argument("--proc", type=Path, default=Path("/proc"))
+    parser.add_argument("--proc", type=Path, default=PROC)
     parser.add_argument("--parent", type=int, default=0, help="process id of the agent")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

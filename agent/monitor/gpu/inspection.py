@@ -19,7 +19,7 @@ from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, item_
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from everstep.model.health import Finding, Health
 from everstep.model.reason import Reason
-from everstep.system import processes
+from everstep.system import procfs
 
 JUDGES: tuple[GpuJudge, ...] = (
     available.recovery_action,
@@ -114,7 +114,7 @@ class GpuInspection(Inspection):
 
     def _read(self) -> GpusReading:
         pid, start = self.kept.get("stuck", (0, 0))
-        if pid and pid != self._process.pid and processes.is_alive(pid, start):
+        if pid and pid != self._process.pid and procfs.is_alive(pid, start):
             # An earlier agent started it; another process would wait for the same.
             raise GpusSilent(f"process {pid} still waits in the driver", stuck=True)
         return self._process.read(self.limits.answer_s, self.limits.start_s)
@@ -122,7 +122,7 @@ class GpuInspection(Inspection):
     def _hangs(self, silent: GpusSilent) -> Look:
         """What was found before still holds: nobody could look."""
         missed = self.kept["missed"] = self.kept.get("missed", 0) + 1
-        if silent.stuck and (stuck := processes.look(self._process.pid)):
+        if silent.stuck and (stuck := procfs.process_of(self._process.pid)):
             self.kept["stuck"] = [stuck.pid, stuck.start]
         reason, sure = available.HANGS, silent.stuck and missed >= FAULT_FROM_MISS
         verdict = reason.verdict if missed >= FAULT_FROM_MISS else Health.UNKNOWN

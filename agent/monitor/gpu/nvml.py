@@ -16,6 +16,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from agent.monitor.gpu import pci
 from agent.monitor.gpu.reading import FabricReading, GpuReading, GpusReading, GpuTrouble, NvLinkReading
+from everstep.system.procfs import PROC
 
 TROUBLES = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: GpuTrouble.LIBRARY_MISSING,
@@ -82,7 +83,7 @@ class NvmlReader:
         dev: Where /dev is.
     """
 
-    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> None:
+    def __init__(self, sys: Path = Path("/sys"), proc: Path = PROC, dev: Path = Path("/dev")) -> None:
         self._paths = sys, proc, dev
         self._open = False
 

@@ -7,14 +7,14 @@ gave it up does, where other GPUs have theirs.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from everstep.system.procfs import nvidia_driver, nvidia_gpus
 
 VENDOR = "0x10de"
 CLASSES = ("0x0300", "0x0302")
 """Display controllers with and without an output; the last two digits are the programming interface."""
 DRIVER = "nvidia"
-MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 def on_bus(sys: Path) -> dict[str, str]:
@@ -38,24 +38,19 @@ def on_bus(sys: Path) -> dict[str, str]:
 def expected(sys: Path, proc: Path, dev: Path) -> list[str]:
     """Places on PCI of the GPUs that should be readable here."""
     drivers = on_bus(sys)
-    given = [place for place, driver in drivers.items() if driver == DRIVER and _has_node(place, proc, dev)]
+    minors = {place: gpu.get("Device Minor") for place, gpu in nvidia_gpus(proc).items()}
+    given = [
+        place for place, driver in drivers.items() if driver == DRIVER and (dev / f"nvidia{minors.get(place)}").exists()
+    ]
     given_up = [place for place, driver in drivers.items() if not driver] if given else []
     return sorted([*given, *given_up])
 
 
 def worth_reading(sys: Path, proc: Path, dev: Path) -> bool:
     """Whether there is anything of an NVIDIA GPU here."""
-    return (proc / "driver/nvidia/version").exists() or (dev / "nvidiactl").exists() or bool(on_bus(sys))
+    return bool(nvidia_driver(proc)) or (dev / "nvidiactl").exists() or bool(on_bus(sys))
 
 
 def all_have_drivers(sys: Path) -> bool:
     """Whether each GPU on PCI has a driver: where NVML's library is missing too, they are for others to use."""
     return all(on_bus(sys).values())
-
-
-def _has_node(place: str, proc: Path, dev: Path) -> bool:
-    try:
-        minor = MINOR.search((proc / "driver/nvidia/gpus" / place / "information").read_text())
-    except OSError:
-        return False
-    return minor is not None and (dev / f"nvidia{minor[1]}").exists()

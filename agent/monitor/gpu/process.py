@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent.monitor.gpu.reading import GpusReading
 from everstep.errors import CannotLook
-from everstep.system import processes
+from everstep.system import procfs
 
 MODULE = "agent.monitor.gpu.child"
 DIES_S = 1.0
@@ -180,5 +180,5 @@ class GpuProcess:
 
     def _state(self) -> str:
         """Whether it waits in the kernel, for the evidence."""
-        found = processes.look(self.pid)
+        found = procfs.process_of(self.pid)
         return f"{self.pid} is in state {found.state}" if found else f"{self.pid} is gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 import time
@@ -12,6 +13,7 @@ from pydantic import Field
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.health import Remedy
 from everstep.model.reason import Reason
+from everstep.system import procfs
 
 STATE_FOLDER = Reason("state-folder", "the agent's state folder cannot be written", remedy=Remedy.FREE_SPACE)
 FILES = Reason("agent-files", "the agent has nearly as many files open as it may", remedy=Remedy.CHECK_SETUP)
@@ -37,14 +39,14 @@ class AgentInspection(Inspection):
         findings = []
         if problem := self.site.disk_problem():
             findings.append(self.finding(STATE_FOLDER, "", problem, text=f"the state folder: {problem}"))
-        files = sum(1 for _ in (self.site.proc / "self/fd").iterdir())
+        files = len(procfs.own_descriptors())
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if allowed != resource.RLIM_INFINITY and files > self.limits.files_share * allowed:
             findings.append(self.finding(FILES, "", f"{files} of {allowed} files are open"))
-        pages = int((self.site.proc / "self/statm").read_text().split()[1])
+        process = procfs.process_of(os.getpid())
         measures = {
             "process_cpu_seconds_total": time.process_time(),
-            "process_resident_memory_bytes": float(pages * resource.getpagesize()),
+            "process_resident_memory_bytes": float(process.resident_bytes if process else 0),
             "process_open_fds": float(files),
             "process_threads": float(threading.active_count()),
         }

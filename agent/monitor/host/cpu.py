@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.monitor import events
-from agent.monitor.host.procfiles import pressure
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
+from everstep.system.procfs import pressure
 
 OVERLOADED = Reason(
     "cpu-overload",
@@ -55,7 +55,7 @@ class CpuInspection(Inspection):
         now_ns = self.site.now_ns()
         online = os.sysconf("SC_NPROCESSORS_ONLN")
         most = self.kept["most"] = max(online, self.kept.get("most", 0))
-        waiting = pressure(self.site.proc, "cpu").get("some avg300", 0.0) / 100
+        waiting = pressure("cpu", self.site.proc).get("some avg300", 0.0) / 100
         findings = []
         if waiting >= self.limits.waiting_share:
             seen = f"some process waited for a processor {waiting:.0%} of the last 5 minutes"

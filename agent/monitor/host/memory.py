@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agent.monitor.host.procfiles import meminfo, pressure
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.base.text import size_text
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
 from everstep.system.memory import memory_available
+from everstep.system.procfs import meminfo, pressure
 
 LOW = Reason(
     "memory-low",
@@ -49,11 +49,11 @@ class MemoryInspection(Inspection):
         return dict(kept)
 
     def look(self) -> Look:
-        """Read /proc/meminfo."""
+        """Read the kernel's table."""
         table = meminfo(self.site.proc)
         total, available = table["MemTotal"], min(table["MemAvailable"], memory_available())
         most = self.kept["most"] = max(total, self.kept.get("most", 0))
-        stalled = pressure(self.site.proc, "memory")
+        stalled = pressure("memory", self.site.proc)
         findings = []
         if available < self.limits.available_share * total:
             seen = f"{size_text(available)} of {size_text(total)} available"

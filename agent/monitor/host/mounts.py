@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from everstep.errors import CannotLook
 from everstep.model.health import Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
+from everstep.system.procfs import Mount, mounts
 
 READ_ONLY = Reason(
     "fs-readonly",
@@ -69,37 +69,6 @@ class MountsLimits(Limits):
     """A network file system that does not answer within this time hangs, seconds."""
     required: list[str] = Field(default_factory=list)
     """Mount points that must be there. What else is mounted comes and goes, as volumes and home folders do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of /proc/self/mountinfo."""
-
-    point: str
-    kind: str
-    source: str
-    writable: bool
-
-
-def mounts(proc: Path) -> dict[str, Mount]:
-    """What is mounted now, by mount point; of several on one point the last.
-
-    Raises:
-        OSError: the table cannot be read.
-    """
-    found = {}
-    for line in (proc / "self/mountinfo").read_bytes().splitlines():
-        before, _, after = line.partition(b" - ")
-        fields, (kind, source, options) = before.split(), after.split(b" ", 2)
-        point = _name(fields[4])
-        writable = b"rw" in fields[5].split(b",") and b"rw" in options.split(b",")
-        found[point] = Mount(point, _name(kind), _name(source), writable)
-    return found
-
-
-def _name(field: bytes) -> str:
-    """A name of any bytes; spaces, tabs, newlines and backslashes are written in octal."""
-    return os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), field))
 
 
 class MountsInspection(Inspection):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
 from everstep.system.memory import oom_kills
+from everstep.system.procfs import process_of
 
 OOM_KILLS = Reason(
     "oom-kill-counted",
@@ -38,8 +38,6 @@ STOPPED = Reason(
     Remedy.WATCH,
     Health.UNKNOWN,
 )
-TICKS = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class RanksLimits(Limits):
@@ -65,7 +63,7 @@ class RanksInspection(Inspection):
         """(Process, state) → since when it is in that state, by the monotonic clock."""
 
     def look(self) -> Look:
-        """Read /proc of each."""
+        """Read the kernel's figures of each."""
         now_ns = self.site.now_ns()
         look = Look()
         self._count_kills(now_ns)
@@ -74,15 +72,13 @@ class RanksInspection(Inspection):
         since, now = self._since, time.monotonic()
         self._since = {}
         for rank in ranks:
-            try:
-                text = (self.site.proc / str(rank.pid) / "stat").read_bytes()
-            except OSError:
+            process = process_of(rank.pid, self.site.proc)
+            if process is None:
                 continue  # it has just ended
-            fields = text.rpartition(b")")[2].split()
-            state = fields[0].decode()
+            state = process.state
             label = f'{{job="{rank.job}",rank="{rank.rank}"}}'
-            look.measures[f"rank_cpu_seconds_total{label}"] = (int(fields[11]) + int(fields[12])) / TICKS
-            look.measures[f"rank_resident_memory_bytes{label}"] = float(int(fields[21]) * PAGE)
+            look.measures[f"rank_cpu_seconds_total{label}"] = process.cpu_s
+            look.measures[f"rank_resident_memory_bytes{label}"] = float(process.resident_bytes)
             if state in "DtT":
                 key = (rank.pid, "D" if state == "D" else "T")
                 self._since[key] = since.get(key, now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-from contextlib import suppress
 from typing import ClassVar
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from pydantic import Field
 import everstep
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.reason import Reason
+from everstep.system.procfs import nvidia_driver
 
 DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)")
 
@@ -33,7 +33,6 @@ class VersionsInspection(Inspection):
     def look(self) -> Look:
         """Read them."""
         facts = {"kernel": platform.release(), "python": platform.python_version(), "everstep": everstep.__version__}
-        with suppress(OSError):
-            if found := DRIVER.search((self.site.proc / "driver/nvidia/version").read_text()):
-                facts["nvidia driver"] = found[1]
+        if found := DRIVER.search(nvidia_driver(self.site.proc)):
+            facts["nvidia driver"] = found[1]
         return Look(facts=facts)

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from pydantic import Field
 
 from agent.monitor.inspection import Limits
 from agent.monitor.network import netlink
 from agent.monitor.network.netlink import Link
+from everstep.system.procfs import network_namespace
 
 
 class NetworkLimits(Limits):
@@ -91,7 +91,7 @@ def namespace() -> int:
     Raises:
         OSError: the kernel does not say.
     """
-    return Path("/proc/thread-self/ns/net").stat().st_ino
+    return network_namespace().stat().st_ino
 
 
 def speeds() -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from everstep.errors import CannotLook
 from everstep.model.health import Finding, Health, Remedy
 from everstep.model.owner import Owner
 from everstep.model.reason import Reason
+from everstep.system.procfs import network_counters
 
 LOST = Reason(
     "packet-loss",
@@ -87,7 +89,7 @@ class PacketLossInspection(Inspection):
         namespace = interfaces.namespace()
         if self.kept.get("namespace") != namespace:
             self.kept = {"namespace": namespace}
-        tcp = tcp_counters((self.site.proc / "net/snmp").read_text())
+        tcp = tcp_counters(self.site.proc)
         links, _ = interfaces.looked_at(self.site.host, self.kept.get("links", {}), self.limits)
         seen = self._of_tcp(tcp) + [found for link in links.values() for found in self._of_link(link)]
         was: Mapping[str, int] = self.kept.get("seen", {})
@@ -128,19 +130,16 @@ class PacketLossInspection(Inspection):
         return found
 
 
-def tcp_counters(text: str) -> dict[str, float]:
-    """The counters of TCP in ``/proc/net/snmp``: a line of names, and one of values.
+def tcp_counters(proc: Path) -> dict[str, float]:
+    """The kernel's counters of TCP segments.
 
     Raises:
         CannotLook: they are not there.
     """
-    rows = [line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:")]
-    try:
-        names, values = rows
-        table = dict(zip(names, map(float, values), strict=True))
-        return {name: table[name] for name in TCP}
-    except (ValueError, KeyError):
-        raise CannotLook("/proc/net/snmp has no counters of TCP segments") from None
+    counters = network_counters("Tcp", proc)
+    if missing := TCP.keys() - counters.keys():
+        raise CannotLook(f"the kernel has no counters of TCP segments: {', '.join(sorted(missing))}")
+    return {name: counters[name] for name in TCP}
 
 
 def _counters(link: Link) -> dict[str, float]:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from agent.launcher.endings import ending_of
-from agent.launcher.processes import End, start_ticks
+from agent.launcher.processes import End
+from everstep.system.procfs import start_ticks
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.launcher.processes import Reaper, Watch, kill_family, start_ticks
+from agent.launcher.processes import Reaper, Watch, kill_family
+from everstep.system.procfs import start_ticks
 
 NEXT = Path("/proc/sys/kernel/ns_last_pid")
 TRIES = 300

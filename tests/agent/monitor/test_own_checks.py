@@ -19,7 +19,7 @@ from agent.monitor.settings import CheckLimits
 from everstep.errors import CannotLook
 from everstep.model.health import Health
 from everstep.model.owner import Owner
-from everstep.system.processes import living
+from everstep.system.procfs import living
 from tests.agent.monitor.sites import Place
 
 

@@ -154,7 +154,7 @@ async def test_nothing_is_left_when_the_agent_ends(agent: RunningAgent) -> None:
 
 def _marks(agent: RunningAgent) -> set[str]:
     """Of the tests of this agent."""
-    from everstep.system.processes import PROC, living
+    from everstep.system.procfs import PROC, living
 
     assert agent.process
     found = set()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.launcher.processes import start_ticks
-from agent.tracer.processes import STOPPED, state_of
+from agent.tracer.processes import STOPPED
 from agent.tracer.stack_dump import dump, let_go, py_spy
+from everstep.system.procfs import start_ticks, state_of
 from tests.agent.tracer.ptraced import ATTACH_AND_HANG, STOP_AND_HANG
 
 SLEEPS = (

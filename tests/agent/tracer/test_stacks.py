@@ -14,7 +14,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.dumps.flight_records import flight_record, parse_record
 from everstep.dumps.py_spy import StackReader
-from everstep.system.processes import look
+from everstep.system.procfs import process_of
 from tests.agent.agents import Job, RunningAgent, prepared
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -103,7 +103,7 @@ async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
     os.kill(pid, signal.SIGSTOP)
     # A look that begins before that shows, and ends after it, continues the process: see let_go.
     async with asyncio.timeout(30):
-        while (found := look(pid)) is None or found.state != "T":  # noqa: ASYNC110 - nobody tells us
+        while (found := process_of(pid)) is None or found.state != "T":  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.01)
 
     reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))
@@ -113,7 +113,7 @@ async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
     assert (stopped.pid, leaf_of(stopped)) == (pid, f"all_reduce ({LeafKind.COLLECTIVE})")
     record = next(one for one in reply.records if one.rank == 0)
     assert "does not answer" in record.problem
-    now = look(pid)
+    now = process_of(pid)
     assert now and now.state == "T"
     await job.stop()
 

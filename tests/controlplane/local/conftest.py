@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.local import cluster as local
-from controlplane.local import procfs, stopping
+from controlplane.local import cluster_processes, stopping
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands
 from tests.controlplane.local.supervised import PYTHON, Trial
@@ -75,7 +75,7 @@ def commands() -> Commands:
 
 def left_of(cluster: ClusterFile) -> set[int]:
     """Pids of whatever still runs of a cluster."""
-    return procfs.of_cluster(cluster.id)
+    return cluster_processes.of_cluster(cluster.id)
 
 
 @pytest.fixture

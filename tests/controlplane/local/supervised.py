@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.cluster import SHM_ROOT
 from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 
@@ -49,9 +49,9 @@ class Trial:
 
     def stop(self) -> None:
         supervisor = self.state.supervisor
-        if supervisor.pid and procfs.alive(supervisor):
-            procfs.send(supervisor, signal.SIGTERM)
-            assert not procfs.wait_gone([supervisor], PATIENCE_S), self.log()
+        if supervisor.pid and cluster_processes.alive(supervisor):
+            cluster_processes.send(supervisor, signal.SIGTERM)
+            assert not cluster_processes.wait_gone([supervisor], PATIENCE_S), self.log()
 
 
 def worker(name: str = "worker-0", program: str = SLEEP) -> ProcessPlan:

@@ -18,7 +18,7 @@ import pytest
 
 from activities.versions.listing import files_of
 from controlplane.local import cluster as local
-from controlplane.local import ports, procfs, stopping
+from controlplane.local import cluster_processes, ports, stopping
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands
 from controlplane.local.plan import hold
@@ -49,8 +49,8 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Co
     assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == grown  # never shrinks
 
     assert local.down(NAME)
-    assert not procfs.of_cluster(cluster.id)
-    assert not any(procfs.identify(pid) for pid in second.values())
+    assert not cluster_processes.of_cluster(cluster.id)
+    assert not any(cluster_processes.identify(pid) for pid in second.values())
     assert not cluster.shm.exists()
     with pytest.raises(ClusterError, match="everstep up"):
         ClusterFile.load(NAME)
@@ -80,13 +80,13 @@ def test_a_cluster_whose_supervisor_was_killed_is_adopted_or_stopped(home: Path,
     for action in ("adopt", "stop"):
         supervisor = local.supervisor_of(cluster.home)
         assert supervisor
-        procfs.send(supervisor, signal.SIGKILL)
-        assert not procfs.wait_gone([supervisor], PATIENCE_S)
+        cluster_processes.send(supervisor, signal.SIGKILL)
+        assert not cluster_processes.wait_gone([supervisor], PATIENCE_S)
         if action == "adopt":
             local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
             assert local.processes(cluster) == before
     assert local.down(NAME)
-    assert not procfs.of_cluster(cluster.id)
+    assert not cluster_processes.of_cluster(cluster.id)
     assert not cluster.shm.exists()
 
 
@@ -98,7 +98,7 @@ def test_down_works_without_the_clusters_files(home: Path, commands: Commands, l
     else:
         (cluster.home / lost).write_text("{ damaged")
     assert local.down(NAME)
-    assert not procfs.of_cluster(cluster.id)
+    assert not cluster_processes.of_cluster(cluster.id)
     assert not cluster.shm.exists()
 
 

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from controlplane.local import power, procfs
+from controlplane.local import cluster_processes, power
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.plan import ProcessPlan
 from controlplane.local.readiness import holds
@@ -72,7 +72,7 @@ def is_up(cluster: ClusterFile, name: str) -> bool:
 
 
 def of(cluster: ClusterFile, name: str) -> set[int]:
-    return procfs.of_machine(cluster.id, name, power.state_folder(cluster, name), cluster.shm / name)
+    return cluster_processes.of_machine(cluster.id, name, power.state_folder(cluster, name), cluster.shm / name)
 
 
 def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: ClusterFile) -> None:
@@ -80,7 +80,7 @@ def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: Clu
     assert not before["m1"] & before["m10"]
     with power.powered_off(cluster, ["m1", "m2"]) as killed_ns:
         assert killed_ns > 0
-        assert not any(procfs.identify(pid) for pid in before["m1"] | before["m2"])
+        assert not any(cluster_processes.identify(pid) for pid in before["m1"] | before["m2"])
         assert holds(lambda: trial.log().count("is held down") == 2, PATIENCE_S)
         assert of(cluster, "m1") == set()
         power.empty_memory(cluster, "m1")
@@ -124,7 +124,7 @@ def test_an_unrelated_process_with_the_machines_name_lives(cluster: ClusterFile)
     stranger = os.posix_spawn(PYTHON[0], [*PYTHON, SLEEP], env, setsid=True)
     try:
         with power.powered_off(cluster, ["m1"]):
-            assert procfs.identify(stranger)
+            assert cluster_processes.identify(stranger)
     finally:
         os.kill(stranger, signal.SIGKILL)
         os.waitpid(stranger, 0)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.plan import ProcessPlan, hold, is_held, let_go
 from controlplane.local.readiness import holds
 from tests.controlplane.local.supervised import PATIENCE_S, PYTHON, SLEEP, Trial, worker
@@ -65,8 +65,8 @@ def test_a_new_supervisor_adopts_what_runs(trial: Trial) -> None:
     trial.plan(worker("worker-0"), worker("worker-1", SLEEP + " "))
     assert trial.start() == 0
     before = {name: running.pid for name, running in trial.state.processes.items()}
-    procfs.send(trial.state.supervisor, signal.SIGKILL)
-    assert not procfs.wait_gone([trial.state.supervisor], PATIENCE_S)
+    cluster_processes.send(trial.state.supervisor, signal.SIGKILL)
+    assert not cluster_processes.wait_gone([trial.state.supervisor], PATIENCE_S)
     os.kill(before["worker-1"], signal.SIGKILL)  # dies while nobody looks
     assert trial.start() == 0
     assert trial.pid("worker-0") == before["worker-0"]
@@ -92,7 +92,7 @@ def test_a_new_plan_is_taken_up(trial: Trial) -> None:
     assert trial.start() == 0
     first = trial.pid("worker-0")
     trial.plan(worker(), worker("worker-1", SLEEP + " "))
-    procfs.send(trial.state.supervisor, signal.SIGHUP)
+    cluster_processes.send(trial.state.supervisor, signal.SIGHUP)
     assert holds(lambda: "worker-1" in trial.state.processes, PATIENCE_S)
     assert trial.pid("worker-0") == first
 
@@ -106,7 +106,7 @@ def test_a_process_that_shall_run_otherwise_is_started_anew_and_no_other(trial: 
         ProcessPlan("a", "worker", [*PYTHON, SLEEP], {"TEMPORAL_ADDRESS": "other:7233"}),
         ProcessPlan("b", "worker", [*PYTHON, SLEEP]),
     )
-    procfs.send(trial.state.supervisor, signal.SIGHUP)
+    cluster_processes.send(trial.state.supervisor, signal.SIGHUP)
 
     def started_anew() -> bool:
         pid = trial.pid("a")
@@ -120,9 +120,9 @@ def test_a_damaged_plan_stops_nothing(trial: Trial) -> None:
     trial.plan(worker())
     assert trial.start() == 0
     (trial.home / "plan.json").write_text("{")
-    procfs.send(trial.state.supervisor, signal.SIGHUP)
+    cluster_processes.send(trial.state.supervisor, signal.SIGHUP)
     assert holds(lambda: "going on with the old plan" in trial.log(), PATIENCE_S)
-    assert procfs.identify(trial.pid("worker-0"))
+    assert cluster_processes.identify(trial.pid("worker-0"))
 
 
 def test_the_end_takes_orphans_and_the_stubborn_and_nobody_else(trial: Trial, tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ def test_the_end_takes_orphans_and_the_stubborn_and_nobody_else(trial: Trial, tm
         assert holds(lambda: "deaf" in (tmp_path / "logs" / "worker-0.log").read_text(), PATIENCE_S)
         os.kill(trial.pid("agent-m0"), signal.SIGKILL)
         # For a moment after its exec a process shows no environment.
-        assert holds(lambda: int(orphan.read_text()) in procfs.of_cluster(trial.cluster_id), PATIENCE_S)
-        mine = procfs.of_cluster(trial.cluster_id)
+        assert holds(lambda: int(orphan.read_text()) in cluster_processes.of_cluster(trial.cluster_id), PATIENCE_S)
+        mine = cluster_processes.of_cluster(trial.cluster_id)
         trial.stop()
-        assert not procfs.of_cluster(trial.cluster_id)
-        assert not any(procfs.identify(pid) for pid in mine)
+        assert not cluster_processes.of_cluster(trial.cluster_id)
+        assert not any(cluster_processes.identify(pid) for pid in mine)
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -177,7 +177,7 @@ def test_what_is_held_stays_down_until_it_is_let_go(trial: Trial) -> None:
     assert trial.start() == 0
     first = trial.pid("worker-0")
     hold(trial.home, "worker-0")
-    assert procfs.identify(first)  # what runs is left alone
+    assert cluster_processes.identify(first)  # what runs is left alone
     os.kill(first, signal.SIGKILL)
     assert holds(lambda: "worker-0 is held down" in trial.log(), PATIENCE_S)
     os.kill(trial.pid("worker-1"), signal.SIGKILL)  # nobody holds this one

@@ -14,7 +14,7 @@ import pytest
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 
-from controlplane.local import ports, procfs, readiness, temporal_binary, temporal_server
+from controlplane.local import cluster_processes, ports, readiness, temporal_binary, temporal_server
 from everstep.errors import ClusterError
 from workflows import attributes
 
@@ -125,9 +125,9 @@ async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -
             connection.close()
         finally:
             server.terminate()
-            identity = procfs.identify(server.pid)
+            identity = cluster_processes.identify(server.pid)
             server.wait(30)
-    assert identity is None or not procfs.alive(identity)
+    assert identity is None or not cluster_processes.alive(identity)
 
 
 async def _healthy(address: str) -> Client:

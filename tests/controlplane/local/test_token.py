@@ -13,7 +13,7 @@ from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 from controlplane.client import Control
 from controlplane.local import cluster as local
-from controlplane.local import procfs
+from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
 from everstep.errors import AgentError, AgentUnreachable
 
@@ -23,7 +23,11 @@ SCRIPT = "import everstep, os, time\nprint(os.environ, flush=True)\nrun = everst
 
 def seen_of(token: bytes, cluster: ClusterFile) -> list[str]:
     """Where a token shows: command lines and environments of all processes of a cluster, and all its files."""
-    places = [Path(f"/proc/{pid}/{what}") for pid in procfs.of_cluster(cluster.id) for what in ("cmdline", "environ")]
+    places = [
+        Path(f"/proc/{pid}/{what}")
+        for pid in cluster_processes.of_cluster(cluster.id)
+        for what in ("cmdline", "environ")
+    ]
     assert len(places) >= 8
     places += [path for root in (cluster.home, cluster.shm) for path in root.rglob("*") if path.is_file()]
     return [str(path) for path in places if path.exists() and token in path.read_bytes()]

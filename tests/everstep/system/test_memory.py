@@ -14,9 +14,10 @@ MEMINFO = "MemTotal: 8000 kB\nMemFree: 100 kB\nMemAvailable: 4000 kB\nHugePages_
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for /proc and /sys/fs/cgroup, with 4000 KiB available and no limits."""
-    for name in ("MEMINFO", "CGROUPS", "MY_CGROUP"):
-        monkeypatch.setattr(memory, name, tmp_path / name)
-    (tmp_path / "MEMINFO").write_text(MEMINFO)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "CGROUPS")
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "self").mkdir()
     return tmp_path
 
 
@@ -32,14 +33,14 @@ def test_without_cgroups_it_is_the_machine_s(system: Path) -> None:
 
 
 def test_the_tightest_cgroup_above_counts_and_cache_is_no_use(system: Path) -> None:
-    (system / "MY_CGROUP").write_text("0::/pods/mine\n")
+    (system / "self/cgroup").write_text("0::/pods/mine\n")
     limit(system / "CGROUPS" / "pods", "1000000", 300_000, 50_000)
     limit(system / "CGROUPS" / "pods" / "mine", "max", 200_000, 0)
     assert memory.memory_available() == 750_000
 
 
 def test_the_older_kind_of_cgroup(system: Path) -> None:
-    (system / "MY_CGROUP").write_text("3:cpu,memory:/job\n2:pids:/other\n")
+    (system / "self/cgroup").write_text("3:cpu,memory:/job\n2:pids:/other\n")
     limit(system / "CGROUPS" / "memory" / "job", "1000", 1500, 100, old=True)
     assert memory.memory_available() == 0
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from everstep.errors import CannotLook
-from everstep.system import processes
+from everstep.system import procfs
 
 PATIENCE_S = 60.0
 SHORT_S = 0.05
@@ -56,12 +56,12 @@ def read(process: GpuProcess, answer_s: float = PATIENCE_S) -> None:
 
 
 def until_gone(pid: int, start: int) -> None:
-    while processes.is_alive(pid, start):
+    while procfs.is_alive(pid, start):
         time.sleep(0.01)
 
 
 def started(process: GpuProcess) -> tuple[int, int]:
-    found = processes.look(process.pid)
+    found = procfs.process_of(process.pid)
     assert found
     return found.pid, found.start
 
@@ -81,7 +81,7 @@ def test_a_silent_process_is_killed_and_replaced(made: list[GpuProcess]) -> None
     with pytest.raises(GpusSilent, match=r"no answer within 0\.05 s; process") as raised:
         read(process, SHORT_S)
     assert not raised.value.stuck
-    assert not processes.is_alive(pid, start)
+    assert not procfs.is_alive(pid, start)
     read(process)
     assert process.pid not in (0, pid)
 
@@ -104,8 +104,8 @@ def test_no_second_process_beside_one_that_does_not_die(
 ) -> None:
     """As one that waits in the driver: here because killing it does nothing."""
     process = program(made, "time.sleep(1000)")
-    monkeypatch.setattr("agent.monitor.gpu.process.DIES_S", 0.01)
     with monkeypatch.context() as patched:
+        patched.setattr("agent.monitor.gpu.process.DIES_S", 0.01)
         patched.setattr(subprocess.Popen, "kill", lambda self: None)
         with pytest.raises(GpusSilent) as first:
             process.read(SHORT_S, SHORT_S)
@@ -164,7 +164,7 @@ def test_it_dies_with_the_agent_also_in_a_call_that_hangs(tmp_path: Path) -> Non
     )
     assert killed.stdin and killed.stdout
     pid = int(killed.stdout.readline())
-    found = processes.look(pid)
+    found = procfs.process_of(pid)
     assert found
     killed.kill()
     killed.communicate()

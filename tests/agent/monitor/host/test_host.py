@@ -17,6 +17,7 @@ from agent.monitor.inspection import RankSeen
 from agent.monitor.messages import finding_of, to_message
 from agent.v1 import agent_pb2 as pb
 from everstep.model.health import Health
+from everstep.system import procfs
 from tests.agent.monitor.sites import Place, reasons
 
 GIB = 1 << 30
@@ -174,7 +175,7 @@ def test_mount_points_of_any_bytes(place: Place, proc: Path) -> None:
     inspection = place.begin(mounts.MountsInspection, proc=proc)
     table.write_bytes(row % b"rw")
     assert reasons(place.look(inspection)) == []
-    assert list(mounts.mounts(proc)) == [os.fsdecode(b"/d/\xc3\xa9 \xff\xc2\x85")]
+    assert list(procfs.mounts(proc)) == [os.fsdecode(b"/d/\xc3\xa9 \xff\xc2\x85")]
     table.write_bytes(row % b"ro")
     [found] = place.look(place.begin(mounts.MountsInspection, proc=proc)).findings
     assert (found.reason, found.item) == ("fs-readonly", "/d/é \\xff\x85")

@@ -121,9 +121,11 @@ def test_an_interface_that_was_made_anew_is_not_compared(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("text", ["", "Tcp: OutSegs\n", "Tcp: OutSegs RetransSegs\nTcp: 1\n", "Tcp: A B\nTcp: 1 2\n"])
-def test_a_kernel_that_does_not_count_is_told(text: str) -> None:
+def test_a_kernel_that_does_not_count_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/snmp").write_text(text)
     with pytest.raises(CannotLook, match="no counters of TCP segments"):
-        tcp_counters(text)
+        tcp_counters(tmp_path)
 
 
 def test_real_counters_are_measured(ip: Ip) -> None:

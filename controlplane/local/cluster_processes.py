@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everstep.rank import environment
-from everstep.system.processes import living, look, pids, read
+from everstep.system.procfs import arguments, living, pids, process_of, threads_of
+from everstep.system.procfs import environment as environment_of
 
 STOP_LOOK_S = 0.0005
 """Between two looks whether a process stands still."""
@@ -32,7 +33,7 @@ class Process(NamedTuple):
 
 def identify(pid: int) -> Process | None:
     """The process with this id now, or None when there is none or only a zombie."""
-    found = look(pid)
+    found = process_of(pid)
     return Process(pid, found.start) if found and found.lives else None
 
 
@@ -46,11 +47,7 @@ def cluster_ids() -> dict[str, set[int]]:
     key = f"{environment.CLUSTER}=".encode()
     found: dict[str, set[int]] = {}
     for pid in pids():
-        try:
-            block = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # gone meanwhile, or another user's
-            continue
-        for entry in block.split(b"\0"):
+        for entry in environment_of(pid):
             if entry.startswith(key):
                 found.setdefault(os.fsdecode(entry[len(key) :]), set()).add(pid)
                 break
@@ -87,28 +84,24 @@ def of_machine(cluster_id: str, machine: str, *folders: Path) -> set[int]:
     """
     cluster = of_cluster(cluster_id)
     found = {pid for pid in cluster if _is_of(pid, machine, [os.fsencode(folder) for folder in folders])}
-    parents = {pid: process.parent for pid in cluster if (process := look(pid))}
+    parents = {pid: process.parent for pid in cluster if (process := process_of(pid))}
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more
     return found
 
 
 def _is_of(pid: int, machine: str, folders: list[bytes]) -> bool:
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # gone meanwhile
-        return False
-    here = any(argument == folder or argument.startswith(folder + b"/") for argument in arguments for folder in folders)
-    return here or f"{environment.MACHINE}={machine}".encode() in variables
+    shown = arguments(pid)
+    here = any(argument == folder or argument.startswith(folder + b"/") for argument in shown for folder in folders)
+    return here or f"{environment.MACHINE}={machine}".encode() in environment_of(pid)
 
 
 def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process | None:
     """A session leader of the cluster that runs exactly this command line and is not among the known pids, or None."""
-    wanted = b"\0".join(map(os.fsencode, argv)) + b"\0"
+    wanted = [os.fsencode(argument) for argument in argv]
     for pid in cluster_ids().get(cluster_id, set()) - known:
         with suppress(OSError):
-            if os.getsid(pid) == pid and Path(f"/proc/{pid}/cmdline").read_bytes() == wanted:
+            if os.getsid(pid) == pid and arguments(pid) == wanted:
                 return identify(pid)
     return None
 
@@ -134,14 +127,7 @@ def wait_stopped(processes: Iterable[Process], seconds: float) -> None:
 
 
 def _stands_still(process: Process) -> bool:
-    if not alive(process):
-        return True
-    with suppress(OSError):
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            thread = read(task)
-            if thread and thread.state not in "TtZX":
-                return False
-    return True
+    return not alive(process) or all(thread.state in "TtZX" for thread in threads_of(process.pid))
 
 
 def wait_gone(processes: Iterable[Process], seconds: float) -> set[Process]:

@@ -1,0 +1,388 @@
+"""The one reader of /proc: the processes of this computer, and what its kernel says about itself.
+
+psutil is used where it is as good: for addresses and speeds of network interfaces, and for connections. Here it is not.
+It names a process by its start in seconds of the wall clock, which is no identity once the clock is set. It takes three
+times as long to list all processes, and 20 ms to be imported, which a fork server would spend between a loss and the
+next launch. It reads names and environments as text, and no other folder than /proc, which tests of inspections need.
+
+What depends on the computer and not on one process has the folder as an argument.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+TICKS = os.sysconf("SC_CLK_TCK")
+"""Clock ticks in a second."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+EXITING = 0x4
+"""PF_EXITING, a flag of a thread that ends: nothing of its program runs any more."""
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+
+
+class ProcessInfo(NamedTuple):
+    """One process, or one thread.
+
+    A process id is used again by the kernel; with the start time it names one process for good.
+    """
+
+    pid: int
+    name: str
+    state: str
+    """One letter: ``R`` runs, ``D`` waits in the kernel, ``T`` is stopped, ``Z`` is a zombie."""
+    parent: int
+    session: int
+    """Process id of its session's leader."""
+    start: int
+    """Clock ticks from boot to its start."""
+    threads: int = 1
+    flags: int = 0
+    exit_status: int = 0
+    """As ``waitpid`` has it; 0 before the process begins to end."""
+    cpu_s: float = 0.0
+    """CPU time of all its threads since it began."""
+    resident_bytes: int = 0
+
+    @property
+    def lives(self) -> bool:
+        """Whether it is not over: a zombie is, but for one whose first thread ended and others did not yet."""
+        return self.state not in "ZX" or self.threads > 1
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its first thread ends already; the kernel may take minutes to free the memory."""
+        return bool(self.flags & EXITING)
+
+
+# Processes.
+
+
+def process_of(pid: int, proc: Path = PROC) -> ProcessInfo | None:
+    """The process with this id now, which may be a zombie; None: there is none."""
+    return _read(proc / str(pid))
+
+
+def threads_of(pid: int) -> list[ProcessInfo]:
+    """All threads of a process; none when it is gone."""
+    with suppress(OSError):
+        return [thread for task in (PROC / str(pid) / "task").iterdir() if (thread := _read(task)) is not None]
+    return []
+
+
+def pids() -> list[int]:
+    """The ids of all processes."""
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+
+
+def processes() -> Iterator[ProcessInfo]:
+    """All processes, zombies too."""
+    return (process for pid in pids() if (process := process_of(pid)) is not None)
+
+
+def living() -> Iterator[ProcessInfo]:
+    """All processes but zombies."""
+    return (process for process in processes() if process.lives)
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether the process that started then still runs (a zombie does not)."""
+    process = process_of(pid)
+    return process is not None and process.start == start and process.lives
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process, clock ticks since boot; 0 when there is no such process."""
+    process = process_of(pid)
+    return process.start if process else 0
+
+
+def state_of(pid: int, start: int) -> str:
+    """State of the process that started then, one letter; empty: it is gone."""
+    process = process_of(pid)
+    return process.state if process is not None and process.start == start else ""
+
+
+def children(pid: int) -> set[int] | None:
+    """Children of a process that has one thread; None: it is gone, or this kernel does not list them."""
+    try:
+        return {int(child) for child in (PROC / f"{pid}/task/{pid}/children").read_bytes().split()}
+    except OSError:
+        return None
+
+
+def environment(pid: int) -> list[bytes]:
+    """The variables, ``NAME=value``, that a process was started with; none when they cannot be read."""
+    return _strings(PROC / str(pid) / "environ")
+
+
+def arguments(pid: int) -> list[bytes]:
+    """The command line of a process; empty when it cannot be read."""
+    return _strings(PROC / str(pid) / "cmdline")
+
+
+def has_mapped(pid: int, path: Path) -> bool:
+    """Whether a process has a file mapped."""
+    with suppress(OSError):
+        return os.fsencode(path) in (PROC / str(pid) / "maps").read_bytes()
+    return False
+
+
+def open_files(pid: int) -> dict[int, str]:
+    """Descriptor → what it is open for, of a process; none when they cannot be read."""
+    found = {}
+    with suppress(OSError):
+        for entry in (PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+def main_thread_s(pid: int) -> tuple[float, float] | None:
+    """How long the first thread of a process had a CPU since it began, and how long it could have run and had none, in
+    seconds; None: that cannot be read."""
+    try:
+        had_ns, waited_ns, _ = (PROC / str(pid) / "schedstat").read_bytes().split()
+        return int(had_ns) / 1e9, int(waited_ns) / 1e9
+    except (OSError, ValueError):
+        return None
+
+
+def io_bytes(pid: int) -> int:
+    """Bytes that a process has read and written, of whatever kind; -1: that cannot be read."""
+    try:
+        lines = (PROC / str(pid) / "io").read_bytes().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
+    except (OSError, IndexError):
+        return -1
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that no file backs, and so is its own; 0: that cannot be read."""
+    return int(_status(PROC / str(pid)).get(b"RssAnon", b"0").split()[0]) * 1024
+
+
+def voluntary_switches(pid: int, spared: tuple[bytes, ...]) -> int:
+    """How often the threads of a process waited for something and resumed.
+
+    Args:
+        pid: Of the process.
+        spared: Beginnings of the names of threads, other than the first, that are left out.
+    """
+    total = 0
+    with suppress(OSError):
+        for task in (PROC / str(pid) / "task").iterdir():
+            status = _status(task)
+            if task.name == str(pid) or not status.get(b"Name", b"").startswith(spared):
+                total += int(status.get(b"voluntary_ctxt_switches", b"0"))
+    return total
+
+
+# This process.
+
+
+def set_own_name(name: str) -> None:
+    """Name this process as lists of processes show it, in at most 15 bytes."""
+    (PROC / "self/comm").write_text(name)
+
+
+def own_descriptors() -> set[int]:
+    """Numbers of this process's open files."""
+    found = set()
+    for number in [int(entry.name) for entry in (PROC / "self/fd").iterdir()]:
+        with suppress(OSError):  # the one through which they were listed
+            os.fstat(number)
+            found.add(number)
+    return found
+
+
+def own_arguments() -> tuple[int, int]:
+    """Where the command line of this process begins and ends in memory: others are shown what is written there."""
+    fields = _fields((PROC / "self/stat").read_bytes())
+    return int(fields[45]), int(fields[46])
+
+
+def of_descriptor(descriptor: int) -> Path:
+    """A short path of a file or folder that this process has open."""
+    return PROC / f"self/fd/{descriptor}"
+
+
+def network_namespace() -> Path:
+    """The network namespace that this thread is in, as a file: its inode says which, and opening it keeps it."""
+    return PROC / "thread-self/ns/net"
+
+
+def cgroups(proc: Path = PROC) -> list[tuple[list[str], str]]:
+    """The cgroups of this process: controllers, none for version 2, and name; nothing when they cannot be read."""
+    found = []
+    with suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            found.append(([part for part in controllers.split(",") if part], name))
+    return found
+
+
+def owner_of_hidden_files() -> int | None:
+    """The user that files of root have where a container does not show who root is; None: it shows all users."""
+    with suppress(OSError, ValueError):
+        _, outside, count = map(int, (PROC / "self/uid_map").read_text().split()[:3])
+        if (outside, count) != (0, 2**32 - 1):
+            return int((PROC / "sys/kernel/overflowuid").read_text())
+    return None
+
+
+# The computer.
+
+
+def boot_id() -> str:
+    """An id of this start of the kernel: start times and process ids of another start mean nothing."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def meminfo(proc: Path = PROC) -> dict[str, int]:
+    """The kernel's table of memory, in bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    rows = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
+
+
+def pressure(what: str, proc: Path = PROC) -> dict[str, float]:
+    """How long processes had to wait for a resource, in per cent of the time, e.g. ``some avg60``.
+
+    Args:
+        what: ``cpu``, ``memory`` or ``io``.
+        proc: The folder /proc.
+
+    Returns:
+        Nothing where the kernel does not say.
+    """
+    found: dict[str, float] = {}
+    with suppress(OSError, ValueError):
+        for line in (proc / "pressure" / what).read_text().splitlines():
+            kind, *fields = line.split()
+            found |= {f"{kind} {name}": float(value) for name, _, value in (field.partition("=") for field in fields)}
+    return found
+
+
+class Mount(NamedTuple):
+    """One file system that is mounted."""
+
+    point: str
+    kind: str
+    source: str
+    writable: bool
+
+
+def mounts(proc: Path = PROC) -> dict[str, Mount]:
+    """What is mounted now, by mount point; of several on one point the last.
+
+    Raises:
+        OSError: the table cannot be read.
+    """
+    found = {}
+    for line in (proc / "self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        fields, (kind, source, options) = before.split(), after.split(b" ", 2)
+        point = _unescaped(fields[4])
+        writable = b"rw" in fields[5].split(b",") and b"rw" in options.split(b",")
+        found[point] = Mount(point, _unescaped(kind), _unescaped(source), writable)
+    return found
+
+
+def network_counters(protocol: str, proc: Path = PROC) -> dict[str, float]:
+    """The kernel's counters of a protocol, e.g. ``Tcp``, in this network namespace; none when it has none.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    rows = [
+        line.split()[1:] for line in (proc / "net/snmp").read_text().splitlines() if line.startswith(f"{protocol}:")
+    ]
+    with suppress(ValueError):
+        names, values = rows
+        return dict(zip(names, map(float, values), strict=True))
+    return {}
+
+
+def processor_model(proc: Path = PROC) -> str:
+    """Model of the processors; empty: the kernel does not say."""
+    with suppress(OSError):
+        for line in (proc / "cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+def nvidia_driver(proc: Path = PROC) -> str:
+    """What NVIDIA's driver says of its version, in one line; empty: there is none."""
+    with suppress(OSError, IndexError):
+        return (proc / "driver/nvidia/version").read_text().splitlines()[0]
+    return ""
+
+
+def nvidia_gpus(proc: Path = PROC) -> dict[str, dict[str, str]]:
+    """The GPUs that NVIDIA's driver has, without opening one: address on PCI → what the driver says, by field.
+
+    Nothing where there is no such driver.
+    """
+    found = {}
+    for file in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            fields = (line.partition(":") for line in file.read_text().splitlines())
+            found[file.parent.name] = {name.strip(): value.strip() for name, _, value in fields}
+    return found
+
+
+def _read(folder: Path) -> ProcessInfo | None:
+    try:
+        data = (folder / "stat").read_bytes()
+    except OSError:
+        return None
+    # Names of processes are bytes of any kind: any user gives theirs.
+    number, _, name = data[: data.rindex(b")")].partition(b" (")
+    fields = _fields(data)
+    return ProcessInfo(
+        pid=int(number),
+        name=os.fsdecode(name),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start=int(fields[19]),
+        threads=int(fields[17]),
+        flags=int(fields[6]),
+        exit_status=int(fields[49]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
+        resident_bytes=int(fields[21]) * PAGE,
+    )
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    """The fields of a stat file that follow the name."""
+    return stat[stat.rindex(b")") + 1 :].split()
+
+
+def _status(folder: Path) -> dict[bytes, bytes]:
+    with suppress(OSError):
+        lines = (line.partition(b":") for line in (folder / "status").read_bytes().splitlines())
+        return {name: value.strip() for name, _, value in lines}
+    return {}
+
+
+def _strings(file: Path) -> list[bytes]:
+    with suppress(OSError):
+        if data := file.read_bytes():
+            return data.removesuffix(b"\0").split(b"\0")
+    return []
+
+
+def _unescaped(field: bytes) -> str:
+    """A name of any bytes; spaces, tabs, newlines and backslashes are written in octal."""
+    return os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), field))
