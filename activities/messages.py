@@ -268,7 +268,7 @@ class ConfirmInput(Model):
     restore_s: float = 0.0
     """More time than that, for large states that are restored first, seconds."""
     timeout_s: float = 0.0
-    """How long; 0: the policy's ``confirm_timeout_s``."""
+    """How long; 0: the policy's ``confirm.timeout_s``."""
     showing: Showing = Field(default_factory=Showing)
     """How the script showed its steps before."""
     patient: bool = False
@@ -293,7 +293,7 @@ class ReleaseInput(Model):
     run: str = ""
     """Id of the job's run; see ``everstep.model.run_id``."""
     dying_s: float = 600.0
-    """Ranks that were killed have this long to be gone, seconds (``RecoveryPolicy.kill_patience_s``)."""
+    """Ranks that were killed have this long to be gone, seconds (the policy's ``stop.kill_patience_s``)."""
 
 
 class ClosedInput(Model):

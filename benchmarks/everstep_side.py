@@ -134,7 +134,7 @@ class EverstepSide:
         """
         self._count += 1
         name = f"bench-{self._count}"
-        policy = RecoveryPolicy(evict_at_least=len(machines))  # no operator has to approve
+        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # no operator has to approve
         spec = JobSpec(
             name=name,
             script=str(script),

@@ -34,7 +34,7 @@ AIMS = {"stop-rank": 1.5, "deadlock": 5.0, "skip-collective": 5.0, "hang-dataloa
 TRACE_S = 0.5
 """Aim of the looks at 8 ranks, without the time between them."""
 PARTS = ((Stage.TRACE,), (Stage.STOP,), (Stage.EVICT,), (Stage.RESTORE,), (Stage.REATTEMPT, Stage.CONFIRM))
-DEFAULTS = {name: getattr(RecoveryPolicy(), name) for name in ("stall_floor_s", "hang_floor_s", "stopped_s")}
+DEFAULTS = {name: RecoveryPolicy().value(name) for name in ("hang.floor_s", "hang.idle_floor_s", "hang.stopped_s")}
 
 
 def main() -> None:

@@ -32,16 +32,11 @@ BETWEEN_STEPS = 5
 """Steps that a job does between two restarts: every start-up cost is over."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(
-    rollback_steps=0,
-    rollback_s=0.0,
-    max_failures_at_step=20,
-    steady_steps=3,
-    steady_s=0.0,
-    ladder_restarts=0,
-    ladder_repeats=0,
-    stopped_s=PAUSE_S,
-    hang_floor_s=PAUSE_S,
-    stall_floor_s=PAUSE_S,
+    rollback={"steps": 0, "within_s": 0.0},
+    retry={"max_failures_at_step": 20},
+    progress={"steady_steps": 3, "steady_s": 0.0},
+    ladder={"restarts": 0, "repeats": 0},
+    hang={"stopped_s": PAUSE_S, "idle_floor_s": PAUSE_S, "floor_s": PAUSE_S},
 )
 """Nothing that is killed here is held against a version, and it is no reason to park the job; ranks that stand still
 while it is another side's turn do not hang."""

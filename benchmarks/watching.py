@@ -46,7 +46,7 @@ AIM = 0.005
 RANKS, STEPS, WARM = 2, 20, 1
 """Of the job; of a block; pairs of blocks that are not counted."""
 PAUSE_S = 3600.0
-POLICY = RecoveryPolicy(hang_floor_s=PAUSE_S, stall_floor_s=PAUSE_S, stopped_s=PAUSE_S, slow_s=0.0)
+POLICY = RecoveryPolicy(hang={"idle_floor_s": PAUSE_S, "floor_s": PAUSE_S, "stopped_s": PAUSE_S}, slow={"after_s": 0.0})
 """Ranks stand still while it is the other side's turn, and are slow where others use the computer: no incident."""
 KINDS: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
 IDLE_S = 10.0

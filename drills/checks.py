@@ -266,7 +266,7 @@ def _check_shared(request: DrillRequest, spec: JobSpec) -> None:
         raise ConfigError(f"--everywhere: {spec.machines} machines share nothing: use {SHARED_MACHINES + 1} or more")
     if request.base != "hang-agents":
         return
-    most = max(spec.policy.evict_share * spec.machines, spec.policy.evict_at_least)
+    most = max(spec.policy.evict.share * spec.machines, spec.policy.evict.at_least)
     if not most < request.count < spec.machines:
         raise ConfigError(
             f"--count {request.count} of {spec.machines} machines: the breaker lets {most:g} go, and one has to be "
@@ -280,7 +280,7 @@ def _check_away(request: DrillRequest, spec: JobSpec) -> None:
     """What is away must be missed, and the job must not end before it is back."""
     if request.base == "link-down":
         pace_s = settings.STEP_S if request.step_seconds is None else request.step_seconds
-        least = max(spec.policy.stall_floor_s, spec.policy.stall_factor * pace_s) + NOTICED_S
+        least = max(spec.policy.hang.floor_s, spec.policy.hang.factor * pace_s) + NOTICED_S
         if request.seconds < least:
             raise ConfigError(f"--seconds {request.seconds:g} is too short to be noticed: use {least:g} or more")
     own = not request.script and request.config is None

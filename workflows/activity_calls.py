@@ -62,7 +62,7 @@ MAKE_LIMIT = timedelta(minutes=10)
 REPLAY_ROOM = timedelta(minutes=5)
 """Of a group's run, for what comes before and after its steps."""
 DIAGNOSE_PARTS = 3
-"""The tests of each machine, and each of two tests between machines, have ``diagnose_s`` in all."""
+"""The tests of each machine, and each of two tests between machines, have ``diagnose.timeout_s`` in all."""
 SLOWEST_BYTES = 20_000_000
 """Bytes a second of one machine: a restore that is slower is given up."""
 
@@ -109,7 +109,7 @@ def find(spec: JobSpec, machines: list[Machine], *, at: int | None = None) -> Ac
         FindInput(spec=spec, machines=machines, at=at),
         result_type=Evidence,
         summary=web_ui.summary("on disks and remote storage" if at is None else f"of step {at}"),
-        **on_ranks(timedelta(seconds=120 + spec.policy.storage_answer_s)),
+        **on_ranks(timedelta(seconds=120 + spec.policy.storage.answer_s)),
     )
 
 
@@ -236,10 +236,10 @@ def release(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[
     """Give everything back."""
     return workflow.start_activity(
         messages.RELEASE,
-        ReleaseInput(job=spec.name, machines=machines, run=run, dying_s=spec.policy.kill_patience_s),
+        ReleaseInput(job=spec.name, machines=machines, run=run, dying_s=spec.policy.stop.kill_patience_s),
         result_type=int,
         summary="fork servers and shared memory",
-        **on_ranks(timedelta(minutes=1, seconds=spec.policy.kill_patience_s)),
+        **on_ranks(timedelta(minutes=1, seconds=spec.policy.stop.kill_patience_s)),
     )
 
 
@@ -262,7 +262,7 @@ def make_version(
 
 def check_version(spec: JobSpec, machines: list[Machine], run: str) -> ActivityHandle[VersionChecked]:
     """Bring a version to the machines and try it there; ``spec`` is the job as it is to run."""
-    bound_s = spec.policy.check_s
+    bound_s = spec.policy.update.check_s
     return workflow.start_activity(
         messages.CHECK_VERSION,
         CheckVersionInput(spec=spec, machines=machines, run=run, timeout_s=bound_s),
@@ -274,7 +274,7 @@ def check_version(spec: JobSpec, machines: list[Machine], run: str) -> ActivityH
 
 def trace(spec: JobSpec, machines: list[Machine], generation: int, incident: str) -> ActivityHandle[HangFound]:
     """Look at what the ranks do, twice; tried once or twice, and never for longer than the policy allows."""
-    bound_s = spec.policy.trace_s
+    bound_s = spec.policy.hang.trace_s
     limit = timedelta(seconds=bound_s)
     given = TraceInput(
         spec=spec,
@@ -306,14 +306,14 @@ def slow_round(
         generation=generation,
         incident=incident,
         number=number,
-        round_s=policy.slow_round_s,
+        round_s=policy.slow.round_s,
     )
-    limit = timedelta(seconds=3 * policy.slow_round_s) + SLOW_ROOM
+    limit = timedelta(seconds=3 * policy.slow.round_s) + SLOW_ROOM
     return workflow.start_activity(
         messages.SLOW_ROUND,
         given,
         result_type=SlowRound,
-        summary=web_ui.summary(f"round {number} of {policy.slow_rounds}: which machine the others wait for"),
+        summary=web_ui.summary(f"round {number} of {policy.slow.rounds}: which machine the others wait for"),
         start_to_close_timeout=limit,
         schedule_to_close_timeout=limit,
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
@@ -325,7 +325,7 @@ def align(
     spec: JobSpec, machines: list[Machine], generation: int, *, backed_up: Sequence[int] = ()
 ) -> ActivityHandle[RanksAligned]:
     """Have all ranks come to the end of the same step, and wait there; of some the backup has to have it as well."""
-    bound_s = spec.policy.hold_s
+    bound_s = spec.policy.stop.align_s
     return workflow.start_activity(
         messages.ALIGN,
         AlignInput(spec=spec, machines=machines, generation=generation, patience_s=bound_s, backed_up=list(backed_up)),
@@ -343,17 +343,17 @@ def diagnose(spec: JobSpec, machines: list[Machine], run: str, tests: Sequence[s
         tests=list(tests),
         job=spec.name,
         run=run,
-        settings=policy.diagnose_settings,
-        limit_s=policy.diagnose_s,
-        patience_s=policy.silent_evict_s,
-        slow_share=policy.diagnose_slow_share,
+        settings=policy.diagnose.settings,
+        limit_s=policy.diagnose.timeout_s,
+        patience_s=policy.silence.evict_s,
+        slow_share=policy.diagnose.slow_share,
     )
     return workflow.start_activity(
         messages.DIAGNOSE,
         request,
         result_type=Diagnosis,
         summary=web_ui.summary(f"{listed(list(tests), 4)} on {len(machines)} machines"),
-        **on_ranks(timedelta(seconds=policy.diagnose_s * DIAGNOSE_PARTS)),
+        **on_ranks(timedelta(seconds=policy.diagnose.timeout_s * DIAGNOSE_PARTS)),
     )
 
 

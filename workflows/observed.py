@@ -77,7 +77,7 @@ class ObservedFaults:
         told_ns = state.observed_told.get(SLOW)
         if anomaly.generation != state.generation:
             return f"generation {anomaly.generation} is over"
-        if told_ns is not None and now_ns - told_ns < state.spec.policy.slow_again_s * 1e9:
+        if told_ns is not None and now_ns - told_ns < state.spec.policy.slow.again_after_s * 1e9:
             return "told already"
         self._remember({SLOW: now_ns})
         state.observed.append(anomaly)

@@ -84,7 +84,7 @@ class ReplayWorkflow:
             workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
 
     def _concluded(self) -> Replayed:
-        shows = self._input.spec.policy.replay_shows
+        shows = self._input.spec.policy.replay.fault_share
         return conclude(self._plan, self._names, self._runs, shows=shows, by_chance=self._by_chance)
 
     def _names_nobody(self, found: Replayed) -> bool:
@@ -112,9 +112,9 @@ class ReplayWorkflow:
             group=group.name,
             repeat=repeat,
             run=input.run,
-            steps=policy.replay_steps,
+            steps=policy.replay.steps,
             start_s=confirm_bound_s(input.first_step_s, policy),
-            limit_s=policy.replay_s,
+            limit_s=policy.replay.timeout_s,
         )
         running = activity_calls.replay_group(request)
         over = asyncio.create_task(workflow.wait_condition(lambda: self._given_up))

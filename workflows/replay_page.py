@@ -30,7 +30,7 @@ def page(
         now: What runs at present; empty: it is over.
         namespace: Of Temporal, for the link to the job.
     """
-    steps, of_machines = input.spec.policy.replay_steps, web_ui.count(plan.size, "machine")
+    steps, of_machines = input.spec.policy.replay.steps, web_ui.count(plan.size, "machine")
     headline = f"## {now}" if now else f"## {found.text}"
     told = (
         f"`{input.spec.script}` from its beginning, {steps} steps, on groups of {of_machines}: each machine is in one "

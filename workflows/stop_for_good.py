@@ -15,7 +15,7 @@ with workflow.unsafe.imports_passed_through():
 
 async def stop_for_good(state: JobState) -> str:
     """Stop all ranks, with the time to end that the policy gives; returns what could not be reached, for people."""
-    why, grace_s = f"stop asked for by {state.stop_requested}", state.spec.policy.stop_grace_s
+    why, grace_s = f"stop asked for by {state.stop_requested}", state.spec.policy.stop.grace_s
     with contextlib.suppress(ActivityError):  # the release ends what this could not
         evidence = await activity_calls.stop(
             state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0

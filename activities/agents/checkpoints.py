@@ -36,7 +36,7 @@ class CheckpointActivities:
     @activity.defn(name=messages.FIND)
     async def find(self, search: FindInput) -> Evidence:
         """What copies the machines hold, on disks and remote storage too."""
-        policy, answer_s = search.spec.checkpoint, search.spec.policy.storage_answer_s
+        policy, answer_s = search.spec.checkpoint, search.spec.policy.storage.answer_s
         request = pb.CheckpointsRequest(
             job=search.spec.name, disk_path=policy.disk_path, remote_url=policy.remote_url, patience_s=answer_s
         )

@@ -65,7 +65,7 @@ async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation
 
     followers: list[asyncio.Task[None]] = []
     pace = ShareOfTime()
-    bound_s = (launch.timeout_s or launch.spec.policy.confirm_timeout_s) + launch.restore_s
+    bound_s = (launch.timeout_s or launch.spec.policy.confirm.timeout_s) + launch.restore_s
     deadline_ns = now_ns() + int(bound_s * 1e9)
     try:
         async for machine in in_turns(launch.machines):

@@ -78,7 +78,7 @@ def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> 
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_attempts),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.retry.max_attempts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         environment.TOPOLOGY: str(topology),
     }

@@ -290,7 +290,7 @@ def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPol
 
     A GradScaler begins with steps whose gradient norm is infinite, and skips them, in every group.
     """
-    limits = {"loss": policy.nan_loss_steps, "gradient norm": policy.nan_grad_norm_steps}
+    limits = {"loss": policy.nan.loss_steps, "gradient norm": policy.nan.grad_norm_steps}
     streaks: dict[tuple[int, str], list[int]] = defaultdict(list)
     bad = []
     for rank, record in sorted(records, key=lambda one: (one[0], one[1].step)):

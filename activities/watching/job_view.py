@@ -281,7 +281,7 @@ class JobView:
 
     def _is_slow_told(self, now_ns: int) -> bool:
         """Whether the job's workflow was told lately that it is slow: it looked into it, or does."""
-        return bool(self._slow_told_ns) and now_ns - self._slow_told_ns < self.spec.policy.slow_again_s * 1e9
+        return bool(self._slow_told_ns) and now_ns - self._slow_told_ns < self.spec.policy.slow.again_after_s * 1e9
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
         """What the rules look at. Call it often: how long nothing happened is known from looking."""

@@ -213,7 +213,7 @@ class Watcher:
 
     async def _ask_what_stands(self, job: JobView, machine: Machine) -> None:
         """Ask a machine once what its inspections find: what was told before this job began is told to nobody again."""
-        backoff = Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
+        backoff = Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
         while True:
             try:
                 job.stands(machine.name, await self._agents.get(machine.address).inspect(), steady_ns())
@@ -225,7 +225,7 @@ class Watcher:
                 return
 
     async def _observe(self, job: JobView, machine: Machine) -> None:
-        after, backoff = 0, Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
+        after, backoff = 0, Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
         while True:
             began = time.monotonic()
             request = pb.ObserveRequest(after_sequence=after, job=job.spec.name)
@@ -254,7 +254,7 @@ class Watcher:
 
     async def _follow(self, job: JobView, machine: Machine) -> None:
         request = pb.ProgressRequest(job=job.spec.name, interval_s=TICK_S)
-        backoff = Backoff(RETRY_S, job.spec.policy.agent_retry_max_s)
+        backoff = Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
         while True:
             began = time.monotonic()
             with contextlib.suppress(EverstepError):

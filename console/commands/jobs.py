@@ -101,7 +101,7 @@ def stop(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return when the job was asked.")] = False,
     cluster: Cluster = "default",
 ) -> None:
-    """End a job for good: SIGTERM to its ranks, SIGKILL after the policy's stop_grace_s; its logs stay.
+    """End a job for good: SIGTERM to its ranks, SIGKILL after the policy's stop.grace_s; its logs stay.
 
     A job that is recovering or parked is stopped as well: its incident is closed as abandoned.
 
@@ -304,7 +304,7 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
             return 0
         grace_s = 0.0
         with suppress(ClusterError):  # the job got the signal, even if it does not answer
-            grace_s = (await control.state(job)).spec.policy.stop_grace_s
+            grace_s = (await control.state(job)).spec.policy.stop.grace_s
         deadline = asyncio.get_running_loop().time() + PATIENCE_S + grace_s
         while asyncio.get_running_loop().time() < deadline:
             if not (await control.run_of(job)).running:

@@ -26,7 +26,7 @@ def policy_lines(policy: DescribedPolicy) -> list[str]:
     size = f", {policy.machines} machines" if policy.machines is not None else ""
     lines = [f"policy of evictions: {policy.of}{size}"]
     if policy.evict_mode is not EvictMode.ACT:
-        lines.append(f"policy.evict_mode = {policy.evict_mode}: no rule may do more than that")
+        lines.append(f"policy.evict.mode = {policy.evict_mode}: no rule may do more than that")
     for rule in policy.rules:
         lines += ["", f"{rule.position}  {rule.name}: {what_it_may(rule)}", *_about(rule)]
     lines += ["", f"{len(policy.rules) + 1}  {policy.breaker.name}: asks an operator", *_about(policy.breaker)]

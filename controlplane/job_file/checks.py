@@ -91,35 +91,38 @@ def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What in the table ``[policy]`` names no rule of eviction, or no mode: pairs of the key and what is wrong with it.
 
-    Messages take any word there, since a later release may know more of them.
+    Messages accept any word there, since a later release may know more of them.
+
+    Args:
+        table: Values by names such as ``evict.mode``.
     """
     modes = ", ".join(EvictMode)
-    mode = table.get("evict_mode")
+    mode = table.get("evict.mode")
     if isinstance(mode, str) and not EvictMode(mode).known:
-        yield "evict_mode", f"expected one of {modes}"
+        yield "evict.mode", f"expected one of {modes}"
     names = [rule.name for rule in RULES if rule.evicts and rule.name != OPERATOR]  # what a person said is done
-    rules = table.get("evict_rules")
+    rules = table.get("evict.rules")
     for name, own in rules.items() if isinstance(rules, dict) else ():
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            yield "evict_rules", f"{name} is no rule that evicts: {hint}"
+            yield "evict.rules", f"{name} is no rule that evicts: {hint}"
         elif isinstance(own, str) and not EvictMode(own).known:
-            yield "evict_rules", f"{name}: expected one of {modes}"
+            yield "evict.rules", f"{name}: expected one of {modes}"
     yield from _ladder_problems(table)
 
 
 def _ladder_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The same of the ladder and its tests."""
     rungs, tests = [str(rung) for rung in DEFAULT_MODES], [str(test) for test in Diagnostic]
-    ladder, settings, off = (table.get(name) for name in ("ladder", "diagnose_settings", "diagnose_off"))
+    ladder, settings, off = (table.get(name) for name in ("ladder.modes", "diagnose.settings", "diagnose.off"))
     for name, mode in ladder.items() if isinstance(ladder, dict) else ():
         if name not in rungs:
-            yield "ladder", f"{name} is no rung that can be held back: there are {', '.join(rungs)}"
+            yield "ladder.modes", f"{name} is no rung that can be held back: there are {', '.join(rungs)}"
         elif isinstance(mode, str) and not RungMode(mode).known:
-            yield "ladder", f"{name}: expected one of {', '.join(RungMode)}"
-    named = [("diagnose_settings", name) for name in (settings if isinstance(settings, dict) else ())]
-    named += [("diagnose_off", name) for name in (off if isinstance(off, list) else ())]
+            yield "ladder.modes", f"{name}: expected one of {', '.join(RungMode)}"
+    named = [("diagnose.settings", name) for name in (settings if isinstance(settings, dict) else ())]
+    named += [("diagnose.off", name) for name in (off if isinstance(off, list) else ())]
     for key, name in named:
         if name not in tests:
             near = difflib.get_close_matches(str(name), tests, n=1)

@@ -1,7 +1,7 @@
 """Job files: TOML in, a checked JobSpec out; all problems are reported together.
 
 A value comes from the command line, else from the environment
-(``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_MAX_ATTEMPTS``, ``EVERSTEP_JOB_CHECKPOINT_SLOTS``), else from the file::
+(``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_HANG_FLOOR_S``, ``EVERSTEP_JOB_CHECKPOINT_SLOTS``), else from the file::
 
     script = "train.py"          # relative to this file
     args = ["--steps", "300"]
@@ -13,7 +13,7 @@ A value comes from the command line, else from the environment
     [checkpoint]
     disk_every_min = 10
 
-    [policy]
+    [policy.retry]
     max_attempts = 5
 """
 
@@ -39,11 +39,36 @@ from everstep.base.redaction import HIDDEN, is_secret
 from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import IN_PLACE, JobSpec
-from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.recovery_policy import GROUPS, RecoveryPolicy
 
 PREFIX = "EVERSTEP_JOB_"
-TABLES: dict[str, type[BaseModel]] = {"checkpoint": CheckpointPolicy, "policy": RecoveryPolicy}
+TABLES: dict[str, type[BaseModel]] = {
+    "checkpoint": CheckpointPolicy,
+    **{f"policy.{group}": model for group, model in GROUPS.items()},
+    "policy": RecoveryPolicy,
+}
 """The tables of a job file."""
+FORMER = {
+    "stall_floor_s": "policy.hang.floor_s",
+    "stall_factor": "policy.hang.factor",
+    "stall_ceiling_s": "policy.hang.ceiling_s",
+    "hang_floor_s": "policy.hang.idle_floor_s",
+    "hang_factor": "policy.hang.idle_factor",
+    "slow_s": "policy.slow.after_s",
+    "slow_again_s": "policy.slow.again_after_s",
+    "silent_s": "policy.silence.detect_s",
+    "silent_evict_s": "policy.silence.evict_s",
+    "agent_retry_max_s": "policy.silence.retry_max_s",
+    "hold_s": "policy.stop.align_s",
+    "parked_timeout_h": "policy.park.timeout_h",
+    "rollback_s": "policy.rollback.within_s",
+    "rollback_error_h": "policy.rollback.error_within_h",
+    "diagnose_s": "policy.diagnose.timeout_s",
+    "replay_s": "policy.replay.timeout_s",
+    "replay_shows": "policy.replay.fault_share",
+    "replay_miss": "policy.replay.miss_probability",
+}
+"""Settings that an old page names otherwise, as the group or as the setting: what they are called."""
 _TEXT = {"name", "script", "code", "cwd", "python", "env_file", "disk_path", "remote_url"}
 _PATHS = ("script", "code", "cwd", "python", "env_file", "disk_path", "remote_url")
 OPTIONS = {"ranks_per_machine": "ranks-per-machine", "groups": "group"}
@@ -88,9 +113,12 @@ def load_job(
 
 def _from_environment(key: str, text: str) -> dict[str, Any]:
     for table in TABLES:
-        if key.startswith(f"{table}_"):
-            inner = key.removeprefix(f"{table}_")
-            return {table: {inner: text if inner in _TEXT else _number(text)}}
+        inner = key.removeprefix(f"{table.replace('.', '_')}_")
+        if inner != key:
+            found: Any = {inner: text if inner in _TEXT else _number(text)}
+            for name in reversed(table.split(".")):
+                found = {name: found}
+            return dict(found)
     if key == "args":
         return {key: shlex.split(text)}
     return {key: text if key in _TEXT | {"order", "mesh", "groups"} else _number(text)}
@@ -117,33 +145,30 @@ class _Draft:
         """Take values from a source; later sources win. Relative paths are taken from ``folder``."""
         for key, value in entries.items():
             if key not in JobSpec.model_fields or key in {"version", "cwd_by_default"}:  # ours
-                self._unknown(key, source, JobSpec, "")
+                self._unknown(key, source, "")
             elif key in TABLES and isinstance(value, Mapping):
-                self._add_table(key, value, source, folder)
+                self._add_table(key, self.values.setdefault(key, {}), value, source, folder)
             else:
                 self.values[key] = _resolved(key, value, folder)
                 self.sources[key] = source
 
-    def _add_table(self, table: str, entries: Mapping[str, Any], source: str, folder: Path) -> None:
-        values = self.values.setdefault(table, {})
+    def _add_table(self, table: str, values: Any, entries: Mapping[str, Any], source: str, folder: Path) -> None:
+        if not isinstance(values, dict):
+            return  # an earlier source had something else there
         for key, value in entries.items():
+            name = f"{table}.{key}"
             if value is None:
                 continue
             if key not in TABLES[table].model_fields:
-                self._unknown(key, source, TABLES[table], f"{table}.")
-            elif isinstance(values, dict):
+                self._unknown(key, source, table)
+            elif name in TABLES and isinstance(value, Mapping):
+                self._add_table(name, values.setdefault(key, {}), value, source, folder)
+            else:
                 values[key] = _resolved(key, value, folder)
-                self.sources[f"{table}.{key}"] = source
+                self.sources[name] = source
 
-    def _unknown(self, key: str, source: str, model: type[BaseModel], prefix: str) -> None:
-        near = difflib.get_close_matches(key.lower().replace("-", "_"), model.model_fields, n=1, cutoff=0.6)
-        if place := _other_place(key, model, prefix):
-            hint = f"it belongs {place}"
-        elif near:
-            hint = f"did you mean '{prefix}{near[0]}'?"
-        else:
-            hint = f"known are {', '.join(model.model_fields)}"
-        self.problems.append(f"unknown key '{prefix}{key}' {source}: {hint}")
+    def _unknown(self, key: str, source: str, table: str) -> None:
+        self.problems.append(f"unknown key '{_join(table, key)}' {source}: {_remedy(key, table)}")
 
     def checked(self) -> JobSpec:
         """The job.
@@ -221,17 +246,46 @@ class _Draft:
     def _check_table(self, name: str, check: Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]) -> None:
         table = self.values.get(name)
         if isinstance(table, dict):
-            for key, problem in check(table):
-                self.problems.append(f"{name}.{key} = {table[key]!r} {self.sources[f'{name}.{key}']}: {problem}")
+            flat = {key: value for key, value in table.items() if not isinstance(value, dict)}
+            for group, inner in table.items():
+                if f"{name}.{group}" in TABLES and isinstance(inner, dict):
+                    flat |= {f"{group}.{key}": value for key, value in inner.items()}
+            for key, problem in check(flat):
+                self.problems.append(f"{name}.{key} = {flat[key]!r} {self.sources[f'{name}.{key}']}: {problem}")
 
 
-def _other_place(key: str, model: type[BaseModel], prefix: str) -> str:
-    """Where a key that ``model`` does not know is at home; empty: nowhere."""
-    for table, other in TABLES.items():
-        inner = key.removeprefix(f"{table}_")
-        if other is not model and inner in other.model_fields:
-            return f"under [{table}]" + (f" as '{inner}'" if inner != key else "")
-    return f"above [{prefix[:-1]}], at the top" if prefix and key in JobSpec.model_fields else ""
+def _join(table: str, key: str) -> str:
+    return f"{table}.{key}" if table else key
+
+
+def _remedy(key: str, table: str) -> str:
+    """What to write instead of a key that a table does not have."""
+    key = key.lower().replace("-", "_")
+    if former := FORMER.get(key):
+        return f"it is called '{former}'"
+    if places := _other_places(key, table):
+        return f"it belongs {' or '.join(places)}"
+    tables = [table, *(name for name in TABLES if name.startswith(f"{table}."))]
+    known = {name: _join(place, name) for place in reversed(tables) for name in _fields(place)}
+    if near := difflib.get_close_matches(key, known, n=1, cutoff=0.6):
+        return f"did you mean '{known[near[0]]}'?"
+    return f"known are {', '.join(_fields(table))}"
+
+
+def _fields(table: str) -> Iterable[str]:
+    return (TABLES[table] if table else JobSpec).model_fields
+
+
+def _other_places(key: str, table: str) -> list[str]:
+    """Where a key that a table does not have belongs; empty: nowhere."""
+    if table and key in JobSpec.model_fields:
+        return [f"above [{table}], at the top"]
+    places = []
+    for other, model in TABLES.items():
+        inner = key.removeprefix(f"{other.rpartition('.')[2]}_")
+        if other != table and inner in model.model_fields:
+            places.append(f"under [{other}]" + (f" as '{inner}'" if inner != key else ""))
+    return places
 
 
 def _resolved(key: str, value: Any, folder: Path) -> Any:

@@ -48,7 +48,7 @@ def eviction() -> str:
 
 
 def _numbers(rule: EvictRule) -> str:
-    own = [f"`{name}` = {getattr(RecoveryPolicy(), name):g} ({code('[policy]')})" for name in rule.settings]
+    own = [f"`{name}` = {RecoveryPolicy().value(name):g} ({code('[policy]')})" for name in rule.settings]
     return "; ".join([*own, *(f"`{number.name}` = {number.value:g}" for number in rule.fixed)])
 
 

@@ -6,17 +6,19 @@ from console.main import COMMANDS, load
 from docs.generate.markdown import code, descriptions, paragraph, settings, table
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.notice import NoticeKind
-from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.recovery_policy import GROUPS
 from everstep.rank import environment as variables
 
 
 def policy() -> str:
     """How a job is recovered."""
     intro = paragraph(
-        "The table `[policy]` of a job file decides how the job is recovered.",
+        "The tables under `[policy]` of a job file decide how the job is recovered.",
         "The settings hold from its start to its end. A number from a paper names the section.",
+        "Elsewhere a setting is named with its group: `hang.floor_s`.",
     )
-    return f"{intro}\n\n{settings(RecoveryPolicy)}"
+    tables = [f"## `[policy.{name}]`\n\n{model.__doc__}\n\n{settings(model)}" for name, model in GROUPS.items()]
+    return "\n\n".join((intro, *tables))
 
 
 def checkpoint() -> str:

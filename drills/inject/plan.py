@@ -105,7 +105,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
 def _around_an_update(request: DrillRequest, spec: JobSpec, plan: Path) -> tuple[list[Fault], list[Fault]]:
     """What ranks and workers meet before an update is asked for, or while it is tried."""
     if request.asked_during == PARKED:
-        times = RecoveryPolicy().max_failures_at_step
+        times = RecoveryPolicy().retry.max_failures_at_step
         kills = request.model_copy(update={"fault": "kill-rank", "during": "", "times": times})
         return rank_faults(kills, request.struck_ranks(spec)), []
     if request.asked_during in ("kill-rank", AGAIN):

@@ -17,7 +17,7 @@ NEAR_S = 10.0
 def due(request: DrillRequest, spec: JobSpec) -> list[str]:
     """Machines that have to leave the job: all of them, or, where there are not enough others, none."""
     names = []
-    away = request.base == "link-down" and request.seconds > spec.policy.silent_evict_s + NEAR_S
+    away = request.base == "link-down" and request.seconds > spec.policy.silence.evict_s + NEAR_S
     if request.parks:
         return []
     if request.replaces or request.base == "bitflip" or away:
@@ -65,7 +65,7 @@ def evictions_right(
         texts: What the incidents said.
     """
     wanted, may = due(request, spec), {standby, *beside}
-    if request.base == "link-down" and request.seconds > spec.policy.silent_evict_s - NEAR_S:
+    if request.base == "link-down" and request.seconds > spec.policy.silence.evict_s - NEAR_S:
         may.add(request.struck_machine(spec))
     if standby and request.standby == "dies":
         wanted = [*wanted, standby]

@@ -212,7 +212,7 @@ def _not_recovered(
     if request.parks:
         return _not_parked(request, facts)
     update = expected_update(request)
-    if update is None and request.times >= spec.policy.max_failures_at_step:
+    if update is None and request.times >= spec.policy.retry.max_failures_at_step:
         # Again and again at one step deserves an operator, not a loop.
         return [] if facts.parked else [f"{request.times} faults at one step and the job was not parked"]
     found = []

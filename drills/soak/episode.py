@@ -42,7 +42,7 @@ STAGE_LIMIT_S = 60.0
 CLOSED_LIMIT_S = 15.0
 """An incident whose job steps again is closed within this long, e.g. once a killed worker is back."""
 MAY_LEAVE_S = 8.0
-"""A link that is down for longer may cost the job its machine: as ``silent_evict_s``, with some room."""
+"""A link that is down for longer may cost the job its machine: as ``silence.evict_s``, with some room."""
 LOOK_S = 0.05
 STATE_S = 1.0
 """Between two looks whether the job is parked or over."""

@@ -21,18 +21,18 @@ from everstep.rank import environment
 from everstep.system import private_files as private
 
 POLICY: dict[str, Any] = {
-    "stall_floor_s": 45.0,
-    "confirm_timeout_s": 20.0,
-    "exit_grace_s": 3.0,
-    "steady_steps": 3,
-    "steady_s": 0.0,
-    "ladder_repeats": 0,
-    "ladder_restarts": 0,
-    "backoff_initial_s": 0.2,
-    "rollback_steps": 4,
-    "rollback_s": 0.0,
-    "silent_evict_s": 20.0,
-    "evict_at_least": 1000,
+    "hang.floor_s": 45.0,
+    "confirm.timeout_s": 20.0,
+    "stop.exit_grace_s": 3.0,
+    "progress.steady_steps": 3,
+    "progress.steady_s": 0.0,
+    "ladder.repeats": 0,
+    "ladder.restarts": 0,
+    "retry.backoff_initial_s": 0.2,
+    "rollback.steps": 4,
+    "rollback.within_s": 0.0,
+    "silence.evict_s": 20.0,
+    "evict.at_least": 1000,
 }
 """A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
 it, and dozens of machines that leave it none to ask an operator. What strikes after the next gate is not held against
@@ -119,7 +119,7 @@ class SoakJob:
         )
         env = {environment.FAULTS: str(self.folder / "faults.json"), environment.STATE_DIGEST: "1"}
         spec = base.spec(name, env, disk=disk)
-        self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.model_copy(update=POLICY)})
+        self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.changed(POLICY)})
         self.machines = cluster.machines[: self.spec.machines]
         """Where it runs, in the order of its ranks: a plan that names m1 means the second of them."""
 

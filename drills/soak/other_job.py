@@ -49,7 +49,7 @@ class OtherJob:
             {"fault": "kill-machine", **sizes, "at_step": 0, "steps": STEPS, "step_seconds": STEP_S}
         )
         spec = base.spec(name, {}, disk=cluster.home / "disk")
-        self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.model_copy(update=policy)})
+        self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.changed(policy)})
         self.off = ExitStack()
         """Machines of it without power."""
         self._rescued = Records()

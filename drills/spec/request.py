@@ -179,7 +179,7 @@ class DrillRequest(BaseModel):
     def _comes_again(self) -> DrillRequest:
         """What is bound to a machine is there after each recovery, until the job is parked."""
         if self.bound:
-            self.__dict__["times"] = max(self.times, RecoveryPolicy().max_failures_at_step)
+            self.__dict__["times"] = max(self.times, RecoveryPolicy().retry.max_failures_at_step)
         return self
 
     @model_validator(mode="after")
@@ -268,7 +268,7 @@ class DrillRequest(BaseModel):
         spec = load_job(self.config, values)
         if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: handed on
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
-        chosen = set(spec.policy.model_fields_set)
+        chosen = spec.policy.chosen()
         policy = {**{key: value for key, value in self._patience().items() if key not in chosen}, **self.policy}
         kept = set(spec.checkpoint.model_fields_set)
         opens = self.then if self.base in UPDATES else self.base
@@ -277,7 +277,7 @@ class DrillRequest(BaseModel):
         changed = {
             "name": name,
             "env": spec.env | env,
-            "policy": spec.policy.model_copy(update=policy),
+            "policy": spec.policy.changed(policy),
             "checkpoint": spec.checkpoint.model_copy(update=checkpoint),
         }
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
@@ -292,7 +292,7 @@ class DrillRequest(BaseModel):
         if self.gone or self.base == "hang-agents":
             return settings.GONE_POLICY if self.strike_hold is None else settings.GONE_PATIENT
         if self.only_in_job:
-            return settings.DRILL_POLICY | settings.SHORT_REPLAY | {"replay_shows": 1.0 / (self.shows_every or 2)}
+            return settings.DRILL_POLICY | settings.SHORT_REPLAY | {"replay.fault_share": 1.0 / (self.shows_every or 2)}
         patience = settings.DRILL_POLICY if self.strike_hold is None else settings.PATIENT_POLICY
         return patience | (settings.NOBODY_LEAVES if self.base in DEVICES else {})
 

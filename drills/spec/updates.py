@@ -46,7 +46,7 @@ def expected_update(request: DrillRequest) -> ExpectedUpdate | None:
         incidents = 1 if request.changes_state or request.fails_after == 0 else 2
         return ExpectedUpdate(incidents, 3, "rollback", (running, VersionStatus.SUSPECT))
     if request.asked_during == PARKED:
-        tries = RecoveryPolicy().max_failures_at_step
+        tries = RecoveryPolicy().retry.max_failures_at_step
         return ExpectedUpdate(1, tries + 1, "update", (replaced, running))
     if request.asked_during == AGAIN:
         return ExpectedUpdate(1, 2, "update", (replaced, VersionStatus.SUPERSEDED, running))

@@ -17,4 +17,4 @@ def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool
         seconds: That it ran for without a failure.
         policy: Both limits.
     """
-    return seconds >= policy.steady_s and (steps is None or steps >= policy.steady_steps)
+    return seconds >= policy.progress.steady_s and (steps is None or steps >= policy.progress.steady_steps)

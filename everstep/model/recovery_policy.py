@@ -1,23 +1,31 @@
-"""Every number that decides how a job is recovered, with its source.
+"""Every number that decides how a job is recovered, in groups, with its source.
 
-A number from a paper names its section; the papers leave the others open.
+Each group is a table of a job file: ``[policy.hang]``. A setting's name is that of its group and its own:
+``hang.floor_s``. A number from a paper names its section; the papers leave the others open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic.fields import FieldInfo
 
 from everstep.model.eviction import EvictMode
 from everstep.model.ladder import Rung, RungMode
 
 
-class RecoveryPolicy(BaseModel):
-    """How often, how fast and how patiently a job is brought back."""
-
+class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
+
+class RetryPolicy(_Group):
+    """How often a job is restarted before it is parked, and how long each restart waits."""
+
     max_attempts: int = Field(
-        3, ge=1, description="Reattempts of one incident, or restores in a row that fail, before it is parked."
+        3, ge=1, description="Reattempts of one incident, or restores in a row that fail, before the job is parked."
     )
     max_failures_at_step: int = Field(
         3, ge=1, description="Failures of the job at one and the same step before it is parked."
@@ -26,101 +34,153 @@ class RecoveryPolicy(BaseModel):
         5, ge=1, description="Failures in a row, each before steady progress, before the job is parked."
     )
     max_lost_steps: int = Field(
-        1000, ge=0, description="Without a common checkpoint the job begins again only if it loses no more."
-    )
-    steady_steps: int = Field(
-        100,
-        ge=1,
-        description="A failure is solved, and a version of the code steady, so many steps past it without another, and "
-        "after steady_s.",
-    )
-    steady_s: float = Field(
-        3600.0,
-        ge=0,
-        description="So long after the job stepped again, seconds; alone where a script shows no steps.",
+        1000, ge=0, description="Without a common checkpoint the job begins again only if it loses no more steps."
     )
     backoff_initial_s: float = Field(
         1.0, ge=0, description="Wait before the second reattempt, seconds; the first one does not wait."
     )
     backoff_factor: float = Field(2.0, ge=1, description="Growth of the wait from one reattempt to the next.")
     backoff_max_s: float = Field(60.0, ge=0, description="Longest wait between reattempts, seconds.")
-    storage_answer_s: float = Field(
-        45.0, gt=0, description="Storage that does not list its copies within this does not answer, seconds."
+
+
+class ProgressPolicy(_Group):
+    """What counts as steady progress: a failure is solved then, and a version of the code is steady."""
+
+    steady_steps: int = Field(
+        100, ge=1, description="Steps beyond the failure, without another failure; steady_s must have passed as well."
     )
-    storage_tries: int = Field(
-        5, ge=1, description="How often silent storage that may hold a newer step is asked before parking."
+    steady_s: float = Field(
+        3600.0,
+        ge=0,
+        description="Time since the job stepped again, seconds; it counts alone where a script shows no steps.",
     )
-    storage_wait_initial_s: float = Field(5.0, ge=0, description="Wait before it is asked again, seconds.")
-    storage_wait_factor: float = Field(2.0, ge=1, description="Growth of that wait from one time to the next.")
-    storage_wait_max_s: float = Field(60.0, ge=0, description="Longest such wait, seconds.")
-    confirm_timeout_s: float = Field(
+
+
+class StoragePolicy(_Group):
+    """How patiently storage is asked for its copies."""
+
+    answer_s: float = Field(
+        45.0, gt=0, description="Storage that does not list its copies within this time does not answer, seconds."
+    )
+    tries: int = Field(
+        5, ge=1, description="How often silent storage that may hold a newer step is asked before the job is parked."
+    )
+    wait_initial_s: float = Field(5.0, ge=0, description="Wait before storage is asked again, seconds.")
+    wait_factor: float = Field(2.0, ge=1, description="Growth of that wait from one try to the next.")
+    wait_max_s: float = Field(60.0, ge=0, description="Longest such wait, seconds.")
+
+
+class ConfirmPolicy(_Group):
+    """How long a launch may take until its ranks complete a step."""
+
+    timeout_s: float = Field(
         600.0, gt=0, description="All ranks have at least this long to complete a step after a launch, seconds."
     )
-    confirm_factor: float = Field(
-        3.0, ge=1, description="A restart may take this many times as long to its first step as one did before."
+    factor: float = Field(
+        3.0, ge=1, description="A restart may take this many times as long to its first step as an earlier start did."
     )
     start_timeout_s: float = Field(
-        1800.0, gt=0, description="Within it a job must complete its first step, as long as none was seen, s."
+        1800.0,
+        gt=0,
+        description="A job must complete its first step within this time, as long as no start of it did, seconds.",
     )
-    confirm_alive_s: float = Field(
-        10.0, gt=0, description="A script that shows no steps is taken to run when it lived that long, seconds."
+    alive_s: float = Field(
+        10.0, gt=0, description="A script that shows no steps is taken to run once it has lived this long, seconds."
     )
-    stall_factor: float = Field(
-        10.0, gt=1, description="Job-wide stall after this many median step times without any step."
+
+
+class HangPolicy(_Group):
+    """When a job without steps is a hang."""
+
+    floor_s: float = Field(
+        600.0,
+        gt=0,
+        description="No rank steps, and the ranks that the others wait for work, or nothing is known of them: a hang "
+        "after at least this long, seconds (hang threshold of ByteRobust, section 4.1).",
     )
-    stall_floor_s: float = Field(
-        600.0, gt=0, description="A stall is at least this long, seconds (hang threshold of ByteRobust, section 4.1)."
-    )
-    stall_ceiling_s: float = Field(
+    factor: float = Field(10.0, gt=1, description="The hang is also at least this many median step times long.")
+    ceiling_s: float = Field(
         3600.0,
         gt=0,
-        description="A job whose ranks are seen to compute is not stalled before this, and the bound of a stall is "
-        "not learnt to be longer, seconds.",
+        description="A job whose ranks are seen to compute does not hang before this time, and no longer bound is "
+        "learnt, seconds.",
     )
-    hang_floor_s: float = Field(
+    idle_floor_s: float = Field(
         3.0,
         gt=0,
-        description="All ranks wait for some that do nothing: a hang after at least so long without a step, s.",
+        description="All ranks wait for some that do nothing: a hang after at least this long without a step, seconds.",
     )
-    hang_factor: float = Field(10.0, gt=1, description="And after so many median step times.")
+    idle_factor: float = Field(10.0, gt=1, description="That hang is also at least this many median step times long.")
     stopped_s: float = Field(
-        0.5, gt=0, description="A rank whose process is stopped so long while no rank steps is a hang, seconds."
+        0.5, gt=0, description="A rank whose process is stopped this long while no rank steps is a hang, seconds."
     )
     trace_s: float = Field(
         20.0,
         ge=0,
-        description="Ranks of a job that stands still are looked at, for no longer than this before they are stopped, "
-        "seconds; 0: never.",
-    )
-    slow_s: float = Field(
-        120.0,
-        ge=0,
-        description="Most ranks step so long more slowly than before: the slow machine is looked for, seconds; "
+        description="Ranks of a job that hangs are traced for at most this long before they are stopped, seconds; "
         "0: never.",
     )
-    slow_rounds: int = Field(
+
+
+class SlowPolicy(_Group):
+    """When a job is slower than before, and the vote for the slow machine."""
+
+    after_s: float = Field(
+        120.0,
+        ge=0,
+        description="Most ranks step more slowly than before for this long: the vote begins, seconds; 0: never.",
+    )
+    rounds: int = Field(
         5, ge=3, le=20, description="Rounds of the vote for the slow machine (ByteRobust, section 5.1)."
     )
-    slow_round_s: float = Field(
-        10.0, gt=0, le=600, description="Length of such a round, seconds (ByteRobust, section 5.1)."
+    round_s: float = Field(10.0, gt=0, le=600, description="Length of such a round, seconds (ByteRobust, section 5.1).")
+    again_after_s: float = Field(
+        3600.0, ge=0, description="Time from a vote to the next one, whatever its result, seconds."
     )
-    slow_again_s: float = Field(
-        3600.0, ge=0, description="After a vote there is none again for so long, whatever it said, seconds."
-    )
-    nan_loss_steps: int = Field(
+
+
+class NanPolicy(_Group):
+    """When numbers that are not finite are a fault."""
+
+    loss_steps: int = Field(
         1, ge=0, description="A loss that is not finite for this many steps in a row is a fault; 0: never."
     )
-    nan_grad_norm_steps: int = Field(
-        3, ge=0, description="The same of the gradient norm, of which a GradScaler skips some; 0: never."
+    grad_norm_steps: int = Field(
+        3,
+        ge=0,
+        description="A gradient norm that is not finite for this many steps in a row is a fault (a GradScaler skips "
+        "some such steps); 0: never.",
     )
-    agent_retry_max_s: float = Field(
+
+
+class SilencePolicy(_Group):
+    """When a machine of which nothing is heard is lost."""
+
+    detect_s: float = Field(
+        10.0, gt=0, description="Nothing failed, and agent and ranks are silent this long: an anomaly, seconds."
+    )
+    evict_s: float = Field(
+        2.0, ge=0, description="The job failed, and a machine does not answer this long: the machine is gone, seconds."
+    )
+    retry_max_s: float = Field(
         3.0, gt=0, description="Longest wait of a watcher before it asks a silent agent again, seconds."
+    )
+
+
+class StopPolicy(_Group):
+    """How long ranks have to end."""
+
+    grace_s: float = Field(
+        5.0, ge=0, description="Time between SIGTERM and SIGKILL when an operator stops a job, seconds."
     )
     exit_grace_s: float = Field(
         60.0, ge=0, description="After a rank left with code 0 the others have this long to follow, seconds."
     )
-    stop_grace_s: float = Field(
-        5.0, ge=0, description="Between SIGTERM and SIGKILL when an operator stops a job, seconds."
+    align_s: float = Field(
+        30.0,
+        ge=0,
+        description="Before an urgent update, or before a machine is exchanged while ranks step, all ranks have this "
+        "long to end the same step, seconds.",
     )
     kill_patience_s: float = Field(
         600.0,
@@ -128,101 +188,183 @@ class RecoveryPolicy(BaseModel):
         description="Ranks that were killed have this long to be gone before the job is parked, seconds: the kernel "
         "frees some GB of memory a second.",
     )
-    parked_timeout_h: float = Field(
-        24.0 * 7, gt=0, description="A parked job is abandoned after this long without an operator, hours."
+
+
+class ParkPolicy(_Group):
+    """How long a parked job waits for an operator."""
+
+    timeout_h: float = Field(24.0 * 7, gt=0, description="A parked job is abandoned after this time, hours.")
+
+
+class RollbackPolicy(_Group):
+    """When a version of the code is rolled back."""
+
+    steps: int = Field(20, ge=0, description="A version that fails before this many steps is rolled back.")
+    within_s: float = Field(
+        300.0, ge=0, description="A version that fails before it has run this long is rolled back, seconds."
     )
-    rollback_steps: int = Field(
-        20, ge=0, description="A version of the code that fails before so many steps is rolled back."
+    error_within_h: float = Field(
+        24.0, ge=0, description="A version this young is rolled back at the program's first own error, hours."
     )
-    rollback_s: float = Field(300.0, ge=0, description="So is one that fails before it has run for so long, seconds.")
-    rollback_error_h: float = Field(
-        24.0,
-        ge=0,
-        description="A version that came within so many hours is taken back at the program's first own error.",
-    )
-    ladder: dict[Rung, RungMode] = Field(
+
+
+class LadderPolicy(_Group):
+    """How far the ladder of diagnose, rollback and replay goes."""
+
+    modes: dict[Rung, RungMode] = Field(
         default_factory=dict,
         description="How far diagnose, rollback and replay may go: act, approve, shadow or off.",
     )
-    ladder_window_h: float = Field(
+    window_h: float = Field(
         24.0,
         ge=0,
-        description="What was tried for the same fault within so many hours is not tried again, solved or not.",
+        description="A rung that was tried for the same fault within this time is not tried again, solved or not, "
+        "hours.",
     )
-    ladder_repeats: int = Field(
+    repeats: int = Field(
         3,
         ge=0,
-        description="So many failures of unknown cause with one symptom in ladder_window_h are one fault, whatever "
+        description="This many failures of unknown cause with one symptom in ladder.window_h are one fault, whatever "
         "machines they name; 0: never.",
     )
-    ladder_restarts: int = Field(
+    restarts: int = Field(
         5,
         ge=0,
-        description="A fault that all rungs left unsolved, and that was restarted so often in ladder_window_h since, "
-        "is parked; 0: never.",
+        description="A fault that all rungs left unsolved, and that was restarted this often in ladder.window_h since, "
+        "parks the job; 0: never.",
     )
-    diagnose_at_once: bool = Field(
+
+
+class DiagnosePolicy(_Group):
+    """Diagnostic tests of stopped machines."""
+
+    at_once: bool = Field(
         default=False,
-        description="Test the machines before the first restart too, where nothing says what failed.",
+        description="Test the machines before the first restart too, where it is not known what failed.",
     )
-    diagnose_s: float = Field(
-        2000.0, gt=0, description="All tests of one machine, and each between two, have this long, seconds."
+    timeout_s: float = Field(
+        2000.0,
+        gt=0,
+        description="All tests of one machine have this long together, and so has each test between two, seconds.",
     )
-    diagnose_slow_share: float = Field(
+    slow_share: float = Field(
         0.2, ge=0, lt=1, description="A bandwidth below this share of the machines' median is a fault."
     )
-    diagnose_off: list[str] = Field(default_factory=list, description="Tests that are never run.")
-    diagnose_settings: dict[str, dict[str, JsonValue]] = Field(
+    off: list[str] = Field(default_factory=list, description="Tests that are never run.")
+    settings: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="Settings of tests, by their names."
     )
-    replay_steps: int = Field(10, ge=1, description="A replay runs so many steps of the script.")
-    replay_s: float = Field(
+
+
+class ReplayPolicy(_Group):
+    """The replay of the job on groups of its machines."""
+
+    steps: int = Field(10, ge=1, description="A replay runs this many steps of the script.")
+    timeout_s: float = Field(
         300.0,
         gt=0,
-        description="From its first step on a group has so long for them; after it the group hangs, seconds.",
+        description="From its first step on a group has this long for them; later the group hangs, seconds.",
     )
-    replay_machines: int = Field(
+    machines: int = Field(
         0,
         ge=0,
         description="Machines of a group; 0: as many as name one machine at fault alone (m ≤ n of ByteRobust, section "
         "6).",
     )
-    replay_shows: float = Field(
-        0.5, gt=0, le=1, description="A fault shows in this share of the runs in which its machine takes part."
+    fault_share: float = Field(
+        0.5, gt=0, le=1, description="A fault shows in this share of the trials in which its machine takes part."
     )
-    replay_miss: float = Field(
+    miss_probability: float = Field(
         0.1,
         gt=0,
         le=1,
         description="Both phases are repeated until such a fault is missed with this probability at most.",
     )
-    replay_args: list[str] = Field(
+    args: list[str] = Field(
         default_factory=list,
         description="Further arguments of the script in a replay, e.g. for fewer layers (ByteRobust, section 6).",
     )
-    hold_s: float = Field(
-        30.0,
-        ge=0,
-        description="Before an urgent update, or a machine is exchanged while they step, ranks have so long to end the "
-        "same step, seconds.",
-    )
+
+
+class UpdatePolicy(_Group):
+    """The trial of a new version of the code."""
+
     check_s: float = Field(
-        600.0, gt=0, description="A version has so long to come to where it joins the job when it is tried, s."
+        600.0, gt=0, description="A version that is tried must reach the point where it joins the job in time, seconds."
     )
-    evict_mode: EvictMode = Field(
+
+
+class EvictPolicy(_Group):
+    """Which machines may leave a job without an operator."""
+
+    mode: EvictMode = Field(
         EvictMode.ACT, description="Most that a rule of eviction may do: act, approve, shadow or off."
     )
-    evict_rules: dict[str, EvictMode] = Field(
-        default_factory=dict, description="The same of single rules: a table of names and modes."
+    rules: dict[str, EvictMode] = Field(
+        default_factory=dict, description="Most that a single rule may do: a table of names and modes."
     )
-    evict_share: float = Field(
+    share: float = Field(
         0.25, ge=0, le=1, description="Share of the machines evicted in the window without an operator."
     )
-    evict_at_least: int = Field(2, ge=0, description="So many may be evicted in the window however small the share is.")
-    evict_window_h: float = Field(24.0, gt=0, description="The window in which evictions are counted, hours.")
-    silent_evict_s: float = Field(
-        2.0, ge=0, description="Once a job failed, a machine that does not answer for so long is gone, seconds."
+    at_least: int = Field(
+        2, ge=0, description="This many machines may be evicted in the window however small the share is."
     )
-    silent_s: float = Field(
-        10.0, gt=0, description="Where nothing failed, agent and ranks are silent for so long: an anomaly, s."
-    )
+    window_h: float = Field(24.0, gt=0, description="The window in which evictions are counted, hours.")
+
+
+class RecoveryPolicy(BaseModel):
+    """How often, how fast and how patiently a job is recovered. The table ``[policy]`` of a job file."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    retry: RetryPolicy = Field(default_factory=RetryPolicy)
+    progress: ProgressPolicy = Field(default_factory=ProgressPolicy)
+    storage: StoragePolicy = Field(default_factory=StoragePolicy)
+    confirm: ConfirmPolicy = Field(default_factory=ConfirmPolicy)
+    hang: HangPolicy = Field(default_factory=HangPolicy)
+    slow: SlowPolicy = Field(default_factory=SlowPolicy)
+    nan: NanPolicy = Field(default_factory=NanPolicy)
+    silence: SilencePolicy = Field(default_factory=SilencePolicy)
+    stop: StopPolicy = Field(default_factory=StopPolicy)
+    park: ParkPolicy = Field(default_factory=ParkPolicy)
+    rollback: RollbackPolicy = Field(default_factory=RollbackPolicy)
+    ladder: LadderPolicy = Field(default_factory=LadderPolicy)
+    diagnose: DiagnosePolicy = Field(default_factory=DiagnosePolicy)
+    replay: ReplayPolicy = Field(default_factory=ReplayPolicy)
+    update: UpdatePolicy = Field(default_factory=UpdatePolicy)
+    evict: EvictPolicy = Field(default_factory=EvictPolicy)
+
+    def changed(self, settings: Mapping[str, object]) -> RecoveryPolicy:
+        """The policy with other values of some settings, by names such as ``hang.floor_s``."""
+        tables: dict[str, Any] = {group: getattr(self, group).model_dump(exclude_unset=True) for group in GROUPS}
+        for name, value in settings.items():
+            group, setting = name.split(".")
+            tables[group][setting] = value
+        return RecoveryPolicy.model_validate(tables)
+
+    def chosen(self) -> set[str]:
+        """Names of the settings that somebody set."""
+        return {f"{group}.{setting}" for group in GROUPS for setting in getattr(self, group).model_fields_set}
+
+    def value(self, name: str) -> Any:
+        """The value of a setting, by a name such as ``hang.floor_s``."""
+        group, setting = name.split(".")
+        return getattr(getattr(self, group), setting)
+
+
+GROUPS: dict[str, type[BaseModel]] = {
+    name: field.annotation for name, field in RecoveryPolicy.model_fields.items() if isinstance(field.annotation, type)
+}
+"""The groups of settings, by their names."""
+
+
+@cache
+def settings() -> dict[str, FieldInfo]:
+    """All settings, by names such as ``hang.floor_s``."""
+    return dict(_settings())
+
+
+def _settings() -> Iterator[tuple[str, FieldInfo]]:
+    for group, model in GROUPS.items():
+        for setting, field in model.model_fields.items():
+            yield f"{group}.{setting}", field

@@ -56,8 +56,8 @@ args = [
 ]
 machines = 3
 
-[policy]
-stall_floor_s = 4.0
+[policy.hang]
+floor_s = 4.0
 """
 Losses = dict[int, float]
 Holds = Callable[[dict[str, Any]], bool]

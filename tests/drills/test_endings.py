@@ -94,12 +94,12 @@ for step in range(50):
 def run(cluster: DrillCluster, tmp_path: Path) -> Run:
     """Run a script as a job of two ranks until it ends or is parked, and give it up then."""
 
-    async def until_over(script: str, **policy: float) -> JobState:
+    async def until_over(script: str, **policy: dict[str, Any]) -> JobState:
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(BEGIN) + script)
-        fields: dict[str, Any] = {"backoff_initial_s": 0.1, "backoff_max_s": 0.1} | policy
+        policy["retry"] = {"backoff_initial_s": 0.1, "backoff_max_s": 0.1} | policy.get("retry", {})
         name = cluster.next_name("ending")
-        spec = JobSpec(name=name, script=str(path), machines=2, policy=RecoveryPolicy.model_validate(fields))
+        spec = JobSpec(name=name, script=str(path), machines=2, policy=RecoveryPolicy.model_validate(policy))
         await cluster.control.start_job(spec, cluster.machines[:2])
         async with asyncio.timeout(LIMIT_S):
             while not (state := await cluster.control.state(name)).outcome and state.status != "parked":  # noqa: ASYNC110 - asked over the network
@@ -114,20 +114,20 @@ def run(cluster: DrillCluster, tmp_path: Path) -> Run:
 
 
 async def test_breaking_out_of_the_loop_is_an_end_like_any_other(run: Run) -> None:
-    state = await run(BREAKS, exit_grace_s=0.5, stall_floor_s=1.0)
+    state = await run(BREAKS, stop={"exit_grace_s": 0.5}, hang={"floor_s": 1.0})
 
     assert (state.outcome, len(state.lineage)) == ("finished after 0 incidents", 1)
 
 
 async def test_reports_without_a_loop_are_steps_and_their_end_is_one(run: Run) -> None:
-    state = await run(WITHOUT_LOOP, start_timeout_s=20.0, confirm_timeout_s=20.0)
+    state = await run(WITHOUT_LOOP, confirm={"start_timeout_s": 20.0, "timeout_s": 20.0})
 
     assert (state.outcome, len(state.lineage), state.unconfirmed) == ("finished after 0 incidents", 1, "")
     assert state.showing.kind == "calls"
 
 
 async def test_a_rank_that_leaves_while_the_others_go_on_is_an_incident(run: Run) -> None:
-    state = await run(LEAVES, exit_grace_s=1.0)
+    state = await run(LEAVES, stop={"exit_grace_s": 1.0})
 
     assert state.outcome == "finished after 1 incident"
     assert "rank 1 on m1 left with code 0 before the job was over" in state.incidents[0].headline
@@ -136,7 +136,7 @@ async def test_a_rank_that_leaves_while_the_others_go_on_is_an_incident(run: Run
 
 @pytest.mark.wide
 async def test_a_first_step_that_takes_longer_than_a_hang_is_waited_for_in_every_process(run: Run) -> None:
-    state = await run(SLOW_FIRST_STEP, stall_floor_s=2.0)
+    state = await run(SLOW_FIRST_STEP, hang={"floor_s": 2.0})
 
     assert state.outcome == "finished after 1 incident"
     assert len(state.lineage) == 2
@@ -145,7 +145,7 @@ async def test_a_first_step_that_takes_longer_than_a_hang_is_waited_for_in_every
 
 
 async def test_a_hang_before_the_first_step_of_all_is_noticed(run: Run) -> None:
-    state = await run(HANGS, start_timeout_s=3.0, confirm_timeout_s=3.0, confirm_alive_s=0.5)
+    state = await run(HANGS, confirm={"start_timeout_s": 3.0, "timeout_s": 3.0, "alive_s": 0.5})
 
     assert state.outcome == "finished after 1 incident"
     assert len(state.lineage) == 2
@@ -154,7 +154,7 @@ async def test_a_hang_before_the_first_step_of_all_is_noticed(run: Run) -> None:
 
 @pytest.mark.wide
 async def test_a_slow_import_that_fails_each_time_never_recovers(run: Run) -> None:
-    state = await run(SLOW_IMPORT, confirm_alive_s=0.5)
+    state = await run(SLOW_IMPORT, confirm={"alive_s": 0.5})
 
     assert state.status == "parked"
     assert len(state.lineage) == 3
@@ -164,7 +164,7 @@ async def test_a_slow_import_that_fails_each_time_never_recovers(run: Run) -> No
 
 @pytest.mark.wide
 async def test_a_script_that_showed_steps_is_not_recovered_by_living(run: Run) -> None:
-    state = await run(FAILS_AFTER_STEPS, confirm_alive_s=0.5, max_attempts=10)
+    state = await run(FAILS_AFTER_STEPS, confirm={"alive_s": 0.5}, retry={"max_attempts": 10})
 
     assert (state.status, len(state.lineage)) == ("parked", 4)
     assert [one.resolution for one in state.incidents] == ["abandoned"], "one incident, which was never over"

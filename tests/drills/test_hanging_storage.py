@@ -67,7 +67,7 @@ class Share:
         (self.root / "go").touch()
 
 
-async def lose_m1(cluster: DrillCluster, share: Share, **policy: float) -> None:
+async def lose_m1(cluster: DrillCluster, share: Share, **storage: float) -> None:
     """Start the job, and at step 25, with step 20 on the share, lose m1 with its memory while the share hangs."""
     script = share.root / "train.py"
     script.write_text(SCRIPT)
@@ -77,7 +77,7 @@ async def lose_m1(cluster: DrillCluster, share: Share, **policy: float) -> None:
         args=[str(share.root)],
         machines=2,
         checkpoint=CheckpointPolicy(backup=False, disk_path=str(share.root), disk_every_steps=10, disk_every_min=0),
-        policy=RecoveryPolicy.model_validate({"storage_answer_s": 1.0, "storage_wait_initial_s": 0.2, **policy}),
+        policy=RecoveryPolicy(storage={"answer_s": 1.0, "wait_initial_s": 0.2, **storage}),
     )
     await cluster.control.start_job(spec, cluster.machines[:2])
     await until((share.root / "stands").exists)
@@ -110,7 +110,7 @@ async def test_the_job_is_parked_and_goes_on_from_the_newer_step_when_an_operato
     cluster: DrillCluster, tmp_path: Path
 ) -> None:
     share = Share(tmp_path)
-    await lose_m1(cluster, share, storage_tries=2)
+    await lose_m1(cluster, share, tries=2)
     try:
         state = await state_when(cluster, lambda state: state.status == "parked")
         stage = await cluster.control.stage(state.incidents[-1].id)
@@ -131,7 +131,7 @@ async def test_the_job_is_parked_and_goes_on_from_the_newer_step_when_an_operato
 @pytest.mark.wide
 async def test_the_job_goes_on_by_itself_when_the_share_answers_in_time(cluster: DrillCluster, tmp_path: Path) -> None:
     share = Share(tmp_path)
-    await lose_m1(cluster, share, storage_tries=1000, storage_wait_max_s=0.2)
+    await lose_m1(cluster, share, tries=1000, wait_max_s=0.2)
     try:
         state = await state_when(cluster, lambda state: state.incidents != [])
         id = state.incidents[-1].id

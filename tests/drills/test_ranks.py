@@ -122,8 +122,8 @@ async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillClust
     name = cluster.next_name("resumed")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
-    untested = {"ladder": {Rung.DIAGNOSE: RungMode.OFF}}  # the test before this one shows that rung
-    spec = spec.model_copy(update={"policy": spec.policy.model_copy(update=untested)})
+    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # the test before this one shows that rung
+    spec = spec.model_copy(update={"policy": spec.policy.changed(untested)})
     given = planned(request, spec, plan, cluster)
     given.write()
     await cluster.control.start_job(spec, cluster.machines[:2])

@@ -132,16 +132,16 @@ def test_the_default_job_is_the_example_in_three_dimensions() -> None:
     assert (topology.world_size, topology.tp, topology.pp, topology.dp) == (8, 2, 2, 2)
     assert spec.env == {"A": "b"}
     assert Path(spec.script).name == "gpt.py"
-    assert spec.policy.stall_floor_s < 10
+    assert spec.policy.hang.floor_s < 10
 
 
 def test_a_job_file_gives_sizes_and_policy_and_options_win(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "job.toml"
-    file.write_text('script = "train.py"\nmachines = 3\n[policy]\nstall_floor_s = 77.0\n')
+    file.write_text('script = "train.py"\nmachines = 3\n[policy.hang]\nfloor_s = 77.0\n')
     spec = DrillRequest(fault="kill-rank", config=file).spec("job", {})
     assert (spec.machines, spec.ranks_per_machine, spec.tp) == (3, 1, 1)
-    assert spec.policy.stall_floor_s == 77.0
+    assert spec.policy.hang.floor_s == 77.0
     assert DrillRequest(fault="kill-rank", config=file, machines=2).spec("job", {}).machines == 2
 
 

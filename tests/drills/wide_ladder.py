@@ -97,7 +97,7 @@ async def test_a_nan_that_the_data_bring_parks_the_job_and_takes_nobody_out(
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(BAD_BATCH))
     name = cluster.next_name("bad-batch")
-    policy = RecoveryPolicy(replay_steps=16, replay_shows=1.0)
+    policy = RecoveryPolicy(replay={"steps": 16, "fault_share": 1.0})
     disk = cluster.home / "disk"
     disk.mkdir(exist_ok=True)
     checkpoint = CheckpointPolicy(disk=True, disk_path=str(disk), disk_every_steps=4, disk_keep=9)

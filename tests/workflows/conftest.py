@@ -331,20 +331,24 @@ class Jobs:
     queue: str
 
     async def start(
-        self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: object
+        self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: Any
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
         """Start a job of two ranks on two machines; ``state`` has further fields of its JobState, e.g. versions: the
         last one runs."""
         name = f"job-{uuid.uuid4().hex[:8]}"
-        defaults = {"backoff_initial_s": 0.05, "backoff_max_s": 0.05}
-        defaults |= {"storage_wait_initial_s": 0.05, "storage_wait_max_s": 0.05, "storage_tries": 3}
+        quick = {
+            "retry": {"backoff_initial_s": 0.05, "backoff_max_s": 0.05},
+            "storage": {"wait_initial_s": 0.05, "wait_max_s": 0.05, "tries": 3},
+        }
         spec = JobSpec(
             name=name,
             script="/job.py",
             machines=2,
             version=len((state or {}).get("versions", [])),
             checkpoint=checkpoint or CheckpointPolicy(),
-            policy=RecoveryPolicy.model_validate(defaults | policy),
+            policy=RecoveryPolicy.model_validate(
+                {**policy, **{group: {**table, **policy.get(group, {})} for group, table in quick.items()}}
+            ),
         )
         return await self.client.start_workflow(
             JobWorkflow.run,

@@ -23,7 +23,7 @@ from tests.workflows.test_evict import POLICY, STANDBYS, WHO, explanation_of, fa
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
-ASKS = {"evict_share": 0.0, "evict_at_least": 0}
+ASKS = {"evict": {"share": 0.0, "at_least": 0}}
 """The breaker trips at once."""
 
 
@@ -90,7 +90,7 @@ async def test_one_command_approves_and_says_what(jobs: Any, tmp_path: Path) -> 
 
 
 async def test_a_job_that_waits_for_something_else_has_nothing_to_approve(jobs: Any, tmp_path: Path) -> None:
-    handle = await jobs.start(**POLICY, max_attempts=1)
+    handle = await jobs.start(**POLICY, retry={"max_attempts": 1})
     await jobs.until(handle, lambda state: state.status == "running")
     jobs.cluster.confirmation = lambda given: Confirmation(
         generation=given.launched.generation, ok=False, reason="rank 1 died again"
@@ -119,7 +119,7 @@ async def test_a_job_that_is_not_parked_has_nothing_to_approve(jobs: Any, tmp_pa
 
 async def test_the_page_the_stage_and_the_update_name_who_waits(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
-    handle = await failed(jobs, evict_rules={"sure-machine-fault": EvictMode.APPROVE})
+    handle = await failed(jobs, evict={"rules": {"sure-machine-fault": EvictMode.APPROVE}})
     incident = await parked(jobs, handle)
     assert "**Parked: an operator has to approve that m1 (gpu-lost) may leave.**" in await page(incident)
     at_hand = await Control(jobs.client, None).stage(incident.id)
@@ -136,7 +136,7 @@ async def test_the_page_the_stage_and_the_update_name_who_waits(jobs: Any) -> No
 
 async def test_an_approval_is_for_the_machines_that_were_shown(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
-    handle = await failed(jobs, evict_mode=EvictMode.APPROVE)
+    handle = await failed(jobs, evict={"mode": EvictMode.APPROVE})
     incident = await parked(jobs, handle)
 
     def both(given: StopInput) -> Evidence:

@@ -57,11 +57,12 @@ STAGES = {
 
 async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
     """A job whose first incident is at a stage, and that incident."""
-    policy: dict[str, float] = {}
+    policy: dict[str, Any] = {}
     if stage == "backoff":
-        jobs.cluster.confirmation, policy = failing_first, {"backoff_initial_s": 600.0, "backoff_max_s": 600.0}
+        jobs.cluster.confirmation = failing_first
+        policy = {"retry": {"backoff_initial_s": 600.0, "backoff_max_s": 600.0}}
     if stage == "parked":
-        jobs.cluster.confirmation, policy = failing_first, {"max_attempts": 1}
+        jobs.cluster.confirmation, policy = failing_first, {"retry": {"max_attempts": 1}}
     jobs.cluster.blocked |= STAGES[stage]
     job = await jobs.start(**policy)
     await jobs.until(job, lambda state: state.status == "running")

@@ -25,7 +25,7 @@ from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 STANDBYS = [Machine(name="m2", address="127.0.0.13:1"), Machine(name="m3", address="127.0.0.14:1")]
-POLICY = {"silent_evict_s": 0.0}
+POLICY = {"silence": {"evict_s": 0.0}}
 WHO = {"operator": "ada", "note": "it is the switch"}
 
 
@@ -259,7 +259,7 @@ async def test_a_machine_that_comes_back_while_there_is_no_standby_goes_on(jobs:
 
 async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
-    handle = await failed(jobs, evict_share=0.0, evict_at_least=0)
+    handle = await failed(jobs, evict={"share": 0.0, "at_least": 0})
     await jobs.until(handle, lambda state: state.status == "parked")
     assert not [call for call in jobs.cluster.calls if call.startswith("replace")]
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
@@ -288,7 +288,7 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
 
 async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: Any) -> None:
     jobs.cluster.evidence = gone("m1")
-    handle = await failed(jobs, evict_share=0.0, evict_at_least=0)
+    handle = await failed(jobs, evict={"share": 0.0, "at_least": 0})
     await jobs.until(handle, lambda state: state.status == "parked")
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
@@ -303,7 +303,7 @@ async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: An
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])
 async def test_in_shadow_mode_nobody_leaves(jobs: Any, mode: EvictMode) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
-    handle = await failed(jobs, evict_mode=mode)
+    handle = await failed(jobs, evict={"mode": mode})
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     assert jobs.cluster.standbys == STANDBYS
@@ -313,7 +313,7 @@ async def test_in_shadow_mode_nobody_leaves(jobs: Any, mode: EvictMode) -> None:
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.APPROVE])
 async def test_what_would_be_done_is_kept_where_a_fault_is_only_told(jobs: Any, mode: EvictMode) -> None:
     jobs.cluster.standbys = list(STANDBYS)
-    handle = await jobs.start(**POLICY, evict_mode=mode)
+    handle = await jobs.start(**POLICY, evict={"mode": mode})
     await jobs.until(handle, lambda state: state.status == "running")
     assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "taken"
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
@@ -329,7 +329,7 @@ async def test_what_would_be_done_is_kept_where_a_fault_is_only_told(jobs: Any, 
 
 async def test_an_operator_lets_the_job_go_on_with_a_faulty_machine(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
-    handle = await failed(jobs, evict_rules={"sure-machine-fault": EvictMode.APPROVE})
+    handle = await failed(jobs, evict={"rules": {"sure-machine-fault": EvictMode.APPROVE}})
     await jobs.until(handle, lambda state: state.status == "parked")
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.resume, WHO)
@@ -352,7 +352,7 @@ async def test_a_machine_that_is_lost_before_or_after_the_launch_is_not_waited_f
     jobs.cluster.standbys = list(STANDBYS)
     jobs.cluster.evidence = lambda given: gone("m1", *(["m2"] if given.generation > 1 else []))(given)
     jobs.cluster.refused_launches.append("1 of 2 agents answered; m2 did not")
-    handle = await failed(jobs, silent_s=7.0)
+    handle = await failed(jobs, silence={"evict_s": 0.0, "detect_s": 7.0})
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     asked = [(given.patience_s, given.probed) for given in jobs.cluster.launches[1:]]

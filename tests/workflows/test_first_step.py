@@ -218,7 +218,7 @@ async def test_a_fault_before_any_step_parks_though_the_ranks_lived_for_a_while_
     """A slow import: each restart lives for longer than it takes to be taken to run."""
     jobs.cluster.confirmation = lives
     jobs.cluster.evidence = never_stepped
-    handle = await jobs.start(max_failures_at_step=3)
+    handle = await jobs.start(retry={"max_failures_at_step": 3})
     for generation in (1, 2, 3):
         state = await jobs.until(
             handle, lambda state, g=generation: state.generation == g and state.status == "running"
@@ -239,7 +239,7 @@ async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_la
 
     jobs.cluster.confirmation = shown
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, emptied=["m1"])
-    handle = await jobs.start(confirm_timeout_s=0.05, confirm_factor=1000.0)
+    handle = await jobs.start(confirm={"timeout_s": 0.05, "factor": 1000.0})
     # It runs as soon as it is launched; how long its first step took is known once that is confirmed.
     state = await jobs.until(handle, lambda state: state.status == "running" and state.first_step_s > 0)
     await handle.execute_update(JobWorkflow.report, anomaly(1))

@@ -102,7 +102,7 @@ async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs
 
 
 async def test_what_no_group_shows_is_not_called_clean_and_the_job_is_parked(jobs: Jobs) -> None:
-    handle = await struck(jobs, replay_shows=1.0)
+    handle = await struck(jobs, replay={"fault_share": 1.0})
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     await incident.signal("abandon", WHO)
@@ -114,10 +114,13 @@ async def test_what_no_group_shows_is_not_called_clean_and_the_job_is_parked(job
 
 @pytest.mark.parametrize(
     ("policy", "why"),
-    [({"ladder": {"replay": "off"}}, "replay: its mode is off"), ({"replay_machines": 2}, "there are no two groups")],
+    [
+        ({"ladder": {"modes": {"replay": "off"}}}, "replay: its mode is off"),
+        ({"replay": {"machines": 2}}, "there are no two groups"),
+    ],
 )
 async def test_a_job_that_is_not_replayed_says_why(jobs: Jobs, policy: dict[str, Any], why: str) -> None:
-    handle = await struck(jobs, max_failures_at_step=4, **policy)
+    handle = await struck(jobs, retry={"max_failures_at_step": 4}, **policy)
     await jobs.until(handle, lambda state: state.status == "parked")
     assert not any(call.startswith("replay") for call in jobs.cluster.calls)
     assert any(why in note.text for note in jobs.cluster.notes)
@@ -145,7 +148,7 @@ async def test_a_replay_in_a_later_run_is_given_up_and_its_result_comes(jobs: Jo
         return computed_alike(given)
 
     jobs.cluster.replayed = group
-    handle = await struck(jobs, replay_shows=0.2)
+    handle = await struck(jobs, replay={"fault_share": 0.2})
     state = await replaying(jobs, handle, times=2)
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     await incident.signal("abandon", WHO)

@@ -82,7 +82,7 @@ async def test_a_fault_of_a_generation_that_an_incident_launched_is_not_lost(job
 
 async def test_the_same_step_again_and_again_parks_and_an_operator_decides(jobs: Any) -> None:
     jobs.cluster.confirmation = failed
-    handle = await jobs.start(max_failures_at_step=3, max_attempts=10)
+    handle = await jobs.start(retry={"max_failures_at_step": 3, "max_attempts": 10})
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1))
@@ -117,7 +117,7 @@ async def test_a_machine_that_comes_back_without_its_memory_is_judged_like_any_o
         )
 
     jobs.cluster.evidence = evidence
-    handle = await jobs.start(max_lost_steps=100)
+    handle = await jobs.start(retry={"max_lost_steps": 100})
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     jobs.cluster.back.set()
@@ -131,7 +131,7 @@ async def test_a_machine_that_comes_back_without_its_memory_is_judged_like_any_o
 
 async def test_an_abandoned_job_leaves_nothing_running(jobs: Any) -> None:
     jobs.cluster.confirmation = failed
-    handle = await jobs.start(max_attempts=1)
+    handle = await jobs.start(retry={"max_attempts": 1})
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     await jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1)).signal(
@@ -179,7 +179,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
 
 async def test_stopping_a_job_ends_its_open_incident_too(jobs: Any) -> None:
     jobs.cluster.confirmation = failed
-    handle = await jobs.start(max_attempts=1)
+    handle = await jobs.start(retry={"max_attempts": 1})
     await handle.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(handle, lambda state: state.status == "parked")
     await handle.signal(JobWorkflow.stop, ["nonsense"])
@@ -275,7 +275,7 @@ async def test_a_used_name_counts_on(jobs: Any) -> None:
 
 async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> None:
     """Many incidents make a long history; state, numbers and pending reports survive the new run."""
-    handle = await jobs.start(max_failures_without_progress=1000, max_failures_at_step=1000)
+    handle = await jobs.start(retry={"max_failures_without_progress": 1000, "max_failures_at_step": 1000})
     await jobs.until(handle, lambda state: state.status == "running")
     first_run = (await handle.describe()).run_id
     latest = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
@@ -321,7 +321,7 @@ async def test_a_first_launch_that_never_steps_is_an_incident(
 
 
 async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(jobs: Any) -> None:
-    handle = await jobs.start(max_lost_steps=10)
+    handle = await jobs.start(retry={"max_lost_steps": 10})
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly(1))
     await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
@@ -379,7 +379,7 @@ async def test_ranks_that_do_not_die_park_the_job_with_the_reason(jobs: Any) -> 
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))
 
     jobs.cluster.evidence = never
-    handle = await jobs.start(kill_patience_s=0.5)
+    handle = await jobs.start(stop={"kill_patience_s": 0.5})
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly())
 

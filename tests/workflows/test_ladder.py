@@ -185,7 +185,7 @@ async def test_the_next_incident_of_the_same_fault_begins_higher(jobs: Jobs) -> 
 
 async def test_a_rung_that_has_to_be_approved_waits_for_an_operator(jobs: Jobs) -> None:
     jobs.cluster.evidence = stood
-    handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"diagnose": "approve"})
+    handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"modes": {"diagnose": "approve"}})
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     shown = await incident.query(IncidentWorkflow.current_stage)
@@ -199,7 +199,7 @@ async def test_a_rung_that_has_to_be_approved_waits_for_an_operator(jobs: Jobs) 
 
 async def test_an_operator_who_resumes_goes_on_without_it(jobs: Jobs) -> None:
     jobs.cluster.evidence = stood
-    handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"diagnose": "approve"})
+    handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"modes": {"diagnose": "approve"}})
     state = await jobs.until(handle, lambda state: state.status == "parked")
     await jobs.client.get_workflow_handle(state.incidents[-1].id).signal("resume", WHO)
     report = await recovered(jobs, handle, 2)
@@ -312,7 +312,7 @@ async def test_what_inspections_explain_is_remembered_of_nobody(jobs: Jobs) -> N
 
 async def test_what_was_tried_before_an_operator_resumed_is_forgotten_in_the_next_incident_too(jobs: Jobs) -> None:
     jobs.cluster.confirmation = in_vain(2)
-    handle = await struck(jobs, max_failures_at_step=3, ladder={"replay": "off"})
+    handle = await struck(jobs, retry={"max_failures_at_step": 3}, ladder={"modes": {"replay": "off"}})
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     shown = await incident.query(IncidentWorkflow.current_stage)

@@ -30,7 +30,7 @@ def test_a_transient_fault_is_restarted_and_leaves_nothing_behind() -> None:
     assert job.state.failures[-1].over_ns > 0
 
 
-@pytest.mark.parametrize("steps", [POLICY.steady_steps - 10, POLICY.steady_steps + 10])
+@pytest.mark.parametrize("steps", [POLICY.progress.steady_steps - 10, POLICY.progress.steady_steps + 10])
 def test_enough_steps_alone_are_no_steady_progress(steps: int) -> None:
     """A job whose steps are short does a hundred of them in no time."""
     job = JobInTime()
@@ -40,7 +40,7 @@ def test_enough_steps_alone_are_no_steady_progress(steps: int) -> None:
 
 
 def test_the_time_of_tests_and_of_a_stop_is_no_progress() -> None:
-    job = JobInTime(RecoveryPolicy(ladder_window_h=0.0))
+    job = JobInTime(RecoveryPolicy(ladder={"window_h": 0.0}))
     job.strike(Strike(DAY, symptom=Symptom.NOT_FINITE))
     since_ns = job.state.failures[-1].over_ns
     assert since_ns > job.state.failures[-1].time_ns + 300 * S
@@ -88,7 +88,7 @@ def test_many_failures_in_a_day_are_one_fault_whatever_machines_they_name() -> N
     job = JobInTime()
     job.strike(*[Strike(3 * HOUR, f"m{index}") for index in range(4)])
     assert job.rungs == [[R], [R], [D, P, R], [R]]
-    none = JobInTime(RecoveryPolicy(ladder_repeats=0))
+    none = JobInTime(RecoveryPolicy(ladder={"repeats": 0}))
     none.strike(*[Strike(3 * HOUR, f"m{index}") for index in range(4)])
     assert none.rungs == [[R]] * 4
 
@@ -105,7 +105,7 @@ def test_what_comes_once_in_two_days_begins_from_below_each_time() -> None:
     assert job.rungs == [[D, R]] * 12 and not job.parked
 
 
-@pytest.mark.parametrize("every_s", [POLICY.steady_steps * STEP_S, HOUR / 2, 2 * HOUR])
+@pytest.mark.parametrize("every_s", [POLICY.progress.steady_steps * STEP_S, HOUR / 2, 2 * HOUR])
 def test_machines_that_fail_of_themselves_push_nobody_up_the_ladder(every_s: float) -> None:
     """A large job: each time another machine, and inspections say so."""
     job = JobInTime(versions=2, ran_s=3 * DAY)
@@ -117,10 +117,10 @@ def test_machines_that_fail_of_themselves_push_nobody_up_the_ladder(every_s: flo
 
 
 def test_a_machine_that_fails_in_between_does_not_make_a_fault_look_solved_nor_unsolved() -> None:
-    job = JobInTime(RecoveryPolicy(ladder_window_h=0.0))
+    job = JobInTime(RecoveryPolicy(ladder={"window_h": 0.0}))
     job.strike(Strike(DAY, "m1"), Strike(1200, "m3", explained=True), Strike(1200, "m2"))
     assert job.rungs == [[R], [R], [D, R]]
-    job = JobInTime(RecoveryPolicy(ladder_window_h=0.0))
+    job = JobInTime(RecoveryPolicy(ladder={"window_h": 0.0}))
     job.strike(Strike(DAY, "m1"), Strike(2000, "m3", explained=True), Strike(2000, "m2"))
     assert job.rungs == [[R], [R], [R]]
 
@@ -193,7 +193,7 @@ def test_a_version_is_steady_once_it_ran_for_long_enough_and_far_enough() -> Non
 def test_a_fault_that_nothing_solves_is_parked_with_what_was_tried_and_begins_afresh_when_it_is_resumed() -> None:
     job = JobInTime()
     job.strike(*[Strike(2 * HOUR, symptom=Symptom.NOT_FINITE) for _ in range(100)])
-    assert job.rungs == [[D, R], [P, R], *[[R]] * (POLICY.ladder_restarts - 1), []]
+    assert job.rungs == [[D, R], [P, R], *[[R]] * (POLICY.ladder.restarts - 1), []]
     assert "came again after 5 restarts that followed the last rung of the ladder" in job.parked
     assert "reattempt, diagnose and replay did not help" in job.parked
     assert "rollback: there is no version to go back to" in job.parked
@@ -207,7 +207,7 @@ def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() 
     """All rungs were tried for crashes that nothing explains, and restarts are used up: that is another fault."""
     job = JobInTime()
     job.strike(*[Strike(2 * HOUR, "m1") for _ in range(7)])
-    assert job.plans[-1].step and job.plans[-1].step.restarts == POLICY.ladder_restarts - 1
+    assert job.plans[-1].step and job.plans[-1].step.restarts == POLICY.ladder.restarts - 1
     job.strike(Strike(2 * HOUR, "m2", explained=True))
     assert job.last == [R] and not job.parked
     assert job.plans[-1].step and not job.plans[-1].step.last
@@ -259,7 +259,7 @@ def test_a_fault_that_is_not_solved_is_never_met_lower_than_before(strikes: list
     met = tried(job.rungs)
     assert all(met.count(rung) <= 1 for rung in (D, B, P))
     assert [rung for rung in met if rung is not R] == [rung for rung in (D, B, P) if rung in met]
-    assert len(soon) < POLICY.max_failures_without_progress or job.parked
+    assert len(soon) < POLICY.retry.max_failures_without_progress or job.parked
 
 
 @given(LIVES)
@@ -268,8 +268,8 @@ def test_every_fault_is_solved_or_parked(strikes: list[Strike]) -> None:
     """In no window is a job launched again more often for failures of unknown cause than all rungs and limits allow."""
     job = JobInTime()
     job.strike(*[Strike(one.after_s, one.machine, one.symptom, again=one.again) for one in strikes])
-    most = max(len(path.rungs) for path in PATHS) + POLICY.ladder_repeats + POLICY.ladder_restarts
-    window_ns = POLICY.ladder_window_h * HOUR * S
+    most = max(len(path.rungs) for path in PATHS) + POLICY.ladder.repeats + POLICY.ladder.restarts
+    window_ns = POLICY.ladder.window_h * HOUR * S
     for began_ns in job.launches_ns:
         within = [one for one in job.launches_ns if began_ns <= one < began_ns + window_ns]
         assert len(within) <= most * len(SYMPTOMS)

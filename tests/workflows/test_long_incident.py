@@ -28,7 +28,7 @@ def failing(given: Any) -> Confirmation:
 async def resumed_again_and_again(jobs: Any, resumes: int) -> tuple[Any, Any]:
     """A job whose incident was resumed so often, each time in vain, and is parked."""
     jobs.cluster.confirmation = failing
-    job = await jobs.start(max_attempts=1)
+    job = await jobs.start(retry={"max_attempts": 1})
     await job.execute_update(JobWorkflow.report, anomaly())
     incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), 1))
     for resumed in range(resumes):
@@ -86,7 +86,8 @@ async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(j
     jobs.cluster.confirmation = failing
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=held(20))
     job = await jobs.start(
-        max_attempts=12, ladder_restarts=0, max_failures_at_step=100, max_failures_without_progress=100
+        retry={"max_attempts": 12, "max_failures_at_step": 100, "max_failures_without_progress": 100},
+        ladder={"restarts": 0},
     )
     await job.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(job, lambda state: state.status == "parked")

@@ -34,7 +34,7 @@ NONSENSE: list[list[Any]] = [
 @pytest.mark.parametrize("target", ["job", "incident"])
 async def test_signals_without_sense_are_rejected(jobs: Any, target: str) -> None:
     jobs.cluster.confirmation = failed
-    handle = await jobs.start(max_attempts=1)
+    handle = await jobs.start(retry={"max_attempts": 1})
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(incident_workflow_id(state.spec.name, 1))
@@ -75,7 +75,7 @@ async def test_updates_without_sense_change_nothing(jobs: Any) -> None:
 
 async def test_a_job_cancelled_while_its_incident_is_open_leaves_nothing_running(jobs: Any) -> None:
     jobs.cluster.confirmation = failed
-    handle = await jobs.start(max_attempts=1)
+    handle = await jobs.start(retry={"max_attempts": 1})
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     await handle.cancel()

@@ -84,7 +84,7 @@ async def test_a_server_that_is_another_cluster_s_is_told_as_such(temporal: Clie
 async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it_says(jobs: Any) -> None:
     """A downgrade: this release takes the workflow over, has an incident, and hands all of it on."""
     machines = [{"name": f"m{rank}", "address": f"127.0.0.1{rank}:1", "rack": "r7"} for rank in (0, 1)]
-    spec = {**LATER["spec"], "machines": 2, "policy": {"max_failures_at_step": 9, "evict_after": 3}}
+    spec = {**LATER["spec"], "machines": 2, "policy": {"retry": {"max_failures_at_step": 9}, "evict_after": 3}}
     pending = [{"id": "m1-9", "generation": 3, "symptom": "drifts", "headline": "rank 1 drifts", "seen_ns": 1}]
     handle = await jobs.client.start_workflow(
         "Job",

@@ -274,7 +274,7 @@ async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(
     pooled.at_most = COUNT + 2
     pooled.agents[5].answer(describe=AgentUnreachable("it starts"))
     pooled.scripted.evidence = gone("m1", "m2")
-    policy = RecoveryPolicy(silent_evict_s=0.0, evict_at_least=2)
+    policy = RecoveryPolicy(silence={"evict_s": 0.0}, evict={"at_least": 2})
     job = await pooled.start("gpt", 0, 1, 2, 3, policy=policy)
     await pooled.running(job)
     await job.execute_update("report", anomaly())
@@ -292,7 +292,7 @@ async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(
 async def test_a_cluster_that_gives_no_machines_is_asked_again_and_said_so(pooled: Pooled) -> None:
     pooled.at_most, pooled.refuses = COUNT + 1, "no quota is left"
     pooled.scripted.evidence = gone("m1", "m2")
-    job = await pooled.start("gpt", 0, 1, 2, 3, policy=RecoveryPolicy(silent_evict_s=0.0, evict_at_least=2))
+    job = await pooled.start("gpt", 0, 1, 2, 3, policy=RecoveryPolicy(silence={"evict_s": 0.0}, evict={"at_least": 2}))
     await pooled.running(job)
     await job.execute_update("report", anomaly())
     await until(lambda: len(pooled.grown) >= 2)  # refused, and asked again

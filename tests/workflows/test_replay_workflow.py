@@ -92,7 +92,7 @@ async def replayed(temporal: Client, machines: int, group: Group, **policy: Any)
     return Carried(found, begun, histories, shown.current_details)
 
 
-REPEATED = {"replay_shows": 0.2, "replay_miss": 0.1}
+REPEATED = {"replay": {"fault_share": 0.2, "miss_probability": 0.1}}
 """Both phases six times at most."""
 
 
@@ -131,7 +131,7 @@ async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client
         found = computed_alike(given)
         return found.model_copy(update={"losses": [given.group]}) if "m3" in found.machines else found
 
-    over = await replayed(temporal, 8, group, replay_shows=1.0)
+    over = await replayed(temporal, 8, group, replay={"fault_share": 1.0})
     assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayFound.ONE, ["m3"], 2)
 
 
@@ -173,7 +173,7 @@ async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, agai
         is_late = "m3" in found.machines and (again or given.repeat == 1)
         return found.model_copy(update=late) if is_late else found
 
-    policy = {"replay_shows": 1.0, "replay_s": 7.0, "confirm_timeout_s": 11.0, "confirm_factor": 2.0}
+    policy = {"replay": {"fault_share": 1.0, "timeout_s": 7.0}, "confirm": {"timeout_s": 11.0, "factor": 2.0}}
     over = await replayed(temporal, 6, group, **policy)
     said = (ReplayFound.ONE, ["m3"]) if again else (ReplayFound.NOTHING, [])
     assert (over.found.found, over.found.suspects, over.found.repeats) == (*said, 2)
@@ -191,7 +191,7 @@ async def test_groups_that_share_a_machine_do_not_run_at_once(temporal: Client) 
         running.subtract(names)
         return wrong_on("m0", given)
 
-    over = await replayed(temporal, 7, group, replay_machines=2)
+    over = await replayed(temporal, 7, group, replay={"machines": 2})
     assert any(len(phase.waves) > 1 for phase in plan_replay(7, 2).phases)
     assert max(most) == 1
     assert (over.found.found, over.found.suspects) == (ReplayFound.ONE, ["m0"])
@@ -203,5 +203,5 @@ async def test_a_group_that_cannot_be_run_accuses_nobody(temporal: Client) -> No
             raise ApplicationError("no room", non_retryable=True)
         return computed_alike(given)
 
-    found = (await replayed(temporal, 4, group, replay_shows=1.0, replay_s=1.0)).found
+    found = (await replayed(temporal, 4, group, replay={"fault_share": 1.0, "timeout_s": 1.0})).found
     assert (found.found, found.suspects) == (ReplayFound.INCOMPLETE, []) and "row 0" in found.text

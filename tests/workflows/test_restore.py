@@ -43,7 +43,7 @@ def m1_empty(given: StopInput) -> Evidence:
     return Evidence(generation=given.generation, exits=[VICTIM], held=COPIES, emptied=emptied)
 
 
-async def lose_m1(jobs: Any, **policy: float) -> tuple[Any, Any]:
+async def lose_m1(jobs: Any, **policy: object) -> tuple[Any, Any]:
     """Start a job whose m1 is lost; returns the handles of job and incident."""
     jobs.cluster.evidence = m1_empty
     handle = await jobs.start(**policy)
@@ -79,7 +79,7 @@ async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any)
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.restored = damaged
-    _, incident = await lose_m1(jobs, max_attempts=1)
+    _, incident = await lose_m1(jobs, retry={"max_attempts": 1})
 
     report = await incident.result()
 
@@ -143,7 +143,7 @@ async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_wa
         return Restored(unreachable=["m1"]) if away else Restored(moved=given.copies)
 
     jobs.cluster.restored, jobs.cluster.evidence = not_there, m1_empty
-    handle = await jobs.start(max_attempts=3, backoff_initial_s=0.1)
+    handle = await jobs.start(retry={"max_attempts": 3, "backoff_initial_s": 0.1})
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.update, {"code": "/home/ada/gpt", "operator": "ada", "reason": "faster"})
     await jobs.until(handle, lambda state: state.versions[-1].status is VersionStatus.PENDING)
@@ -260,7 +260,7 @@ async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
         return Evidence(generation=given.generation, exits=[VICTIM], held=disk, emptied=["m1"])
 
     jobs.cluster.evidence = only_disk
-    handle = await jobs.start(max_lost_steps=5)
+    handle = await jobs.start(retry={"max_lost_steps": 5})
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(handle, lambda state: state.status == "parked")

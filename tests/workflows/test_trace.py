@@ -43,7 +43,7 @@ def named(*machines: str, conclusion: str = "names") -> Callable[[TraceInput], H
 
 async def hung(jobs: Any, traced: Callable[[TraceInput], HangFound], **policy: object) -> Any:
     jobs.cluster.evidence, jobs.cluster.traced = stopped, traced
-    handle = await jobs.start(**{"silent_evict_s": 0.0, **policy})
+    handle = await jobs.start(**{"silence": {"evict_s": 0.0}, **policy})
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.HANG))
     return handle
@@ -111,7 +111,7 @@ async def test_without_a_machine_the_job_is_tried_again_as_it_is(
 
 async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
     jobs.cluster.blocked.add("trace 1")
-    state = await steps_again(jobs, await hung(jobs, named("m1"), trace_s=0.5))
+    state = await steps_again(jobs, await hung(jobs, named("m1"), hang={"trace_s": 0.5}))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     [stage] = [stage for stage in report_of(jobs).timings if stage.name == Stage.TRACE]
     assert stage.found.startswith("failed")
@@ -120,7 +120,7 @@ async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
 @pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.HANG, 0.0)])
 async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None:
     jobs.cluster.traced = named("m1")
-    handle = await jobs.start(trace_s=trace_s)
+    handle = await jobs.start(hang={"trace_s": trace_s})
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
     await steps_again(jobs, handle)

@@ -29,7 +29,7 @@ def m1_lost(given: StopInput) -> Evidence:
     return Evidence(generation=given.generation, exits=[KILLED], held=OWN, emptied=emptied, disk_asked=0)
 
 
-async def lose(jobs: Any, checkpoint: CheckpointPolicy = DISK, **policy: float) -> tuple[Any, Any]:
+async def lose(jobs: Any, checkpoint: CheckpointPolicy = DISK, **policy: object) -> tuple[Any, Any]:
     handle = await jobs.start(checkpoint=checkpoint, **policy)
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly())
@@ -150,7 +150,7 @@ async def test_a_find_that_fails_is_no_answer(jobs: Any, accept: bool) -> None:
 
     jobs.cluster.evidence = m1_lost
     jobs.cluster.found = fails
-    handle, incident = await lose(jobs, storage_tries=1)
+    handle, incident = await lose(jobs, storage={"tries": 1})
     await jobs.until(handle, lambda state: state.status == "parked")
     assert "could not be asked: m1: the agent refused" in jobs.cluster.notes[-1].text
     if accept:

@@ -297,7 +297,7 @@ async def test_an_operator_takes_a_version_back(jobs: Jobs) -> None:
 
 async def test_an_urgent_update_brings_a_parked_job_back_and_a_lazy_one_waits(jobs: Jobs) -> None:
     jobs.cluster.evidence = raised
-    handle = await running(jobs, max_failures_at_step=1)
+    handle = await running(jobs, retry={"max_failures_at_step": 1})
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.USER_ERROR))
     await jobs.until(handle, lambda state: state.status == "parked")
     await ask(handle, LAZY)

@@ -92,7 +92,7 @@ async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(job
 
 async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 3")
-    handle = await slow(jobs, flagged("no CPU"), slow_round_s=60.0)  # a round may take as long as the page is read
+    handle = await slow(jobs, flagged("no CPU"), slow={"round_s": 60.0})  # a round may take as long as the page is read
     state = await jobs.until(handle, lambda _: "round 3" in jobs.cluster.calls)
     incident = jobs.client.get_workflow_handle(state.incidents[0].id)
 
@@ -113,9 +113,9 @@ async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
         (flagged("longer"), {}, "suspect"),
         (flagged("always"), {}, "uneven work"),
         (flagged("no CPU", silent=3), {}, "nothing known"),
-        (flagged("no CPU"), {"evict_rules": {"slow-machine": "shadow"}}, "machine"),
-        (flagged("no CPU"), {"evict_rules": {"slow-machine": "approve"}}, "machine"),
-        (flagged("no CPU"), {"evict_share": 0.0, "evict_at_least": 0}, "machine"),
+        (flagged("no CPU"), {"evict": {"rules": {"slow-machine": "shadow"}}}, "machine"),
+        (flagged("no CPU"), {"evict": {"rules": {"slow-machine": "approve"}}}, "machine"),
+        (flagged("no CPU"), {"evict": {"share": 0.0, "at_least": 0}}, "machine"),
     ],
     ids=["nobody", "suspect", "uneven", "blind", "shadow", "approve", "breaker"],
 )

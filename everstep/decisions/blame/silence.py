@@ -28,8 +28,8 @@ def findings_of_silence(
 
 def _about(seconds: float, policy: RecoveryPolicy) -> tuple[Health, str]:
     heard = f"nothing was heard from its agent and ranks for {seconds:.1f} s"
-    if seconds < policy.silent_evict_s:
-        return Health.UNKNOWN, f"{heard}: it has {policy.silent_evict_s:g} s to answer"
+    if seconds < policy.silence.evict_s:
+        return Health.UNKNOWN, f"{heard}: it has {policy.silence.evict_s:g} s to answer"
     return Health.FAULTY, f"{heard}: it is gone"
 
 

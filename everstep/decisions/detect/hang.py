@@ -27,8 +27,8 @@ def hang_unseen_s(facts: JobFacts) -> float:
     """How long without a step is a hang where samples show nothing: the paper's ten minutes, or longer where steps or
     pauses of this very job were so long; seconds."""
     policy = facts.spec.policy
-    learnt = min(PAUSES * facts.longest_step_s, policy.stall_ceiling_s)
-    return max(learnt, policy.stall_factor * facts.typical_step_s, policy.stall_floor_s)
+    learnt = min(PAUSES * facts.longest_step_s, policy.hang.ceiling_s)
+    return max(learnt, policy.hang.factor * facts.typical_step_s, policy.hang.floor_s)
 
 
 def hang_seen_s(facts: JobFacts) -> float:
@@ -42,7 +42,9 @@ def hang_seen_s(facts: JobFacts) -> float:
 
 def _learnt_hang_seen_s(facts: JobFacts) -> float:
     policy = facts.spec.policy
-    learnt = max(policy.hang_factor * facts.typical_step_s, PAUSES * facts.longest_step_s, policy.hang_floor_s)
+    learnt = max(
+        policy.hang.idle_factor * facts.typical_step_s, PAUSES * facts.longest_step_s, policy.hang.idle_floor_s
+    )
     return min(learnt, hang_unseen_s(facts))
 
 
@@ -52,11 +54,11 @@ def bound_s(facts: JobFacts) -> float:
         return hang_unseen_s(facts)
     match facts.standing.standing:
         case Stillness.NEVER:
-            return min(facts.spec.policy.stopped_s, hang_seen_s(facts))
+            return min(facts.spec.policy.hang.stopped_s, hang_seen_s(facts))
         case Stillness.QUIET:
             return hang_seen_s(facts)
         case Stillness.COMPUTES:
-            return max(hang_unseen_s(facts), facts.spec.policy.stall_ceiling_s)
+            return max(hang_unseen_s(facts), facts.spec.policy.hang.ceiling_s)
     return hang_unseen_s(facts)
 
 
@@ -74,7 +76,7 @@ def first_look_s(facts: JobFacts) -> float | None:
 
 def looks(policy: RecoveryPolicy) -> bool:
     """Whether ranks of a job that stands still are looked at."""
-    return policy.trace_s > 0
+    return policy.hang.trace_s > 0
 
 
 RANKS_NAMED = 16
@@ -110,9 +112,10 @@ def find_hang(facts: JobFacts) -> Anomaly | None:
 HANG = Rule(
     name="hang",
     finds="no rank completes a step any more",
-    threshold="{policy.hang_factor:g} median step times, at least {policy.hang_floor_s:g} s, where looks show that all "
-    "wait for some that do nothing; {policy.stall_factor:g}, at least {policy.stall_floor_s:g} s, where they do not; "
-    "{policy.stall_ceiling_s:g} s where ranks are seen to compute",
+    threshold="{policy.hang.idle_factor:g} median step times, at least {policy.hang.idle_floor_s:g} s, where looks "
+    "show that all wait for some that do nothing; {policy.hang.factor:g}, at least {policy.hang.floor_s:g} s, "
+    "where they do not; "
+    "{policy.hang.ceiling_s:g} s where ranks are seen to compute",
     source="where looks show nothing: hang threshold of ByteRobust, section 4.1; the others: ours",
     find=find_hang,
 )
@@ -124,7 +127,7 @@ CONTINUED_S = 2.0
 
 def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
     """All ranks that are stopped, in one anomaly."""
-    least_s = facts.spec.policy.stopped_s
+    least_s = facts.spec.policy.hang.stopped_s
     if not facts.newest or facts.quiet_s < least_s:
         return None
     alive = [rank for rank in facts.ranks if rank.alive]
@@ -152,7 +155,7 @@ def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
 STOPPED_RANK = Rule(
     name="stopped-rank",
     finds="the process of a rank is stopped, and no rank completes a step",
-    threshold="{policy.stopped_s:g} s of both",
+    threshold="{policy.hang.stopped_s:g} s of both",
     source="",
     find=find_stopped_rank,
 )

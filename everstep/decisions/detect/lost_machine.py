@@ -22,12 +22,12 @@ def find_silent_machine(facts: JobFacts) -> Anomaly | None:
     policy = facts.spec.policy
     if not facts.newest or facts.longest_step_s <= 0:
         return None
-    silent = [machine for machine, since_s in facts.unheard_s.items() if since_s >= policy.silent_s]
+    silent = [machine for machine, since_s in facts.unheard_s.items() if since_s >= policy.silence.detect_s]
     if not silent or len(silent) == facts.spec.machines:
         return None
-    patience_s = max(policy.silent_s, PAUSES * facts.longest_step_s)
+    patience_s = max(policy.silence.detect_s, PAUSES * facts.longest_step_s)
     if _others_ended_well(facts, silent):
-        patience_s = max(patience_s, policy.exit_grace_s)
+        patience_s = max(patience_s, policy.stop.exit_grace_s)
     if facts.quiet_s < patience_s:
         return None
     verb = "says" if len(silent) == 1 else "say"
@@ -55,8 +55,8 @@ def _others_ended_well(facts: JobFacts, silent: Collection[str]) -> bool:
 SILENT_MACHINE = Rule(
     name="silent-machine",
     finds="nothing is heard of a machine, and no rank completes a step",
-    threshold="{policy.silent_s:g} s of both, and 1.5 times the longest time between steps so far; "
-    "{policy.exit_grace_s:g} s where all other ranks ended with code 0",
+    threshold="{policy.silence.detect_s:g} s of both, and 1.5 times the longest time between steps so far; "
+    "{policy.stop.exit_grace_s:g} s where all other ranks ended with code 0",
     source="",
     find=find_silent_machine,
 )

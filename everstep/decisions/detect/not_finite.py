@@ -25,7 +25,7 @@ def find_not_finite(facts: JobFacts) -> Anomaly | None:
     update."""
     policy = facts.spec.policy
     if not facts.newest or not any(
-        _lasts(rank.loss, policy.nan_loss_steps) or _lasts(rank.grad_norm, policy.nan_grad_norm_steps)
+        _lasts(rank.loss, policy.nan.loss_steps) or _lasts(rank.grad_norm, policy.nan.grad_norm_steps)
         for rank in facts.ranks
     ):
         return None
@@ -76,7 +76,7 @@ def _where(first: Sequence[RankFacts], reporting: Sequence[RankFacts], unseen: S
 NOT_FINITE = Rule(
     name="not-finite",
     finds="the loss or the gradient norm is NaN or infinite",
-    threshold="the loss for {policy.nan_loss_steps} steps in a row, the gradient norm for {policy.nan_grad_norm_steps}",
+    threshold="the loss for {policy.nan.loss_steps} steps in a row, the gradient norm for {policy.nan.grad_norm_steps}",
     source="NaN: ByteRobust, section 4.1; how many steps: ours",
     find=find_not_finite,
 )

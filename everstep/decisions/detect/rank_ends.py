@@ -82,7 +82,7 @@ def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
     Of those without a loop of ours it is not known whether they hang or have
     something left to do: they have as long as a hang.
     """
-    return policy.exit_grace_s if others_in_loop else max(policy.exit_grace_s, policy.stall_floor_s)
+    return policy.stop.exit_grace_s if others_in_loop else max(policy.stop.exit_grace_s, policy.hang.floor_s)
 
 
 def _others_in_loop(facts: JobFacts) -> bool | None:
@@ -96,7 +96,8 @@ def _others_in_loop(facts: JobFacts) -> bool | None:
 EARLY_EXIT = Rule(
     name="early-exit",
     finds="a rank left with code 0 and the others did not follow",
-    threshold="{policy.exit_grace_s:g} s where others are in their loop, {policy.stall_floor_s:g} s where nobody knows",
+    threshold="{policy.stop.exit_grace_s:g} s where others are in their loop, {policy.hang.floor_s:g} s where "
+    "it is not known",
     source="",
     find=find_early_exit,
 )

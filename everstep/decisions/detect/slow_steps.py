@@ -56,7 +56,7 @@ class SlowWatch:
 def find_slow_steps(facts: JobFacts) -> Anomaly | None:
     """The decline, when it has lasted; what ends ranks, or holds them up, is told by others."""
     policy = facts.spec.policy
-    if not facts.newest or facts.exits or facts.lost or not policy.slow_s or facts.slower_s < policy.slow_s:
+    if not facts.newest or facts.exits or facts.lost or not policy.slow.after_s or facts.slower_s < policy.slow.after_s:
         return None
     if not (slower := slower_ranks(facts.ranks)):
         return None
@@ -76,7 +76,8 @@ def find_slow_steps(facts: JobFacts) -> Anomaly | None:
 SLOW_STEPS = Rule(
     name="slow-steps",
     finds="steps go on, and take longer than they did",
-    threshold="most ranks find most of 64 steps in a row a quarter longer than those before, for {policy.slow_s:g} s; "
+    threshold="most ranks find most of 64 steps in a row a quarter longer than those before, "
+    "for {policy.slow.after_s:g} s; "
     "the slow machine is looked for while the job goes on",
     source="ByteRobust, section 5.1: MFU decline; the numbers are ours",
     find=find_slow_steps,

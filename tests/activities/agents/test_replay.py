@@ -63,7 +63,7 @@ for step in run.steps(1000, run.checkpoint(counter=counter), start=100 if how ==
     run.report(step, loss=loss)
 open(os.path.join(os.path.dirname(__file__), "after-the-loop"), "w").close()
 """
-POLICY = RecoveryPolicy(replay_steps=5, replay_machines=2)
+POLICY = RecoveryPolicy(replay={"steps": 5, "machines": 2})
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -266,7 +266,7 @@ async def test_a_gradient_norm_that_a_scaler_skips_is_no_fault() -> None:
     bad, policy = float("inf"), RecoveryPolicy()
     assert not_finite(norms(bad, bad, 1.0, bad, bad, 1.0), policy) == ""
     assert not_finite(norms(1.0, bad, bad, bad), policy) == "the gradient norm of rank 0 in step 1"
-    assert not_finite(norms(bad, bad, bad), RecoveryPolicy(nan_grad_norm_steps=0)) == ""
+    assert not_finite(norms(bad, bad, bad), RecoveryPolicy(nan={"grad_norm_steps": 0})) == ""
     loss = [(1, pb.StepRecord(step=4, loss=float("nan"), given=1))]
     assert not_finite(loss, policy) == "the loss of rank 1 in step 4"
 

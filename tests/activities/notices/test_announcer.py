@@ -80,7 +80,7 @@ async def told(temporal: Client, pager: HttpReceiver) -> AsyncIterator[Told]:
 async def parked(told: Told) -> WorkflowHandle[Any, Any]:
     """A job of which a machine is gone, and there is no other."""
     told.jobs.cluster.evidence = gone("m1")
-    handle = await told.jobs.start(silent_evict_s=0.0)
+    handle = await told.jobs.start(silence={"evict_s": 0.0})
     await told.jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly())
     await told.jobs.until(handle, lambda state: state.status == "parked")
@@ -127,7 +127,7 @@ async def test_only_who_wants_a_kind_is_told(told: Told) -> None:
 
 async def test_the_breaker_is_told_where_the_job_is_parked_for_it(told: Told) -> None:
     told.jobs.cluster.standbys, told.jobs.cluster.evidence = list(STANDBYS), gone("m1")
-    handle = await told.jobs.start(evict_share=0.0, evict_at_least=0, silent_evict_s=0.0)
+    handle = await told.jobs.start(evict={"share": 0.0, "at_least": 0}, silence={"evict_s": 0.0})
     await told.jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly())
     await told.jobs.until(handle, lambda state: state.status == "parked")
@@ -140,7 +140,7 @@ async def test_the_breaker_is_told_where_the_job_is_parked_for_it(told: Told) ->
 
 async def test_the_breaker_is_told_where_the_job_goes_on(told: Told) -> None:
     told.jobs.cluster.standbys = list(STANDBYS)
-    handle = await told.jobs.start(evict_share=0.0, evict_at_least=0)
+    handle = await told.jobs.start(evict={"share": 0.0, "at_least": 0})
     await told.jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.observe, sure_fault())
     [body] = await told.looked(told.announcer(), count=1)

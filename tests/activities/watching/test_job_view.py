@@ -23,7 +23,7 @@ CHECKPOINT = CheckpointPolicy(max_unsaved_steps=10, max_unsaved_s=5.0, disk_ever
 
 def watched(**fields: Any) -> JobView:
     spec = JobSpec(
-        name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(stall_floor_s=30.0)
+        name="job", script="/job.py", machines=2, checkpoint=CHECKPOINT, policy=RecoveryPolicy(hang={"floor_s": 30.0})
     )
     given: dict[str, Any] = {"spec": spec, "machines": MACHINES}
     return JobView(**(given | fields))
@@ -331,7 +331,7 @@ def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
     """What the others show tells: they are in their loop, or have left it too."""
     gone = {"alive": False, "marks": {"first_step": 1}}
     for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
-        job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(exit_grace_s=60)}))
+        job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
         left(job, 1, 100)
         shown(job, 100, {"marks": marks}, gone)
         assert anomalies(job, 159 * S) == []

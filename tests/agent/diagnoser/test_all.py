@@ -28,7 +28,7 @@ def test_a_policy_gives_all_tests_of_a_machine_the_time_that_each_of_them_may_ta
         sum(kind_named(test).limits_type().deadline_s for test in row.choice.tests if test not in BETWEEN_MACHINES)
         for row in ROWS
     )
-    assert needed <= RecoveryPolicy().diagnose_s
+    assert needed <= RecoveryPolicy().diagnose.timeout_s
 
 
 def test_what_counts_as_broken_can_be_found() -> None:

@@ -118,7 +118,7 @@ MENDABLE_JOB = """
 name = "mendable"
 script = "mendable.py"
 machines = 2
-[policy]
+[policy.retry]
 max_attempts = 1
 [checkpoint]
 disk = false
@@ -268,7 +268,7 @@ def test_a_script_that_fails_at_import_is_parked_with_its_traceback(everstep: Ev
 def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
     (home / "hopeless.py").write_text("import everstep\nraise SystemExit('no data')\n")
     (home / "hopeless.toml").write_text(
-        'name = "hopeless"\nscript = "hopeless.py"\nmachines = 2\npolicy.ladder.diagnose = "off"\n'
+        'name = "hopeless"\nscript = "hopeless.py"\nmachines = 2\npolicy.ladder.modes.diagnose = "off"\n'
     )
     assert outcome(everstep("run", str(home / "hopeless.toml")))[0] == 4
     assert outcome(everstep("abandon", "hopeless/7"))[0] == 2

@@ -26,8 +26,8 @@ def job_file(home: Path) -> Path:
     (home / "train.py").write_text("")
     path = home / "gpt.toml"
     path.write_text(
-        'script = "train.py"\nmachines = 6\n[policy]\nsilent_evict_s = 30.0\nevict_share = 0.5\n'
-        '[policy.evict_rules]\nrepeated-network-alert = "approve"\ngone-machine = "off"\n'
+        'script = "train.py"\nmachines = 6\n[policy]\nsilence.evict_s = 30.0\nevict.share = 0.5\n'
+        '[policy.evict.rules]\nrepeated-network-alert = "approve"\ngone-machine = "off"\n'
     )
     return path
 
@@ -50,8 +50,8 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert titles[1] == "2 sure-machine-fault: act (evicts)"
     assert "11 application-caused: never evicts, says why not" in titles
     assert (
-        "policy.silent_evict_s = 2 default Once a job failed, a machine that does not answer for so long is gone, "
-        "seconds"
+        "policy.silence.evict_s = 2 default The job failed, and a machine does not answer this long: "
+        "the machine is gone, seconds"
     ) in lines
     assert "alerts_within_s = 300 fixed Two alerts within this count together (ByteRobust, figure 5)" in lines
 
@@ -62,20 +62,20 @@ def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     for line in (
         f"policy of evictions: job file {job_file}, 6 machines",
-        "3  repeated-network-alert: approve (asks an operator), by policy.evict_rules",
-        "4  gone-machine: off (is not asked), by policy.evict_rules",
+        "3  repeated-network-alert: approve (asks an operator), by policy.evict.rules",
+        "4  gone-machine: off (is not asked), by policy.evict.rules",
         "    of 6 machines 3 may leave without an operator",
     ):
         assert line in out.splitlines()
-    assert "policy.silent_evict_s = 30  default 2" in out
+    assert "policy.silence.evict_s = 30  default 2" in out
 
 
 def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job_file.write_text('script = "train.py"\n[policy]\nevict_mode = "shadow"\n')
+    job_file.write_text('script = "train.py"\n[policy.evict]\nmode = "shadow"\n')
     _, out, _ = call(capsys, "show", str(job_file))
 
-    assert out.splitlines()[1] == "policy.evict_mode = shadow: no rule may do more than that"
-    assert "2  sure-machine-fault: shadow (only writes down), by policy.evict_mode" in out
+    assert out.splitlines()[1] == "policy.evict.mode = shadow: no rule may do more than that"
+    assert "2  sure-machine-fault: shadow (only writes down), by policy.evict.mode" in out
     assert "12  unknown-verdict: never evicts, says why not" in out
 
 
@@ -90,10 +90,10 @@ def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_what_is_wrong_is_said(job_file: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job_file.write_text('script = "train.py"\n[policy]\nevict_mode = "shade"\n')
+    job_file.write_text('script = "train.py"\n[policy.evict]\nmode = "shade"\n')
     code, out, err = call(capsys, str(job_file))
     assert (code, out) == (2, "")
-    assert "policy.evict_mode = 'shade' in gpt.toml: expected one of act, approve, shadow, off" in err
+    assert "policy.evict.mode = 'shade' in gpt.toml: expected one of act, approve, shadow, off" in err
     code, _, err = call(capsys, str(home / "none.toml"))
     assert (code, "there is no job file" in err) == (2, True)
     code, _, err = call(capsys, "gpt")

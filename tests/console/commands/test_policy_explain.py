@@ -57,7 +57,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("EVERSTEP_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     monkeypatch.delenv("EVERSTEP_INVENTORY", raising=False)
-    policy = RecoveryPolicy(evict_rules={"repeated-network-alert": EvictMode.OFF})
+    policy = RecoveryPolicy(evict={"rules": {"repeated-network-alert": EvictMode.OFF}})
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         ledger.job_started(JobSpec(name="gpt", script="/srv/train.py", policy=policy), started_ns=FAULT - 60 * S)
         for number in (1, 2, 3):
@@ -159,7 +159,7 @@ class OpenIncident:
         pass
 
     async def state(self, job: str) -> JobState:
-        spec = JobSpec(name=job, script="/srv/train.py", policy=RecoveryPolicy(evict_mode=EvictMode.APPROVE))
+        spec = JobSpec(name=job, script="/srv/train.py", policy=RecoveryPolicy(evict={"mode": EvictMode.APPROVE}))
         summary = IncidentSummary(id="incident/gpt/0004", number=4, headline="")
         return JobState(spec=spec, machines=[], incidents=[summary])
 

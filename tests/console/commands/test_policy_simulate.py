@@ -59,7 +59,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_job_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = job_file(tmp_path, '[policy.evict_rules]\nsure-machine-fault = "shadow"\ngone-machine = "approve"')
+    path = job_file(tmp_path, '[policy.evict.rules]\nsure-machine-fault = "shadow"\ngone-machine = "approve"')
     code, out, _ = call(capsys, str(EVENTS), "--job", path)
     lines = [" ".join(line.split()) for line in out.splitlines()]
 
@@ -73,7 +73,7 @@ def test_a_job_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_breaker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = job_file(tmp_path, "[policy]\nevict_share = 0.0\nevict_at_least = 1")
+    path = job_file(tmp_path, "[policy.evict]\nshare = 0.0\nat_least = 1")
     _, out, _ = call(capsys, str(EVENTS), "--job", path)
 
     assert "breaker" in out.splitlines()[6]
@@ -117,7 +117,7 @@ def test_a_bad_line_is_told_and_nothing_half_printed(
 
 
 def test_a_wrong_job_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, str(EVENTS), "--job", job_file(tmp_path, '[policy]\nevict_mode = "yes"'))
+    code, out, err = call(capsys, str(EVENTS), "--job", job_file(tmp_path, '[policy.evict]\nmode = "yes"'))
 
     assert (code, out) == (2, "")
     assert "expected one of act, approve, shadow, off" in err

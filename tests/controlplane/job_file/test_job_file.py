@@ -37,12 +37,13 @@ def told(path: Path | None, overrides: dict[str, Any] | None = None, environment
 def test_a_file_is_read(folder: Path) -> None:
     text = (
         GOOD
-        + 'args = ["--steps", "300"]\norder = "dp-pp-tp"\nenv = {OMP_NUM_THREADS = "1"}\n[policy]\nmax_attempts = 7\n'
+        + 'args = ["--steps", "300"]\norder = "dp-pp-tp"\nenv = {OMP_NUM_THREADS = "1"}\n'
+        + "[policy.retry]\nmax_attempts = 7\n"
     )
     spec = load_job(job_file(folder, text), environment={})
     assert (spec.name, spec.script, spec.args) == ("gpt-small", str(folder / "train.py"), ["--steps", "300"])
     assert (spec.topology().dp, spec.order) == (2, ("dp", "pp", "tp"))
-    assert (spec.env, spec.policy.max_attempts) == ({"OMP_NUM_THREADS": "1"}, 7)
+    assert (spec.env, spec.policy.retry.max_attempts) == ({"OMP_NUM_THREADS": "1"}, 7)
 
 
 MESH = 'script = "train.py"\nmachines = 4\nranks_per_machine = 2\n'
@@ -86,17 +87,17 @@ def test_a_wrong_mesh_is_named(folder: Path, line: str, expected: str) -> None:
 
 
 def test_option_before_environment_before_file(folder: Path) -> None:
-    path = job_file(folder, GOOD + "[policy]\nmax_attempts = 7\nbackoff_factor = 3\n")
+    path = job_file(folder, GOOD + "[policy.retry]\nmax_attempts = 7\nbackoff_factor = 3\n")
     environment = {
         "EVERSTEP_JOB_TP": "4",
         "EVERSTEP_JOB_PP": "1",
         "EVERSTEP_JOB_ARGS": "--text 'a b'",
-        "EVERSTEP_JOB_POLICY_MAX_ATTEMPTS": "8",
+        "EVERSTEP_JOB_POLICY_RETRY_MAX_ATTEMPTS": "8",
         "EVERSTEP_JOB": "not ours",
     }
-    spec = load_job(path, {"tp": 1, "name": None, "policy": {"max_attempts": None}}, environment)
+    spec = load_job(path, {"tp": 1, "name": None, "policy": {"retry": {"max_attempts": None}}}, environment)
     assert (spec.tp, spec.pp, spec.machines, spec.name) == (1, 1, 4, "gpt-small")
-    assert (spec.args, spec.policy.max_attempts, spec.policy.backoff_factor) == (["--text", "a b"], 8, 3.0)
+    assert (spec.args, spec.policy.retry.max_attempts, spec.policy.retry.backoff_factor) == (["--text", "a b"], 8, 3.0)
 
 
 def test_the_table_checkpoint_is_read_from_all_sources(folder: Path) -> None:
@@ -145,15 +146,18 @@ def test_what_fits_together_is_taken(folder: Path, lines: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ('evict_mode = "shdow"', "policy.evict_mode = 'shdow' in job.toml: expected one of act, approve, shadow, off"),
-        ("evict_mode = 5", "policy.evict_mode = 5 in job.toml: "),
-        ('evict_rules = { gone-machin = "off" }', "gone-machin is no rule that evicts: did you mean gone-machine?"),
-        ('evict_rules = { unknown-verdict = "act" }', "unknown-verdict is no rule that evicts: there are sure-machine"),
-        ('evict_rules = { gone-machine = "on" }', "gone-machine: expected one of act, approve, shadow, off"),
-        ('ladder = { reattempt = "off" }', "reattempt is no rung that can be held back: there are diagnose, rollback"),
-        ('ladder = { diagnose = "on" }', "diagnose: expected one of act, approve, shadow, off"),
-        ('diagnose_off = ["bitwize"]', "bitwize is no test: did you mean bitwise?"),
-        ("diagnose_settings = { bits = { seconds = 5 } }", "bits is no test: did you mean bitwise?"),
+        ('evict.mode = "shdow"', "policy.evict.mode = 'shdow' in job.toml: expected one of act, approve, shadow, off"),
+        ("evict.mode = 5", "policy.evict.mode = 5 in job.toml: "),
+        ('evict.rules = { gone-machin = "off" }', "gone-machin is no rule that evicts: did you mean gone-machine?"),
+        ('evict.rules = { unknown-verdict = "act" }', "unknown-verdict is no rule that evicts: there are sure-machine"),
+        ('evict.rules = { gone-machine = "on" }', "gone-machine: expected one of act, approve, shadow, off"),
+        (
+            'ladder.modes = { reattempt = "off" }',
+            "reattempt is no rung that can be held back: there are diagnose, rollback",
+        ),
+        ('ladder.modes = { diagnose = "on" }', "diagnose: expected one of act, approve, shadow, off"),
+        ('diagnose.off = ["bitwize"]', "bitwize is no test: did you mean bitwise?"),
+        ("diagnose.settings = { bits = { seconds = 5 } }", "bits is no test: did you mean bitwise?"),
     ],
 )
 def test_a_rule_mode_rung_or_test_that_nobody_knows_is_told(folder: Path, lines: str, expected: str) -> None:
@@ -161,11 +165,11 @@ def test_a_rule_mode_rung_or_test_that_nobody_knows_is_told(folder: Path, lines:
 
 
 def test_modes_of_eviction_are_read_from_file_and_environment(folder: Path) -> None:
-    text = GOOD + '[policy.evict_rules]\ngone-machine = "shadow"\n'
+    text = GOOD + '[policy.evict.rules]\ngone-machine = "shadow"\n'
 
     policy = load_job(job_file(folder, text), environment={"EVERSTEP_JOB_POLICY_EVICT_MODE": "approve"}).policy
 
-    assert (policy.evict_mode, policy.evict_rules) == ("approve", {"gone-machine": "shadow"})
+    assert (policy.evict.mode, policy.evict.rules) == ("approve", {"gone-machine": "shadow"})
 
 
 def test_a_remote_folder_without_a_protocol_is_a_path(folder: Path) -> None:
@@ -201,16 +205,23 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
             'name = "Bad Name"\nscript = "trian.py"\nmachnes = 4\nstall_factor = 3\nargs = ["--steps", 300]\n'
             "env = {A = 1}\ncheckpoint_slots = 9\ndisk_keep = 9\ntp = 3\nmachines = 4\n"
             "[checkpoint]\nslots = 99\noverlp = false\nmax_attempts = 2\nbackup = 1\n"
-            '[policy]\nmax_atempts = 3\nmachines = 2\nbackoff_factor = 0.5\nstall_floor_s = "x"\n',
+            "[policy]\nmax_atempts = 3\nmachines = 2\nretry.backoff_factor = 0.5\n"
+            'stall_floor_s = 9\nstorage_tries = 9\n[policy.hang]\nfloor_s = "x"\nidle_flor_s = 1\nround_s = 2\n'
+            "[policy.nan]\nnan_loss_steps = 2\n",
         )
     )
     lines = message.splitlines()
     assert lines[0] == f"the job file {folder}/gpt-small.toml has {len(lines) - 1} problems:"
     for expected in (
         "unknown key 'machnes' in gpt-small.toml: did you mean 'machines'?",
-        "unknown key 'stall_factor' in gpt-small.toml: it belongs under [policy]",
-        "unknown key 'policy.max_atempts' in gpt-small.toml: did you mean 'policy.max_attempts'?",
+        "unknown key 'stall_factor' in gpt-small.toml: it is called 'policy.hang.factor'",
+        "unknown key 'policy.max_atempts' in gpt-small.toml: did you mean 'policy.retry.max_attempts'?",
         "unknown key 'policy.machines' in gpt-small.toml: it belongs above [policy], at the top",
+        "unknown key 'policy.stall_floor_s' in gpt-small.toml: it is called 'policy.hang.floor_s'",
+        "unknown key 'policy.storage_tries' in gpt-small.toml: it belongs under [policy.storage] as 'tries'",
+        "unknown key 'policy.hang.idle_flor_s' in gpt-small.toml: did you mean 'policy.hang.idle_floor_s'?",
+        "unknown key 'policy.hang.round_s' in gpt-small.toml: it belongs under [policy.slow]",
+        "unknown key 'policy.nan.nan_loss_steps' in gpt-small.toml: did you mean 'policy.nan.loss_steps'?",
         f"script in gpt-small.toml: there is no file {folder}/trian.py; did you mean train.py?",
         "name = 'Bad Name' in gpt-small.toml: 'Bad Name' is not a job name: "
         "use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'",
@@ -220,14 +231,14 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
         "unknown key 'disk_keep' in gpt-small.toml: it belongs under [checkpoint]",
         "checkpoint.slots = 99 in gpt-small.toml: expected at most 8",
         "unknown key 'checkpoint.overlp' in gpt-small.toml: did you mean 'checkpoint.overlap'?",
-        "unknown key 'checkpoint.max_attempts' in gpt-small.toml: it belongs under [policy]",
+        "unknown key 'checkpoint.max_attempts' in gpt-small.toml: it belongs under [policy.retry]",
         "checkpoint.backup = 1 in gpt-small.toml: expected true or false",
-        "policy.backoff_factor = 0.5 in gpt-small.toml: expected at least 1.0",
-        "policy.stall_floor_s = 'x' in gpt-small.toml: expected a number",
+        "policy.retry.backoff_factor = 0.5 in gpt-small.toml: expected at least 1.0",
+        "policy.hang.floor_s = 'x' in gpt-small.toml: expected a number",
         "4 machines x 1 ranks = 4 ranks cannot be split into tp 3 x pp 1: 4 is not a multiple of 3 (gpt-small.toml)",
     ):
         assert f"  - {expected}" in lines
-    assert len(lines) == 18
+    assert len(lines) == 23
 
 
 @pytest.mark.parametrize(
@@ -303,7 +314,7 @@ def test_the_example_in_the_docs_is_a_job_file(folder: Path) -> None:
     example = (controlplane.job_file.job_file.__doc__ or "").split("::\n", 1)[1]
     text = "\n".join(line.strip() for line in example.splitlines())
     spec, written = load_job(job_file(folder, text), environment={}), tomllib.loads(text)
-    assert spec.policy.max_attempts == written["policy"]["max_attempts"]
+    assert spec.policy.retry.max_attempts == written["policy"]["retry"]["max_attempts"]
     assert spec.checkpoint.disk_every_min == written["checkpoint"]["disk_every_min"]
 
 

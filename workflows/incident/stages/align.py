@@ -40,7 +40,7 @@ async def align(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
         backed_up: Ranks whose backup has to have the step as well.
     """
     input, timeline = incident.input, incident.timeline
-    if not input.spec.policy.hold_s:
+    if not input.spec.policy.stop.align_s:
         return
     began = timeline.enter(Stage.ALIGN)
     asked = activity_calls.align(input.spec, input.machines, input.generation, backed_up=backed_up)

@@ -31,7 +31,7 @@ async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> C
                 bound_s=bound_s,
                 showing=incident.state.showing,
                 state_bytes=state_bytes,
-                silent_s=input.spec.policy.silent_s if impatient(incident) else 0.0,
+                silent_s=input.spec.policy.silence.detect_s if impatient(incident) else 0.0,
             )
         )
 

@@ -32,7 +32,9 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     state, timeline, input = incident.state, incident.timeline, incident.input
     choice = tests_of(state)
     tests = ", ".join(choice.tests)
-    text = f"{choice.why}: {tests} on {len(input.machines)} machines, {input.spec.policy.diagnose_s:g} s at most"
+    text = (
+        f"{choice.why}: {tests} on {len(input.machines)} machines, {input.spec.policy.diagnose.timeout_s:g} s at most"
+    )
     began = timeline.enter(Stage.DIAGNOSE, text)
     try:
         found = await _tested(incident, choice.tests)

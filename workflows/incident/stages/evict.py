@@ -264,7 +264,7 @@ async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
 async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) -> Eviction | None:
     """Returns why a machine cannot come, where it cannot; ``like``: those that it has to be like."""
     input, policy = incident.input, incident.input.spec.policy
-    bound_s = max(policy.silent_evict_s, 1.0)
+    bound_s = max(policy.silence.evict_s, 1.0)
     try:
         asked = activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s, probed=True, like=like)
         await incident.unless_abandoned(asked)

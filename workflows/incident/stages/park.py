@@ -36,7 +36,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
         return [one.name for one in urgent if (one.number, one.asked_ns) not in known]
 
     await incident.tell_job()
-    patience = timedelta(hours=input.spec.policy.parked_timeout_h)
+    patience = timedelta(hours=input.spec.policy.park.timeout_h)
     machines = [machine for machine in input.machines if machine.name in silent]
     if not workflow.patched("machines that come back"):
         machines = []

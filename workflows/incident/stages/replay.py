@@ -34,7 +34,7 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
     state, timeline = incident.state, incident.timeline
     groups, policy = plan_of(state.spec), state.spec.policy
     text = (
-        f"{policy.replay_steps} steps of the script, from its beginning, on {groups.count} rows and {groups.count} "
+        f"{policy.replay.steps} steps of the script, from its beginning, on {groups.count} rows and {groups.count} "
         f"columns of {web_ui.count(groups.size, 'machine')}, {repeats_of(policy)} times where nothing shows"
     )
     timeline.replays = sum(one.rung is Rung.REPLAY for one in state.ladder.all_tried) + 1

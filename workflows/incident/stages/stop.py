@@ -61,13 +61,13 @@ def impatient(incident: Incident) -> dict[str, Any]:
         "evict"
     ):
         return {}
-    return {"patience_s": policy.silent_evict_s, "probed": True}
+    return {"patience_s": policy.silence.evict_s, "probed": True}
 
 
 async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
     """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is shown."""
     input, policy = incident.input, incident.input.spec.policy
-    deadline = workflow.time() + policy.kill_patience_s
+    deadline = workflow.time() + policy.stop.kill_patience_s
     told_job = False
     while True:
         evidence = await incident.unless_abandoned(
@@ -77,7 +77,7 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
             break
         text = listed(evidence.dying, 3)
         if workflow.time() >= deadline:
-            return evidence.model_copy(update={"problem": f"{text}; they have {policy.kill_patience_s:g} s"})
+            return evidence.model_copy(update={"problem": f"{text}; they have {policy.stop.kill_patience_s:g} s"})
         incident.timeline.say(text)
         await incident.tell_job(f"stop: {text}")
         told_job = True

@@ -25,7 +25,7 @@ SYMPTOMS = frozenset({Symptom.HANG})
 async def trace(incident: Incident) -> None:
     """Look at the ranks, where the job stands still; what is found is in ``incident.hang``."""
     input, timeline = incident.input, incident.timeline
-    if input.anomaly.symptom not in SYMPTOMS or incident.looks_again or not input.spec.policy.trace_s:
+    if input.anomaly.symptom not in SYMPTOMS or incident.looks_again or not input.spec.policy.hang.trace_s:
         return
     if not workflow.patched(PATCH):
         return

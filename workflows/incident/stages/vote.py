@@ -27,7 +27,7 @@ async def vote(incident: Incident) -> None:
     input, timeline = incident.input, incident.timeline
     began = timeline.enter(Stage.VOTE)
     rounds: list[SlowRound] = []
-    count = input.spec.policy.slow_rounds
+    count = input.spec.policy.slow.rounds
     for number in range(1, count + 1):
         if incident.overtaken:
             break

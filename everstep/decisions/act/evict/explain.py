@@ -14,13 +14,13 @@ from everstep.decisions.act.evict.plan_evictions import allowed
 from everstep.decisions.act.evict.rules import RULES, EvictRule, mode_of
 from everstep.model.eviction import BREAKER, EvictAnswer, EvictMode
 from everstep.model.message import Model
-from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.recovery_policy import RecoveryPolicy, settings
 
 BREAKER_SAYS = (
     "asked last, of all machines that are to be evicted together: where they are too many, an operator has to approve "
     "all of them"
 )
-BREAKER_SETTINGS = ("evict_share", "evict_at_least", "evict_window_h")
+BREAKER_SETTINGS = ("evict.share", "evict.at_least", "evict.window_h")
 _SOURCED = re.compile(r"(?P<says>.*) \((?P<source>.*)\)\.")
 """The description of a setting: what it says, and in brackets who says so."""
 
@@ -88,7 +88,7 @@ def describe(policy: RecoveryPolicy, *, of: str = "defaults", machines: int | No
     return DescribedPolicy(
         of=of,
         machines=machines,
-        evict_mode=policy.evict_mode,
+        evict_mode=policy.evict.mode,
         rules=[_rule(position, rule, policy) for position, rule in enumerate(RULES, 1)],
         breaker=DescribedBreaker(
             numbers=_settings(BREAKER_SETTINGS, policy),
@@ -98,8 +98,8 @@ def describe(policy: RecoveryPolicy, *, of: str = "defaults", machines: int | No
 
 
 def _rule(position: int, rule: EvictRule, policy: RecoveryPolicy) -> DescribedRule:
-    mode, alone = mode_of(rule, policy), mode_of(rule, policy.model_copy(update={"evict_mode": EvictMode.ACT}))
-    own = "evict_rules" if rule.name in policy.evict_rules else ""
+    mode, alone = mode_of(rule, policy), mode_of(rule, policy.changed({"evict.mode": EvictMode.ACT}))
+    own = "evict.rules" if rule.name in policy.evict.rules else ""
     fixed = [
         RuleNumber(name=number.name, value=number.value, says=number.says, source=number.source)
         for number in rule.fixed
@@ -111,7 +111,7 @@ def _rule(position: int, rule: EvictRule, policy: RecoveryPolicy) -> DescribedRu
         source=rule.paper,
         evicts=rule.evicts,
         mode=mode,
-        mode_from=own if mode is alone else "evict_mode",
+        mode_from=own if mode is alone else "evict.mode",
         numbers=_settings(rule.settings, policy) + fixed,
     )
 
@@ -119,12 +119,10 @@ def _rule(position: int, rule: EvictRule, policy: RecoveryPolicy) -> DescribedRu
 def _settings(names: tuple[str, ...], policy: RecoveryPolicy) -> list[RuleNumber]:
     found = []
     for name in names:
-        known = RecoveryPolicy.model_fields[name]
+        known = settings()[name]
         told = _SOURCED.fullmatch(known.description or "")
         says, source = (told["says"], told["source"]) if told else ((known.description or "").removesuffix("."), "")
-        found.append(
-            RuleNumber(name=name, value=getattr(policy, name), says=says, source=source, default=known.default)
-        )
+        found.append(RuleNumber(name=name, value=policy.value(name), says=says, source=source, default=known.default))
     return found
 
 

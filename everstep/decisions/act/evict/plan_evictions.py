@@ -85,7 +85,7 @@ def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
 
 def allowed(machines: int, policy: RecoveryPolicy) -> int:
     """How many machines of a job may be evicted within the window without an operator."""
-    return max(policy.evict_at_least, int(policy.evict_share * machines + 1e-9))
+    return max(policy.evict.at_least, int(policy.evict.share * machines + 1e-9))
 
 
 def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnswer | None:
@@ -94,14 +94,14 @@ def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnsw
     All or none of the machines: to evict some of them brings back no job that
     cannot go on without the others, and so many faults at once may be none of theirs.
     """
-    began_ns = facts.now_ns - policy.evict_window_h * 3600e9
+    began_ns = facts.now_ns - policy.evict.window_h * 3600e9
     before = sum(time_ns > began_ns for time_ns in facts.evicted_ns)
     most = allowed(len(facts.machines), policy)
     if not wanted or before + wanted <= most:
         return None
     why = (
         f"{wanted} machines of {len(facts.machines)} would be evicted, {before} were within the last "
-        f"{policy.evict_window_h:g} h, and {most} may be without an operator's approval"
+        f"{policy.evict.window_h:g} h, and {most} may be without an operator's approval"
     )
     return EvictAnswer(rule=BREAKER, machine="", yes=False, why=why)
 

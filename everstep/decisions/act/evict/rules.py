@@ -169,7 +169,7 @@ RULES: tuple[EvictRule, ...] = (
         "agent and ranks of the machine are silent",
         "the paper gives no heartbeat limit",
         _from(FindingSource.SILENCE),
-        settings=("silent_evict_s",),
+        settings=("silence.evict_s",),
     ),
     EvictRule(
         "failed-test",
@@ -270,7 +270,7 @@ def waits_for_another(name: str) -> bool:
 
 
 def mode_of(rule: EvictRule, policy: RecoveryPolicy) -> EvictMode:
-    """How far a rule may go: as its own mode says, and never further than ``evict_mode``.
+    """How far a rule may go: as its own mode says, and never further than ``evict.mode``.
 
     An unknown mode asks an operator. An operator's own word is always followed.
     """
@@ -279,6 +279,6 @@ def mode_of(rule: EvictRule, policy: RecoveryPolicy) -> EvictMode:
     order = (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW, EvictMode.OFF)
     known = [
         mode if mode in order else EvictMode.APPROVE
-        for mode in (policy.evict_mode, policy.evict_rules.get(rule.name, rule.mode))
+        for mode in (policy.evict.mode, policy.evict.rules.get(rule.name, rule.mode))
     ]
     return max(known, key=order.index)

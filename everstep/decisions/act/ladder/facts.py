@@ -33,7 +33,7 @@ class LadderFacts:
     blamed: str = ""
     """Why the version that runs is to blame: it is young, and what failed can come from code. Empty: it is not."""
     recent: bool = False
-    """The version that runs came not long ago (``rollback_error_h``)."""
+    """The version that runs came not long ago (``rollback.error_within_h``)."""
     back_to: str = ""
     """The version that a rollback would bring; empty: there is none."""
     tests: tuple[str, ...] = ()
@@ -74,8 +74,8 @@ def is_same_fault(tried: Tried, failure: Failure) -> bool:
 
 
 def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPolicy) -> list[Tried]:
-    """What was tried in the hours before a failure (``ladder_window_h``)."""
-    began_ns = failure.time_ns - policy.ladder_window_h * 3600e9
+    """What was tried in the hours before a failure (``ladder.window_h``)."""
+    began_ns = failure.time_ns - policy.ladder.window_h * 3600e9
     return [one for one in tried if one.time_ns >= began_ns]
 
 
@@ -85,7 +85,7 @@ def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
     failure = facts.failure
     alike = [one for one in facts.remembered if one.symptom == failure.symptom and one.path not in EXPLAINS]
     near = within_window(alike, failure, policy)
-    many = 0 < policy.ladder_repeats <= 1 + len({_failure_of(one) for one in near})
+    many = 0 < policy.ladder.repeats <= 1 + len({_failure_of(one) for one in near})
     again = {id(one) for one in near if many or is_same_fault(one, failure)}
     return [one for one in alike if one.generation in facts.unsolved or id(one) in again]
 
@@ -135,6 +135,6 @@ def kept(
         unsolved: Generations whose failures are not solved.
     """
     newest_ns = max((one.time_ns for one in new), default=0)
-    began_ns = newest_ns - policy.ladder_window_h * 3600e9
+    began_ns = newest_ns - policy.ladder.window_h * 3600e9
     before = [one for one in remembered if one.time_ns >= began_ns or one.generation in unsolved]
     return [one for one in (*before, *new) if one.path not in EXPLAINS][-most:]

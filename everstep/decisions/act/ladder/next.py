@@ -44,7 +44,7 @@ class LadderStep:
 
 def mode_of(rung: Rung, policy: RecoveryPolicy) -> RungMode:
     """How far a rung may go; a word that this release does not know asks an operator."""
-    mode = policy.ladder.get(rung, DEFAULT_MODES.get(rung, RungMode.ACT))
+    mode = policy.ladder.modes.get(rung, DEFAULT_MODES.get(rung, RungMode.ACT))
     return mode if mode.known else RungMode.APPROVE
 
 

@@ -118,7 +118,7 @@ PATHS: tuple[Path, ...] = (
     ),
     Path(
         "unclear-at-once",
-        "nothing says for sure what failed, and `diagnose_at_once` is set",
+        "nothing says for sure what failed, and `diagnose.at_once` is set",
         (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
         FIGURE,
         _at_once,

@@ -13,7 +13,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion
 
 NO_REPLAY = "there were no replays when this incident began"
-BEFORE_PROGRESS = {"ladder_repeats": 0, "ladder_restarts": 0}
+BEFORE_PROGRESS = {"ladder.repeats": 0, "ladder.restarts": 0}
 """Incidents that began before what is solved was judged by steady progress go by the place of a failure alone."""
 
 
@@ -23,7 +23,7 @@ def tests_of(state: RecoveryState) -> Choice:
     found = failure.classification
     known = found is not None and not found.consequence
     fault, owner = (found.fault, found.owner) if found is not None else ("", "")
-    return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose_off)
+    return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose.off)
 
 
 def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
@@ -44,13 +44,13 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
         remembered=tuple(state.ladder.remembered),
         of_script=state.ladder.of_script,
         blamed=blamed.why if blamed else "",
-        recent=running is not None and came_within(running, failure.time_ns, policy.rollback_error_h * 3600.0),
+        recent=running is not None and came_within(running, failure.time_ns, policy.rollback.error_within_h * 3600.0),
         back_to=target.name if target else "",
         tests=tests_of(state).tests,
         unsolved=state.unsolved if state.release.judges_progress else frozenset(),
         ran_well=_ran_well(running, failure, policy) if running and state.release.judges_progress else "",
         no_replay=why_not(state.spec, state.showing) if replay else NO_REPLAY,
-        diagnose_at_once=policy.diagnose_at_once,
+        diagnose_at_once=policy.diagnose.at_once,
         approved=frozenset(state.ladder.approved),
         apart=state.release.counts_apart,
         unknown_apart=state.release.counts_unknown,
@@ -61,6 +61,6 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
 def _ran_well(running: JobVersion, failure: Failure, policy: RecoveryPolicy) -> str:
     """Why the version that runs is not to blame for what comes at another place each time; empty: nothing says so."""
     hours = (failure.time_ns - running.began_ns) / 3600e9
-    if not running.steady or hours < policy.rollback_error_h:
+    if not running.steady or hours < policy.rollback.error_within_h:
         return ""
     return f"v{running.number} ran well for {hours:.0f} h, and it fails at another step each time"

@@ -129,8 +129,8 @@ def confirm_bound_s(first_step_s: float, policy: RecoveryPolicy) -> float:
         policy: The bounds.
     """
     if first_step_s <= 0:
-        return max(policy.start_timeout_s, policy.confirm_timeout_s)
-    return max(policy.confirm_factor * first_step_s, policy.confirm_timeout_s)
+        return max(policy.confirm.start_timeout_s, policy.confirm.timeout_s)
+    return max(policy.confirm.factor * first_step_s, policy.confirm.timeout_s)
 
 
 def judge_confirmation(
@@ -195,7 +195,7 @@ def judge_confirmation(
     # A rank that joined is going to show steps. Of others it is not known.
     expected = known_alive or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
     lived_s = (now_ns - whole_ns) / 1e9 if whole_ns else 0.0
-    if not expected and lived_s > policy.confirm_alive_s:
+    if not expected and lived_s > policy.confirm.alive_s:
         return _unconfirmed(generation, f"{every} live for {lived_s:.0f} s; no step was shown", now_ns)
     return None
 

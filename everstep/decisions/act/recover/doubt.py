@@ -104,11 +104,11 @@ def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy
         return Advice("ask", doubt.text)
     if accepted:
         return Advice("go", f"accepted by an operator, although {doubt.text}")
-    if asked < policy.storage_tries:
-        delay_s = policy.storage_wait_initial_s
+    if asked < policy.storage.tries:
+        delay_s = policy.storage.wait_initial_s
         for _ in range(asked - 1):
-            delay_s = min(delay_s * policy.storage_wait_factor, policy.storage_wait_max_s)
-        return Advice("ask", f"{doubt.text}; asked again in {delay_s:g} s", min(delay_s, policy.storage_wait_max_s))
+            delay_s = min(delay_s * policy.storage.wait_factor, policy.storage.wait_max_s)
+        return Advice("ask", f"{doubt.text}; asked again in {delay_s:g} s", min(delay_s, policy.storage.wait_max_s))
     return Advice(
         "park",
         f"{doubt.text}; certain is {'nothing' if step < 1 else f'step {step}'}. Bring back what does not answer and "

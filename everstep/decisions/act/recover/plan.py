@@ -149,7 +149,7 @@ def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
 def _unsolved(step: LadderStep, state: RecoveryState) -> str:
     """Why a fault that no rung solved is not restarted once more; empty: it is."""
     policy = state.spec.policy
-    if not state.release.judges_progress or not 0 < policy.ladder_restarts <= step.restarts:
+    if not state.release.judges_progress or not 0 < policy.ladder.restarts <= step.restarts:
         return ""
     return f"it came again after {step.restarts} restarts that followed the last rung of the ladder"
 

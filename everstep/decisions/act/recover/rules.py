@@ -142,7 +142,7 @@ def is_same_fault(failure: Failure, other: Failure) -> bool:
 
 def restore_fails(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The copies of the state could not be brought, time after time: other code does not change that."""
-    if facts.failed_restores >= policy.max_attempts:
+    if facts.failed_restores >= policy.retry.max_attempts:
         return f"{facts.failed_restores} restores failed, one after the other"
     return None
 
@@ -156,7 +156,7 @@ def same_step_again(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
         if is_same_fault(earlier, failure) or (failure.step >= 0 and earlier.step == failure.step)
     ]
     count = 1 + len(same)
-    if count >= policy.max_failures_at_step:
+    if count >= policy.retry.max_failures_at_step:
         return f"failed {count} times {place_of(failure)} ({failure.cause})"
     return None
 
@@ -164,14 +164,15 @@ def same_step_again(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
 def no_progress(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """Failure follows failure without steady progress in between."""
     count = 1 + len(facts.history)
-    if count >= policy.max_failures_without_progress:
-        return f"{count} failures without {policy.steady_steps} steps and {policy.steady_s:g} s of progress in between"
+    if count >= policy.retry.max_failures_without_progress:
+        steady = policy.progress
+        return f"{count} failures without {steady.steady_steps} steps and {steady.steady_s:g} s of progress in between"
     return None
 
 
 def attempts_exhausted(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """This incident was reattempted often enough."""
-    if facts.attempts >= policy.max_attempts:
+    if facts.attempts >= policy.retry.max_attempts:
         return f"{facts.attempts} reattempts did not bring the job back"
     return None
 
@@ -205,7 +206,7 @@ def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> str | N
 def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
     """The state that is left is many steps old, or none is left."""
     lost = facts.failure.step - max(facts.restore_step, 0)
-    if facts.restore_step < 0 or lost <= policy.max_lost_steps:
+    if facts.restore_step < 0 or lost <= policy.retry.max_lost_steps:
         return None
     if facts.restore_step == 0:
         return f"no checkpoint that all ranks can restore: a restart would lose {lost} steps ({facts.restore_reason})"
@@ -289,9 +290,9 @@ def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
     if failures_before == 0:
         return 0.0
     # Compare exponents first: a long history must not overflow a float.
-    wait = policy.backoff_initial_s
+    wait = policy.retry.backoff_initial_s
     for _ in range(failures_before - 1):
-        wait *= policy.backoff_factor
-        if wait >= policy.backoff_max_s:
-            return policy.backoff_max_s
-    return min(wait, policy.backoff_max_s)
+        wait *= policy.retry.backoff_factor
+        if wait >= policy.retry.backoff_max_s:
+            return policy.retry.backoff_max_s
+    return min(wait, policy.retry.backoff_max_s)

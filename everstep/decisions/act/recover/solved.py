@@ -58,7 +58,9 @@ def _is_over(
     if last_unclear is None:
         steps, seconds = steps_past(last, failure), seconds_since(last, failure)
         known = last.time_ns > 0
-        return (steps is not None and steps >= policy.steady_steps) or (known and seconds >= policy.steady_s)
+        return (steps is not None and steps >= policy.progress.steady_steps) or (
+            known and seconds >= policy.progress.steady_s
+        )
     past = [steps for one in (earlier, last_unclear) if (steps := steps_past(one, failure)) is not None]
     return is_steady(min(past, default=None), seconds_since(last_unclear, failure), policy)
 

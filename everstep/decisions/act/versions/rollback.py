@@ -83,7 +83,7 @@ def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy
     if version.steady or version.proven or not version.began_ns:
         return False
     steps = steps_of(version, step)
-    return 0 <= steps < policy.rollback_steps or now_ns - version.began_ns < policy.rollback_s * 1e9
+    return 0 <= steps < policy.rollback.steps or now_ns - version.began_ns < policy.rollback.within_s * 1e9
 
 
 def came_within(version: JobVersion, now_ns: int, seconds: float) -> bool:

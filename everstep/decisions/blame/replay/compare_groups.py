@@ -284,8 +284,8 @@ def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
         if run.group not in {*hung, *late}:
             unable.setdefault(run.group, run.why or str(run.end))
     parts = [
-        f"{listed(hung, NAMED)} did not do the steps in time: a larger replay_s may let them" if hung else "",
-        f"{listed(late, NAMED)} did not start in time: a larger confirm_timeout_s may let them" if late else "",
+        f"{listed(hung, NAMED)} did not do the steps in time: a larger replay.timeout_s may let them" if hung else "",
+        f"{listed(late, NAMED)} did not start in time: a larger confirm.timeout_s may let them" if late else "",
         f"{_groups(unable)} could not be run" if unable else "",
     ]
     return f"no group came to its end: {'; '.join(part for part in parts if part)}"

@@ -58,11 +58,11 @@ def plan_of(spec: JobSpec) -> ReplayPlan:
     Raises:
         TopologyError: its machines make no two groups, or no group of the wanted size.
     """
-    topology, wanted = spec.topology(), spec.policy.replay_machines
+    topology, wanted = spec.topology(), spec.policy.replay.machines
     unit = replica_machines(topology)
     size = wanted or group_size(topology.machines, unit)
     if size % unit:
-        raise TopologyError(f"replay_machines is {size}: groups have {unit} machines, or a multiple")
+        raise TopologyError(f"replay.machines is {size}: groups have {unit} machines, or a multiple")
     if size * 2 > topology.machines:
         raise TopologyError(
             f"a group needs {size} of the {topology.machines} machines: there are no two groups to compare"
@@ -80,9 +80,9 @@ def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: b
         seen: Some groups showed a fault, and nobody is named. It has to show in a row and in a column for that, each of
             which is missed with half the probability.
     """
-    repeats = -(-runs_needed(policy.replay_shows, policy.replay_miss) // 2)
+    repeats = -(-runs_needed(policy.replay.fault_share, policy.replay.miss_probability) // 2)
     again = seen or any(run.end is RunEnd.NOT_STARTED for run in runs)
-    named = runs_needed(policy.replay_shows, policy.replay_miss / 2) if seen else 1
+    named = runs_needed(policy.replay.fault_share, policy.replay.miss_probability / 2) if seen else 1
     return max(repeats, named, TRIES if again else 1)
 
 
@@ -95,13 +95,13 @@ def spec_of_group(spec: JobSpec, group: ReplayGroup) -> JobSpec:
     sizes: dict[str, object] = {"machines": small.machines}
     if spec.mesh:
         sizes["mesh"] = small.mesh
-    told = {environment.REPLAY_STEPS: str(spec.policy.replay_steps), environment.STATE_DIGEST: "1"}
+    told = {environment.REPLAY_STEPS: str(spec.policy.replay.steps), environment.STATE_DIGEST: "1"}
     kept_nowhere = {"backup": False, "disk": False, "remote_url": ""}
     return spec.model_copy(
         update={
             **sizes,
             "name": replay_name(spec.name, group.name),
-            "args": [*spec.args, *spec.policy.replay_args],
+            "args": [*spec.args, *spec.policy.replay.args],
             "env": {**spec.env, **told},
             "checkpoint": spec.checkpoint.model_copy(update=kept_nowhere),
         }

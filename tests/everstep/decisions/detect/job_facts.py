@@ -11,7 +11,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from tests.rank_ends import exited
 
 S = 10**9
-POLICY = RecoveryPolicy(stall_floor_s=5, stall_factor=10, exit_grace_s=60)
+POLICY = RecoveryPolicy(hang={"floor_s": 5, "factor": 10}, stop={"exit_grace_s": 60})
 CHECKPOINT = CheckpointPolicy(max_unsaved_steps=100, max_unsaved_s=60.0)
 RANK = RankFacts(
     rank=0,

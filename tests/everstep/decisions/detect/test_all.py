@@ -29,7 +29,7 @@ def test_every_rule_says_its_threshold_with_the_numbers_of_the_job() -> None:
     assert "10, at least 5 s, where they do not" in said["hang"]
     assert said["stale-checkpoint"] == "the newest save is over 100 steps and 60 s old"
     assert all(rule.finds for rule in RULES)
-    assert (POLICY.stall_factor, CHECKPOINT.max_unsaved_steps) == (10, 100)
+    assert (POLICY.hang.factor, CHECKPOINT.max_unsaved_steps) == (10, 100)
 
 
 def test_an_anomaly_says_which_rule_found_it() -> None:

@@ -58,7 +58,7 @@ def test_ranks_that_left_their_loops_have_the_time_that_they_need() -> None:
 
 
 def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_hang() -> None:
-    patient = POLICY.model_copy(update={"stall_floor_s": 600.0})
+    patient = POLICY.changed({"hang.floor_s": 600.0})
     plain = replace(RANK, rank=0, in_loop=False)
 
     for ranks in ([plain], []):

@@ -102,7 +102,7 @@ def test_a_norm_that_stays_infinite_is_one_and_the_earliest_of_the_two_counts() 
 
 
 def test_the_policy_says_how_many_steps_and_0_says_never() -> None:
-    policy = POLICY.model_copy(update={"nan_loss_steps": 3, "nan_grad_norm_steps": 0})
+    policy = POLICY.changed({"nan.loss_steps": 3, "nan.grad_norm_steps": 0})
 
     assert found(rank(0, bad(20, 2), grad_norm=bad(1, 900)), policy=policy) is None
     assert found(rank(0, bad(20, 3)), policy=policy) is not None

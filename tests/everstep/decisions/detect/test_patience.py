@@ -69,7 +69,7 @@ def test_looks_come_early_enough_and_not_before() -> None:
     quick, slow = stands(None), stands(None, typical_s=20.0)
     assert (first_look_s(quick), first_look_s(slow)) == (1.5, 189.5)
     assert first_look_s(stands(None, typical_s=0.0, longest_s=0.0)) == 1.5, "looks may show that nothing will come"
-    assert first_look_s(facts(policy=RecoveryPolicy(trace_s=0))) is None
+    assert first_look_s(facts(policy=RecoveryPolicy(hang={"trace_s": 0}))) is None
 
 
 TIMES = st.floats(0.0, 10_000.0)
@@ -81,10 +81,10 @@ def test_whoever_looks_closely_is_never_surer_of_a_hang_for_it_than_the_floor(
 ) -> None:
     found = stands(stillness, typical_s=typical_s, longest_s=longest_s)
     assert hang_seen_s(found) <= hang_unseen_s(found)
-    assert hang_unseen_s(found) >= DEFAULTS.stall_floor_s
+    assert hang_unseen_s(found) >= DEFAULTS.hang.floor_s
     if stillness is Stillness.QUIET:
-        assert bound_s(found) >= DEFAULTS.hang_floor_s
+        assert bound_s(found) >= DEFAULTS.hang.idle_floor_s
         assert bound_s(found) > longest_s or bound_s(found) == hang_unseen_s(found)
     elif stillness is not Stillness.NEVER:
-        assert bound_s(found) >= DEFAULTS.stall_floor_s
+        assert bound_s(found) >= DEFAULTS.hang.floor_s
     assert 1.0 <= apart_s(typical_s) <= 10.0

@@ -15,7 +15,7 @@ from everstep.model.incident import Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts, seen
 
-POLICY = RecoveryPolicy(silent_s=10)
+POLICY = RecoveryPolicy(silence={"detect_s": 10})
 
 
 def silent(quiet_s: float = 12.0, longest_step_s: float = 1.0, m1_s: float = 12.0, m0_s: float = 0.0) -> JobFacts:

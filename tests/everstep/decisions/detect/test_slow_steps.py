@@ -61,7 +61,7 @@ def test_it_is_told_once_it_has_lasted_with_how_slow_it_is_and_since_when() -> N
         {"newest": False},
         {"lost": {"m1": [1]}},
         {"quiet_s": 30.0},
-        {"policy": facts().spec.policy.model_copy(update={"slow_s": 0.0})},
+        {"policy": facts().spec.policy.changed({"slow.after_s": 0.0})},
         {"ranks": ranks(SLOW, WELL)},
     ],
     ids=["old", "lost", "quiet", "off", "over"],

@@ -10,7 +10,7 @@ from everstep.decisions.act.evict.explain import DescribedRule, describe, explai
 from everstep.decisions.act.evict.plan_evictions import allowed
 from everstep.decisions.act.evict.rules import RULES
 from everstep.model.eviction import BREAKER, EvictAnswer, EvictMode
-from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.recovery_policy import RecoveryPolicy, settings
 
 
 def answer(**fields: Any) -> EvictAnswer:
@@ -42,11 +42,11 @@ def test_what_followed(given: dict[str, Any], evicted: list[str], over: bool, fo
 
 
 def test_the_rules_that_said_nothing_and_those_that_were_not_asked() -> None:
-    quiet, off = quiet_rules([answer()], RecoveryPolicy(evict_rules={"sure-machine-fault": EvictMode.OFF}))
+    quiet, off = quiet_rules([answer()], RecoveryPolicy(evict={"rules": {"sure-machine-fault": EvictMode.OFF}}))
 
     assert off == ["sure-machine-fault"]
     assert {*quiet, *off, "gone-machine"} == {rule.name for rule in RULES}
-    assert quiet_rules([], RecoveryPolicy(evict_mode=EvictMode.OFF)) == (
+    assert quiet_rules([], RecoveryPolicy(evict={"mode": EvictMode.OFF})) == (
         ["operator"],
         [rule.name for rule in RULES if rule.name != "operator"],
     )
@@ -72,9 +72,9 @@ def test_every_setting_of_evictions_is_a_number_of_a_rule_or_of_the_breaker() ->
     policy = describe(RecoveryPolicy())
     told = {number.name for rule in policy.rules for number in rule.numbers if number.default is not None}
     told |= {number.name for number in policy.breaker.numbers}
-    settings = {name for name in RecoveryPolicy.model_fields if "evict" in name} - {"evict_mode", "evict_rules"}
+    limits = {name for name in settings() if "evict" in name} - {"evict.mode", "evict.rules"}
 
-    assert told == settings
+    assert told == limits
 
 
 def test_every_number_has_a_source() -> None:
@@ -86,21 +86,21 @@ def test_every_number_has_a_source() -> None:
 
 
 def test_values_are_those_of_the_policy() -> None:
-    [number] = described("gone-machine", silent_evict_s=7.5).numbers
+    [number] = described("gone-machine", silence={"evict_s": 7.5}).numbers
 
-    assert (number.name, number.value, number.default) == ("silent_evict_s", 7.5, 2.0)
+    assert (number.name, number.value, number.default) == ("silence.evict_s", 7.5, 2.0)
 
 
 @pytest.mark.parametrize(
     ("policy", "mode", "by"),
     [
         ({}, EvictMode.ACT, ""),
-        ({"evict_rules": {SURE: "act"}}, EvictMode.ACT, "evict_rules"),
-        ({"evict_rules": {SURE: "shadow"}}, EvictMode.SHADOW, "evict_rules"),
-        ({"evict_mode": "approve"}, EvictMode.APPROVE, "evict_mode"),
-        ({"evict_mode": "approve", "evict_rules": {SURE: "shadow"}}, EvictMode.SHADOW, "evict_rules"),
-        ({"evict_mode": "off", "evict_rules": {SURE: "shadow"}}, EvictMode.OFF, "evict_mode"),
-        ({"evict_rules": {SURE: "a word of a later release"}}, EvictMode.APPROVE, "evict_rules"),
+        ({"evict": {"rules": {SURE: "act"}}}, EvictMode.ACT, "evict.rules"),
+        ({"evict": {"rules": {SURE: "shadow"}}}, EvictMode.SHADOW, "evict.rules"),
+        ({"evict": {"mode": "approve"}}, EvictMode.APPROVE, "evict.mode"),
+        ({"evict": {"mode": "approve", "rules": {SURE: "shadow"}}}, EvictMode.SHADOW, "evict.rules"),
+        ({"evict": {"mode": "off", "rules": {SURE: "shadow"}}}, EvictMode.OFF, "evict.mode"),
+        ({"evict": {"rules": {SURE: "a word of a later release"}}}, EvictMode.APPROVE, "evict.rules"),
     ],
 )
 def test_modes_and_who_says_so(policy: dict[str, Any], mode: EvictMode, by: str) -> None:
@@ -110,7 +110,7 @@ def test_modes_and_who_says_so(policy: dict[str, Any], mode: EvictMode, by: str)
 
 
 def test_how_many_may_leave_without_an_operator() -> None:
-    policy = RecoveryPolicy(evict_share=0.5)
+    policy = RecoveryPolicy(evict={"share": 0.5})
 
     assert describe(policy).breaker.without_operator is None
     assert describe(policy, machines=16).breaker.without_operator == allowed(16, policy) == 8

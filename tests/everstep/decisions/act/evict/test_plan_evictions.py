@@ -16,7 +16,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan, silent
 
 HOUR = 3600 * S
-FREE = RecoveryPolicy(evict_share=1)
+FREE = RecoveryPolicy(evict={"share": 1})
 """Its breaker never trips."""
 
 
@@ -29,7 +29,7 @@ def lists(decided: EvictPlan) -> tuple[list[str], list[str], list[str]]:
 
 
 def with_rule(mode: EvictMode, name: str = "sure-machine-fault") -> RecoveryPolicy:
-    return RecoveryPolicy(evict_rules={name: mode})
+    return RecoveryPolicy(evict={"rules": {name: mode}})
 
 
 def test_each_mode_has_its_list() -> None:
@@ -85,8 +85,8 @@ def test_the_breaker_says_nothing_where_nothing_is_to_be_done() -> None:
 def test_how_many_may_go() -> None:
     policy = RecoveryPolicy()
     assert [allowed(machines, policy) for machines in (1, 8, 12, 1200)] == [2, 2, 3, 300]
-    assert allowed(100, RecoveryPolicy(evict_share=0.29)) == 29
-    assert allowed(100, RecoveryPolicy(evict_share=0, evict_at_least=0)) == 0
+    assert allowed(100, RecoveryPolicy(evict={"share": 0.29})) == 29
+    assert allowed(100, RecoveryPolicy(evict={"share": 0, "at_least": 0})) == 0
 
 
 def test_of_too_many_answers_those_that_say_yes_are_kept() -> None:
@@ -152,7 +152,7 @@ def test_what_is_not_known_evicts_nobody_but_for_links_seen_down(
 def test_nobody_is_evicted_where_the_policy_does_not_say_act(
     now: list[MachineFinding], earlier: list[MachineFinding], ceiling: EvictMode
 ) -> None:
-    policy = FREE.model_copy(update={"evict_mode": ceiling})
+    policy = FREE.changed({"evict.mode": ceiling})
     acted = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=FREE)
     held = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=policy)
 
@@ -193,15 +193,15 @@ def test_two_flaps_of_a_link_count_though_each_is_unknown() -> None:
 def test_an_operators_word_is_enough_whatever_the_policy_says() -> None:
     """Neither a mode nor the breaker holds it up; what the rules want beside it still waits."""
     said = found("m1", "operator-evict", source=FindingSource.OPERATOR)
-    policy = RecoveryPolicy(evict_mode=EvictMode.SHADOW)
+    policy = RecoveryPolicy(evict={"mode": EvictMode.SHADOW})
     assert evicted(plan(said, policy=policy)) == [("m1", "operator")]
 
     many = [found(f"m{number}", f"gpu-lost-{number}") for number in (2, 3, 4)]
-    tripped = plan(said, *many, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0))
+    tripped = plan(said, *many, policy=RecoveryPolicy(evict={"at_least": 1, "share": 0.0}))
     assert evicted(tripped) == [("m1", "operator")]
     assert [one.machine for one in tripped.ask] == ["m2", "m3", "m4"]
 
 
 def test_what_operators_take_out_leaves_the_breaker_as_it_is() -> None:
     said = [found(f"m{number}", "operator-evict", source=FindingSource.OPERATOR) for number in range(1, 4)]
-    assert len(evicted(plan(*said, policy=RecoveryPolicy(evict_at_least=1, evict_share=0.0)))) == 3
+    assert len(evicted(plan(*said, policy=RecoveryPolicy(evict={"at_least": 1, "share": 0.0})))) == 3

@@ -63,7 +63,7 @@ def test_what_most_machines_have_is_none_of_theirs() -> None:
 
 
 def test_the_same_fault_on_half_of_the_machines_is_theirs() -> None:
-    half = plan(*(found(machine) for machine in EIGHT[:4]), policy=RecoveryPolicy(evict_share=1))
+    half = plan(*(found(machine) for machine in EIGHT[:4]), policy=RecoveryPolicy(evict={"share": 1}))
     both = plan(found("m0"), found("m1"), machines=("m0", "m1"))
 
     assert [one.machine for one in half.evict] == ["m0", "m1", "m2", "m3"]
@@ -224,7 +224,7 @@ def test_the_names_stay() -> None:
     ],
 )
 def test_a_rule_goes_no_further_than_the_policy(ceiling: str, own: str, mode: str) -> None:
-    policy = RecoveryPolicy(evict_mode=EvictMode(ceiling), evict_rules={SURE: EvictMode(own)})
+    policy = RecoveryPolicy(evict={"mode": EvictMode(ceiling), "rules": {SURE: EvictMode(own)}})
 
     assert mode_of(next(rule for rule in RULES if rule.name == SURE), policy) == mode
 

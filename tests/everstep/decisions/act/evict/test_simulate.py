@@ -94,7 +94,7 @@ def test_the_breaker_opens_again_after_its_window() -> None:
 def test_shadow_is_told_once_as_long_as_it_stands() -> None:
     stands = [event(at_s, "m1", findings=[lost(0)]) for at_s in (0, 60, 120)]
 
-    done = run(*stands, event(180, "m1", findings=[]), event(240, "m1", findings=[lost(240)]), evict_mode="shadow")
+    done = run(*stands, event(180, "m1", findings=[]), event(240, "m1", findings=[lost(240)]), evict={"mode": "shadow"})
 
     assert told(done) == [(at_s, "shadow", "m1", "sure-machine-fault") for at_s in (0, 240)]
     assert (done.machines_out, done.machine_hours_out) == (0, 0)
@@ -136,8 +136,8 @@ def test_lines_of_no_time_are_counted_and_left_out() -> None:
 def test_the_policy_decides() -> None:
     bad = event(0, "m1", findings=[lost(0)])
 
-    assert run(bad, evict_mode="off").done == []
-    assert run(bad, evict_rules={"sure-machine-fault": "approve"}).done[0].mode is EvictMode.APPROVE
+    assert run(bad, evict={"mode": "off"}).done == []
+    assert run(bad, evict={"rules": {"sure-machine-fault": "approve"}}).done[0].mode is EvictMode.APPROVE
 
 
 def test_machines_that_were_asked_together_are_judged_together() -> None:

@@ -105,7 +105,7 @@ def test_what_cannot_be_tried_is_left_out_and_told() -> None:
     [("act", D, False), ("approve", D, True), ("shadow", R, False), ("off", R, False), ("a later word", D, True)],
 )
 def test_a_rung_goes_as_far_as_its_mode(mode: str, rung: Rung, asks: bool) -> None:
-    policy = RecoveryPolicy(ladder={D: RungMode(mode)})
+    policy = RecoveryPolicy(ladder={"modes": {D: RungMode(mode)}})
     step = next_rung(facts(failure(Symptom.NOT_FINITE)), policy)
     assert (step.rung, step.asks) == (rung, asks)
     assert step.skipped == ((f"diagnose: its mode is {mode}",) if rung is R else ())
@@ -149,7 +149,7 @@ def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> 
         remembered.append(one(begun.rung, nan))
     assert climbed_to == [D, R, B, P]
     named = failure(Symptom.NOT_FINITE, step=9500, machine="m4", time_ns=NOW_NS + 9500)
-    alone = POLICY.model_copy(update={"ladder_repeats": 0})
+    alone = POLICY.changed({"ladder.repeats": 0})
     assert next_rung(facts(named, remembered=tuple(remembered)), alone).rung is D
     assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).last, (
         "too many in a day to be of many machines"
@@ -253,7 +253,7 @@ FACTS = st.builds(
     diagnose_at_once=st.booleans(),
 )
 POLICIES = st.builds(
-    lambda modes: RecoveryPolicy(ladder=modes),
+    lambda modes: RecoveryPolicy(ladder={"modes": modes}),
     st.dictionaries(st.sampled_from([D, B, P]), st.sampled_from(RungMode), max_size=3),
 )
 

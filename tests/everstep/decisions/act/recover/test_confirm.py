@@ -16,7 +16,7 @@ from everstep.decisions.act.recover.confirm import (
 from everstep.model.incident import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 
-POLICY = RecoveryPolicy(confirm_alive_s=10)
+POLICY = RecoveryPolicy(confirm={"alive_s": 10})
 STARTED = RankState(
     rank=0, alive=True, attached=True, finished=False, completed_steps=-1, optimizer_steps=0, forked_ns=1_000_000_000
 )
@@ -109,7 +109,7 @@ def test_a_script_that_showed_nothing_yet_runs_after_a_while_and_is_not_called_c
 
 
 def test_a_script_that_showed_steps_before_is_not_confirmed_by_living() -> None:
-    """A slow import lives for longer than confirm_alive_s, and fails then as it did before."""
+    """A slow import lives for longer than confirm.alive_s, and fails then as it did before."""
     plain = replace(STARTED, attached=False)
 
     for showing in (STEPS, CALLS):
@@ -161,7 +161,7 @@ def test_when_the_time_is_up_a_hang_is_told_from_a_script_that_shows_nothing() -
 
 
 def test_a_first_step_has_a_bound_that_is_learnt_from_the_first_start() -> None:
-    policy = RecoveryPolicy(confirm_timeout_s=600, start_timeout_s=1800, confirm_factor=3)
+    policy = RecoveryPolicy(confirm={"timeout_s": 600, "start_timeout_s": 1800, "factor": 3})
 
     assert confirm_bound_s(0.0, policy) == 1800
     assert confirm_bound_s(10.0, policy) == 600

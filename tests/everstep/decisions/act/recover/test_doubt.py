@@ -162,7 +162,7 @@ def test_a_slot_that_was_cut_short_was_never_copied_and_a_damaged_header_says_no
 
 # What is done about it.
 
-POLICY = RecoveryPolicy(storage_tries=3, storage_wait_initial_s=5, storage_wait_factor=4, storage_wait_max_s=12)
+POLICY = RecoveryPolicy(storage={"tries": 3, "wait_initial_s": 5, "wait_factor": 4, "wait_max_s": 12})
 ASKED = Doubt(120, ("disk of m1 (no answer for 5 s)",), False, True)
 
 

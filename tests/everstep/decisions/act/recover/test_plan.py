@@ -84,7 +84,7 @@ def test_what_may_be_newer_is_asked_for_first_and_then_parks() -> None:
     found, known = lost()
     plan = plan_restart(found, known)
     assert plan.action is Action.ASK and plan.doubt is not None and plan.doubt.unlisted
-    known.asked = known.spec.policy.storage_tries
+    known.asked = known.spec.policy.storage.tries
     plan = plan_restart(found, known)
     assert said(plan) == (Action.PARK, "newer_may_exist")
     assert plan.doubt is not None
@@ -92,7 +92,7 @@ def test_what_may_be_newer_is_asked_for_first_and_then_parks() -> None:
 
 def test_an_operator_who_accepts_the_loss_lets_it_go_on() -> None:
     found, known = lost()
-    known.asked = known.spec.policy.storage_tries
+    known.asked = known.spec.policy.storage.tries
     parked = plan_restart(found, known)
     assert parked.doubt is not None
     known.accept(parked.restore, parked.doubt, "ann")
@@ -298,7 +298,9 @@ def test_a_restore_that_fails_again_and_again_parks_whatever_comes_with_it(why: 
 
 def test_a_rung_to_be_approved_parks_the_job_until_somebody_does() -> None:
     asks = climbing(
-        spec=state().spec.model_copy(update={"policy": RecoveryPolicy(ladder={Rung.DIAGNOSE: RungMode.APPROVE})})
+        spec=state().spec.model_copy(
+            update={"policy": RecoveryPolicy(ladder={"modes": {Rung.DIAGNOSE: RungMode.APPROVE}})}
+        )
     )
     plan = plan_restart(evidence(), asks, ladder=True)
     assert said(plan) == (Action.PARK, "ladder_asks")

@@ -14,7 +14,7 @@ from tests.rank_ends import exited
 POLICY = RecoveryPolicy()
 
 
-HOUR = int(POLICY.steady_s * 1e9)
+HOUR = int(POLICY.progress.steady_s * 1e9)
 
 
 def failure(step: int, cause: str = "SIGKILL", time_ns: int = 0, shown: int = -1, **more: Any) -> Failure:
@@ -110,7 +110,7 @@ def test_losing_too_many_steps_needs_an_operator() -> None:
 def test_the_wait_grows_and_is_bounded(failures_before: int) -> None:
     wait = backoff_s(failures_before, POLICY)
 
-    assert 0 <= wait <= POLICY.backoff_max_s
+    assert 0 <= wait <= POLICY.retry.backoff_max_s
     assert backoff_s(failures_before + 1, POLICY) >= wait
 
 
@@ -127,7 +127,7 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
             history = []
         else:
             history.append(now)
-    assert in_a_row < POLICY.max_failures_without_progress
+    assert in_a_row < POLICY.retry.max_failures_without_progress
 
 
 def test_only_steady_progress_solves_a_failure_both_in_steps_and_in_time() -> None:
@@ -217,7 +217,7 @@ def test_what_every_rank_raises_after_steps_of_its_own_was_not_there_from_the_st
 
 
 def test_an_old_state_parks_as_none_at_all_does_when_it_costs_too_many_steps() -> None:
-    policy = RecoveryPolicy(max_lost_steps=100)
+    policy = RecoveryPolicy(retry={"max_lost_steps": 100})
     old = facts(failure=failure(500), restore_step=399, restore_reason="step 399 is on disk")
 
     decision = judge(old, policy)

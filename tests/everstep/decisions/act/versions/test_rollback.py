@@ -16,7 +16,7 @@ from everstep.model.version import CodeVersion, JobVersion, Origin, UpdateReques
 
 S = 10**9
 BEGAN = 1_000 * S
-POLICY = RecoveryPolicy(rollback_steps=20, rollback_s=300)
+POLICY = RecoveryPolicy(rollback={"steps": 20, "within_s": 300})
 
 
 def version(number: int, *, begin: int = 0, end: int = -1, **fields: object) -> JobVersion:

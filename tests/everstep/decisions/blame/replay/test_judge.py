@@ -108,7 +108,7 @@ def test_a_row_and_a_column_that_broke_once_name_nobody_for_any_two_have_a_machi
     found, suspects, text = concluded(plan, once)
     assert (found, suspects) == (ReplayFound.INCONSISTENT, [])
     assert "m6 would explain it, and so would chance" in text
-    policy = RecoveryPolicy(replay_shows=1.0)
+    policy = RecoveryPolicy(replay={"fault_share": 1.0})
     assert (repeats_of(policy), repeats_of(policy, once, seen=True)) == (1, 2), "it is run again"
     again = crashed(plan, ["row 1"], repeat=2)
     assert concluded(plan, [*once, *again])[0] is ReplayFound.INCONSISTENT
@@ -174,7 +174,7 @@ def test_a_script_that_is_not_repeatable_has_hardly_any_machine_named(how: str, 
 def test_a_fault_that_shows_in_half_of_the_runs_is_looked_for_until_it_shows_in_both_phases() -> None:
     """It shows in a row and in a column with the probability that is asked for."""
     for shows, miss in ((0.5, 0.1), (0.2, 0.05), (0.9, 0.5)):
-        policy = RecoveryPolicy(replay_shows=shows, replay_miss=miss)
+        policy = RecoveryPolicy(replay={"fault_share": shows, "miss_probability": miss})
         repeats = repeats_of(policy, seen=True)
         assert (1.0 - (1.0 - shows) ** repeats) ** 2 >= 1.0 - miss and repeats >= repeats_of(policy)
 
@@ -201,7 +201,7 @@ def test_a_group_that_still_stepped_when_its_time_was_up_is_slow_and_not_at_faul
     assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "9 of 10 steps" in text
     every = [run.model_copy(update=slow) for run in runs]
     found, suspects, text = concluded(plan, every)
-    assert (found, suspects) == (ReplayFound.UNABLE, []) and "a larger replay_s may let them" in text
+    assert (found, suspects) == (ReplayFound.UNABLE, []) and "a larger replay.timeout_s may let them" in text
 
 
 def test_what_every_group_shows_is_not_of_a_machine() -> None:
@@ -223,19 +223,22 @@ def test_where_no_group_is_done_in_time_nothing_is_known() -> None:
     plan = plan_replay(6, 2)
     runs = [run.model_copy(update={"end": RunEnd.HUNG}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.UNABLE, []) and "replay_s" in text
+    assert (found, suspects) == (ReplayFound.UNABLE, []) and "replay.timeout_s" in text
     assert is_settled(conclude(plan, [f"m{x}" for x in range(6)], runs, shows=0.5))
 
 
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ([RunEnd.HUNG] * 5 + [RunEnd.UNABLE], ["replay_s", "column 2 (m5 is away) could not be run"]),
-        ([RunEnd.HUNG] + [RunEnd.UNABLE] * 5, ["row 0 did not do the steps in time: a larger replay_s may let them"]),
-        ([RunEnd.NOT_STARTED] * 6, ["did not start in time: a larger confirm_timeout_s may let them"]),
+        ([RunEnd.HUNG] * 5 + [RunEnd.UNABLE], ["replay.timeout_s", "column 2 (m5 is away) could not be run"]),
+        (
+            [RunEnd.HUNG] + [RunEnd.UNABLE] * 5,
+            ["row 0 did not do the steps in time: a larger replay.timeout_s may let them"],
+        ),
+        ([RunEnd.NOT_STARTED] * 6, ["did not start in time: a larger confirm.timeout_s may let them"]),
         (
             [RunEnd.NOT_STARTED, RunEnd.HUNG, *[RunEnd.UNABLE] * 4],
-            ["replay_s", "confirm_timeout_s", "could not be run"],
+            ["replay.timeout_s", "confirm.timeout_s", "could not be run"],
         ),
     ],
 )
@@ -268,8 +271,8 @@ def test_a_slow_start_is_no_fault_until_it_is_seen_twice_of_one_machine_alone() 
     once, twice = late_with(plan, "m3"), late_with(plan, "m3", repeat=2)
     found, suspects, text = concluded(plan, once)
     assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "rank 1 is late" in text
-    assert repeats_of(RecoveryPolicy(replay_shows=1.0)) == 1
-    assert repeats_of(RecoveryPolicy(replay_shows=1.0), once) == 2, "it is tried again"
+    assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0})) == 1
+    assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0}), once) == 2, "it is tried again"
     found, suspects, text = concluded(plan, [*once, *twice])
     assert (found, suspects) == (ReplayFound.ONE, ["m3"]) and "not started, in 2 runs or more" in text
     assert concluded(plan, [*once, *runs_of(plan, repeat=2)])[:2] == (ReplayFound.NOTHING, []), "it was only slow"

@@ -52,7 +52,7 @@ def plan_size(spec: JobSpec) -> int:
 
 
 def test_each_group_runs_the_script_apart_from_the_job() -> None:
-    policy = RecoveryPolicy(replay_steps=7, replay_args=["--layers", "2"])
+    policy = RecoveryPolicy(replay={"steps": 7, "args": ["--layers", "2"]})
     spec = job(8, 2, tp=2, pp=2, args=["--lr", "1"], policy=policy, checkpoint={"remote_url": "file:///far"})
     plan = plan_of(spec)
     assert (plan.size, plan.count) == (2, 4)
@@ -78,8 +78,8 @@ def test_a_mesh_stays_a_mesh() -> None:
     [
         (job(1), "one machine"),
         (job(4, pp=4), "a group needs 4 of the 4 machines"),
-        (job(8, pp=2, policy={"replay_machines": 3}), "groups have 2 machines, or a multiple"),
-        (job(8, policy={"replay_machines": 5}), "no two groups"),
+        (job(8, pp=2, policy={"replay": {"machines": 3}}), "groups have 2 machines, or a multiple"),
+        (job(8, policy={"replay": {"machines": 5}}), "no two groups"),
     ],
 )
 def test_what_cannot_be_replayed_says_why(spec: JobSpec, why: str) -> None:
@@ -93,8 +93,8 @@ def test_a_script_without_a_loop_of_ours_is_not_replayed() -> None:
 
 def test_phases_are_repeated_until_a_fault_is_missed_seldom_enough() -> None:
     assert repeats_of(RecoveryPolicy()) == 2
-    assert repeats_of(RecoveryPolicy(replay_shows=1.0)) == 1
-    assert repeats_of(RecoveryPolicy(replay_shows=0.02, replay_miss=0.05)) == 75
+    assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0})) == 1
+    assert repeats_of(RecoveryPolicy(replay={"fault_share": 0.02, "miss_probability": 0.05})) == 75
 
 
 def test_nobody_can_give_a_job_the_name_of_a_replay() -> None:
