@@ -184,6 +184,8 @@ class CodeCache:
             yield
         finally:
             self._pinned[digest] -= 1
+            if not self._pinned[digest]:
+                del self._pinned[digest]
 
     async def _received(
         self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path
@@ -297,7 +299,8 @@ class CodeCache:
                 digest = index.stem
                 size = sum(row.size for row in self._rows(digest) or [])
                 found.append((index.stat().st_mtime_ns, digest, size))
-        spared = self.in_use() | {digest for digest, pins in self._pinned.items() if pins}
+        pinned = list(self._pinned.items())  # a copy in one go: the event loop pins others meanwhile
+        spared = self.in_use() | {digest for digest, pins in pinned if pins}
         self.snapshots, self.bytes = len(found), sum(size for *_, size in found)
         for _, digest, size in sorted(found):
             if self.snapshots <= KEPT and self.bytes <= KEPT_BYTES:

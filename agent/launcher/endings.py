@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -49,5 +50,6 @@ class EndingWatch:
             self._notice.dropped = True
 
     def _wait(self, notice: EndNotice) -> None:
-        if notice.wait() and not notice.dropped and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begins)
+        if notice.wait() and not notice.dropped:
+            with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile, and its loop is closed
+                self._loop.call_soon_threadsafe(self._begins)

@@ -8,6 +8,7 @@ have begun meanwhile; but each time less soon, so that a part that flickers cann
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -181,8 +182,9 @@ class Monitor:
             known.again_s, known.away = now_s + known.wait_s, False
 
     def _wake(self) -> None:
-        if self._loop and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._woken.set)
+        if self._loop:
+            with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile, and its loop is closed
+                self._loop.call_soon_threadsafe(self._woken.set)
 
 
 def _state(inspector: Inspector) -> InspectionState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -49,7 +50,7 @@ class Reads:
                 error = raised
             with self._lock:
                 self._under_way -= 1
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile, and its loop is closed
                 loop.call_soon_threadsafe(finish, result, error)
 
         with self._lock:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import sys
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,6 +43,23 @@ async def put(code: CodeCache, number: int, text: str = "") -> str:
 
 def used_at(code: CodeCache, digest: str, when: int) -> None:
     os.utime(code.folder / f"{digest}.json", ns=(when, when))
+
+
+async def test_a_snapshot_may_be_pinned_while_a_thread_looks_what_is_pinned(tmp_path: Path) -> None:
+    code = CodeCache(tmp_path / "code", Reads(), "m1")
+    before = sys.getswitchinterval()
+    with contextlib.ExitStack() as pins:
+        for number in range(5_000):
+            pins.enter_context(code.kept(str(number)))
+        sys.setswitchinterval(1e-6)
+        try:
+            pruning = [asyncio.create_task(asyncio.to_thread(code._prune)) for _ in range(50)]
+            while not all(task.done() for task in pruning):
+                pins.enter_context(code.kept(uuid.uuid4().hex))
+                await asyncio.sleep(0)
+            await asyncio.gather(*pruning)
+        finally:
+            sys.setswitchinterval(before)
 
 
 async def test_the_ones_used_longest_ago_go_but_none_that_a_job_runs(
