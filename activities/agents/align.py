@@ -25,7 +25,7 @@ INTERVAL_S = 0.02
 AHEAD = 1
 """Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest."""
 ASK_AGAIN_S = 30.0
-"""Ranks that wait are asked again so often: they go on where nobody does for 120 s (``everstep/training/align.py``)."""
+"""Time after which ranks that wait are asked again; not asked for ``UNASKED_S`` (``step_reports.py``), they go on."""
 NAMED = 4
 """Ranks that an answer names."""
 

@@ -79,8 +79,12 @@ class StepRecord(NamedTuple):
     """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``."""
 
 
+UNASKED_S = 120.0
+"""A rank that was not asked again within this time goes on: the asker is gone."""
+
+
 class Alignment(NamedTuple):
-    """Whether a rank is to wait, and does."""
+    """Whether a rank is asked to wait at the end of a step, and whether it waits."""
 
     step: int = 0
     """A rank that has completed so many steps waits; 0: it does not."""
@@ -89,7 +93,12 @@ class Alignment(NamedTuple):
     aligned: int = 0
     """Completed steps at which it waits, its state saved; 0: it does not wait."""
     can: bool = False
-    """It looks whether it is to wait: its script numbers its steps."""
+    """It looks whether it has to wait: its script numbers its steps."""
+
+    def is_asked(self, completed_steps: int) -> bool:
+        """Whether a rank that has completed so many steps has to wait now."""
+        asked = time.monotonic_ns() - self.asked_ns <= UNASKED_S * 1e9
+        return asked and 0 < self.step <= completed_steps
 
 
 class Flops(NamedTuple):

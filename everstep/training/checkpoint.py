@@ -17,7 +17,6 @@ import torch
 
 from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, EverstepError
 from everstep.model.topology import Topology
-from everstep.rank.drill_faults import RankFaults
 from everstep.slots.file import Payload, SlotFile
 from everstep.slots.tensor_table import TensorSpec
 from everstep.training.codec import decode, encode
@@ -73,7 +72,6 @@ class Checkpoint:
         *,
         overlap: bool = False,
         save_signal: SaveSignal | None = None,
-        faults: RankFaults | None = None,
         cuda: Cuda | None = None,
     ) -> None:
         for name, thing in things.items():
@@ -91,8 +89,7 @@ class Checkpoint:
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
-            midway = None if faults is None else lambda completed_steps: faults.meet("save", completed_steps - 1)
-            self._saver = Saver(file, overlap=overlap, save_signal=save_signal, midway=midway, cuda=cuda)
+            self._saver = Saver(file, overlap=overlap, save_signal=save_signal, cuda=cuda)
             self._gradients = Gradients(self._things, self._saver.give_up)
 
     @property
@@ -204,6 +201,11 @@ class Checkpoint:
         self.save(completed_steps)
         self.wait()
         return completed_steps
+
+    def call_midway(self, midway: Callable[[int], None]) -> None:
+        """Have a function called whenever about half of a save is copied, with its completed steps; for drills."""
+        if self._saver is not None:
+            self._saver.midway = midway
 
     def discard(self) -> None:
         """Forget every slot: the job starts from the beginning."""

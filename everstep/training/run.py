@@ -10,9 +10,11 @@ import atexit
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from everstep.errors import ConfigError
 from everstep.model.topology import Axis, Coordinate, Topology
@@ -20,11 +22,9 @@ from everstep.rank import environment
 from everstep.rank.drill_faults import RankFaults
 from everstep.rank.step_reports import Flops, ReportFile
 from everstep.slots.file import SlotFile
-from everstep.training.align import is_asked, wait_here
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
-from everstep.training.replay import steps_of_replay, wait_to_be_stopped
 from everstep.training.save_signal import SaveSignal
 from everstep.training.trial import end_if_tried
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 UNKNOWN = Flops()
+ALIGN_POLL_S = 0.005
+"""Time between two looks at whether a rank still has to wait; it is killed while it waits, so this delays nothing."""
+REPLAY_WAIT_S = 600.0
+"""A rank of a replay that was not stopped within this time ends itself."""
 
 
 def join(
@@ -70,11 +74,17 @@ def join(
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
     end_if_tried()
-    reports = None
-    if report_file:
-        reports = ReportFile.open(Path(report_file))
-        reports.attach()
-    return Run(topology, from_environment("RANK", 0), reports, Flops(flops_per_token or 0.0, peak_flops or 0.0))
+    rank, flops = from_environment("RANK", 0), Flops(flops_per_token or 0.0, peak_flops or 0.0)
+    if not report_file:
+        return Run(topology, rank, None, flops)
+    reports = ReportFile.open(Path(report_file))
+    reports.attach()
+    faults = RankFaults.from_environment(rank)
+    if faults is None:
+        return Run(topology, rank, reports, flops)
+    from everstep.training.drilled_run import DrilledRun
+
+    return DrilledRun(topology, rank, reports, flops, faults)
 
 
 class Run:
@@ -96,10 +106,7 @@ class Run:
         """Calls of ``report``."""
         self._state: Checkpoint | None = None
         self._entered = False
-        self._held: list[PendingReport] = []
-        self._faults = RankFaults.from_environment(rank) if reports is not None else None
-        if self._faults is not None:
-            self._install_fault_hook()
+        self._pending: list[PendingReport] = []
 
     @property
     def active(self) -> bool:
@@ -141,7 +148,7 @@ class Run:
         overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
         fifo = os.environ.get(environment.CHECKPOINT_BELL)
         save_signal = SaveSignal(Path(fifo) if fifo else None)
-        return Checkpoint(things, file, overlap=overlap, save_signal=save_signal, faults=self._faults)
+        return Checkpoint(things, file, overlap=overlap, save_signal=save_signal)
 
     def steps(
         self,
@@ -193,8 +200,6 @@ class Run:
         try:
             for step in range(first, total):
                 self.step = step
-                if self._faults is not None:
-                    self._faults.meet("begin", step)
                 yield step
                 self._complete(step, first)
             if self._reports is not None:
@@ -237,16 +242,14 @@ class Run:
         Raises:
             ConfigError: the loss or the norm is none of these.
         """
-        if self._faults is not None:
-            self._faults.meet("step", step)
         loss = None if loss is None else plain("loss", loss)
         grad_norm = None if grad_norm is None else plain("grad_norm", grad_norm)
         if self._reports is None:
             return
         self.reported += 1
         if on_device(loss) or on_device(grad_norm):
-            self._publish_held(wait=True)
-            self._held.append(PendingReport(step, loss, grad_norm, tokens))
+            self._publish_pending(wait=True)
+            self._pending.append(PendingReport(step, loss, grad_norm, tokens))
         else:
             self._reports.report(step, number(loss), number(grad_norm), tokens)
 
@@ -262,34 +265,32 @@ class Run:
             self._state.wait()
             self._state.close()
         if self._reports is not None:
-            self._publish_held(wait=True)
+            self._publish_pending(wait=True)
             self._reports.finish()
 
     def _complete(self, step: int, first: int) -> None:
         """The body of a step is done: say so, and save."""
-        if self._faults is not None:
-            self._faults.meet("step", step)
         if self._reports is None:
             return
         self._reports.complete(step + 1)
         if self._state is not None:
             self._state.save(step + 1)
-        if self._held:
-            self._publish_held(wait=False)
+        if self._pending:
+            self._publish_pending(wait=False)
         if step == first:
             self._reports.mark("first_step")
         if 0 < self._reports.align_step() <= step + 1:
-            self._hold(step + 1)
+            self._align(step + 1)
 
-    def _hold(self, completed_steps: int) -> None:
-        """Wait until this rank is stopped, or is not asked to wait any more."""
+    def _align(self, completed_steps: int) -> None:
+        """Wait at the end of a step until this rank is stopped, or is not asked to wait any more."""
         assert self._reports is not None
-        if not is_asked(self._reports, completed_steps):
+        if not self._reports.alignment().is_asked(completed_steps):
             return
         if self._state is not None:
             self._state.wait()
-        self._publish_held(wait=True)
-        wait_here(self._reports, completed_steps)
+        self._publish_pending(wait=True)
+        wait_aligned(self._reports, completed_steps)
         print(
             f"everstep: waited after step {completed_steps} and was not stopped: goes on", file=sys.stderr, flush=True
         )
@@ -335,24 +336,39 @@ class Run:
         self._flops = with_defaults(self._flops, things.values(), self.topology)
         self._reports.set_flops(self._flops)
 
-    def _publish_held(self, *, wait: bool) -> None:
+    def _publish_pending(self, *, wait: bool) -> None:
         assert self._reports is not None
-        while self._held and (wait or self._held[0].arrived()):
-            self._reports.report(*self._held.pop(0).values())
+        while self._pending and (wait or self._pending[0].arrived()):
+            self._reports.report(*self._pending.pop(0).values())
 
-    def _install_fault_hook(self) -> None:
-        """Let the faults of a drill happen between backward and the optimizer's step."""
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        from everstep.training.poison import flip_gradient_bit, poison_forward
-        from everstep.training.stuck import HANGS
+def wait_aligned(reports: ReportFile, completed_steps: int) -> None:
+    """Wait for as long as the rank is asked to.
 
-        assert self._faults is not None
-        self._faults.poison, self._faults.flip = poison_forward, flip_gradient_bit
-        self._faults.hangs = HANGS
+    Args:
+        reports: The rank's report file.
+        completed_steps: The steps whose state is saved.
+    """
+    reports.set_aligned(completed_steps)
+    try:
+        while reports.alignment().is_asked(completed_steps):
+            time.sleep(ALIGN_POLL_S)
+    finally:
+        reports.set_aligned(0)
 
-        def meet(*_: Any) -> None:
-            if self.step is not None and self._faults is not None:
-                self._faults.meet("step", self.step)
 
-        register_optimizer_step_pre_hook(meet)
+def steps_of_replay() -> int:
+    """Steps that this process has to run as a rank of a replay; 0: it is no rank of a replay."""
+    return from_environment(environment.REPLAY_STEPS, 0)
+
+
+def wait_to_be_stopped() -> NoReturn:
+    """Wait at the end of a replay, whose script must not go on after its loop, e.g. to write its model.
+
+    The rank does not end by itself, because another rank may still read what this one sent.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    time.sleep(REPLAY_WAIT_S)
+    os._exit(0)

@@ -79,7 +79,6 @@ class Saver:
         overlap: Copy what may be copied while training goes on. Else ``save``
             returns when all is committed.
         save_signal: Tells the agent of each commit.
-        midway: Called when about half of a save is copied, with the number of completed steps; for drills.
         cuda: CUDA; None: torch's.
     """
 
@@ -89,14 +88,14 @@ class Saver:
         *,
         overlap: bool = False,
         save_signal: SaveSignal | None = None,
-        midway: Callable[[int], None] | None = None,
         cuda: Cuda | None = None,
     ) -> None:
         self._file = file
         self._cuda: Cuda = cuda or TorchCuda()
         self._overlap = overlap
         self._save_signal = save_signal or SaveSignal(None)
-        self._midway = midway
+        self.midway: Callable[[int], None] | None = None
+        """Called when about half of a save is copied, with its completed steps; for drills."""
         self._trusting = overlap
         """Whether tensors are copied while training goes on; ends with the first surprise."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
@@ -223,7 +222,7 @@ class Saver:
     def _planned(self, things: Mapping[str, Any], encoded: Encoded) -> CopyPlan:
         plan = self._plans.get(encoded.layout)
         if plan is None or not plan.fits(encoded):
-            parts = 2 if self._midway else 1
+            parts = 2 if self.midway else 1
             plan = CopyPlan(things.values(), encoded, overlap=self._trusting, parts=parts)
             if len(self._plans) > 1 or encoded.layout in self._plans:
                 self._plans.clear()  # they keep tensors that may have been replaced
@@ -323,8 +322,8 @@ class Saver:
     def _copy(self, pieces: Pieces, address: int, midway: int | None) -> None:
         for index, (device, batch) in enumerate(pieces):
             self._copiers[device].copy(batch, address)
-            if self._midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
-                self._midway(midway)
+            if self.midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
+                self.midway(midway)
 
     def _make_ready(self, address: int, size: int) -> None:
         """Make the pages of a slot present, and pin them, before its large copies."""

@@ -6,12 +6,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from everstep.rank import environment
-from everstep.rank.drill_faults import RankFaults
 from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
@@ -75,9 +74,9 @@ def make(shm: Path) -> Iterator[Callable[..., Checkpoint]]:
     made = []
 
     def make(things: Any, pause: Pause | None = None, **options: Any) -> Checkpoint:
-        checkpoint = Checkpoint(
-            things, SlotFile(shm / "c"), **{"overlap": True, "faults": cast(RankFaults, pause), **options}
-        )
+        checkpoint = Checkpoint(things, SlotFile(shm / "c"), **{"overlap": True, **options})
+        if pause is not None:
+            checkpoint.call_midway(pause.meet)
         made.append((checkpoint, pause))
         return checkpoint
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from everstep.errors import CheckpointError
-from everstep.rank.drill_faults import RankFaults
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training.checkpoint import Checkpoint
@@ -89,7 +87,7 @@ def test_what_is_committed_is_what_was_there(bodies: list[list[str]], microsecon
     """Whatever bodies do: gradients accumulate, steps are skipped, somebody changes parameters where he must not."""
 
     class Slow(Pause):
-        def meet(self, point: str, step: int) -> None:
+        def meet(self, _completed_steps: int) -> None:
             time.sleep(microseconds / 1e6)
 
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
@@ -98,7 +96,8 @@ def test_what_is_committed_is_what_was_there(bodies: list[list[str]], microsecon
     schedule = torch.optim.lr_scheduler.StepLR(training.second, 1)
     average = torch.optim.swa_utils.AveragedModel(training.model)
     training.things |= {"scaler": scaler, "schedule": schedule, "average": average}
-    checkpoint = Checkpoint(training.things, SlotFile(folder / "c"), overlap=True, faults=cast(RankFaults, Slow()))
+    checkpoint = Checkpoint(training.things, SlotFile(folder / "c"), overlap=True)
+    checkpoint.call_midway(Slow().meet)
 
     def act(event: str) -> None:
         match event:
@@ -207,8 +206,8 @@ def test_an_optimizer_that_steps_past_the_hook_is_found_out(make: Callable[..., 
 
 def test_the_thread_s_error_is_raised_where_somebody_waits(make: Callable[..., Checkpoint], shm: Path) -> None:
     class Broken(Pause):
-        def meet(self, point: str, step: int) -> None:
-            if step == 1:
+        def meet(self, completed_steps: int) -> None:
+            if completed_steps == 2:
                 raise OSError("no more paper")
 
     training = Training()
