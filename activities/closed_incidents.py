@@ -22,8 +22,9 @@ from activities import messages
 from activities.heartbeat import heartbeating
 from activities.messages import ClosedInput, LaunchInput
 from everstep.decisions.keep.lineage import FROM_NOTHING
-from everstep.model.closed_incident import Left
-from everstep.model.incident import Evidence, Launched
+from everstep.model.evidence import Evidence
+from everstep.model.incident import Left
+from everstep.model.launch import Launched
 from everstep.model.message import Model
 
 T = TypeVar("T")

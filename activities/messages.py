@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue
 
-from everstep.model.incident import (
-    Anomaly,
-    Confirmation,
-    CopyToRestore,
-    Evidence,
-    IncidentReport,
-    Launched,
-    Showing,
-)
+from everstep.model.evidence import Evidence
+from everstep.model.incident import Anomaly, IncidentReport
 from everstep.model.job import JobSpec
+from everstep.model.launch import Confirmation, Launched, Showing
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.notice import Notice
+from everstep.model.state_copy import CopyToRestore
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest
 
 PREPARE = "Prepare machines"

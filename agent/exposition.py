@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from everstep.errors import ConfigError
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 PREFIX = "everstep_"
 FOREIGN = ("node_", "DCGM_", "process_")

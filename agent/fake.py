@@ -54,7 +54,7 @@ from agent.statuses import NO_ANSWER, status_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentUnreachable, CodeMissing, ConfigError, EverstepError, UnknownJob
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 CALLS_KEPT = 10_000
 """Calls that are recorded; the oldest are forgotten first."""

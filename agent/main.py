@@ -46,7 +46,7 @@ from agent.state.reads import Reads
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError
-from everstep.model.health import Finding
+from everstep.model.finding import Finding
 from everstep.rank import environment
 from everstep.system import private_files as private
 from everstep.system.procfs import boot_id

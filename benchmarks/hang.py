@@ -22,8 +22,8 @@ from drills import Drill, DrillCluster, DrillRequest, DrillResult
 from drills.runner import References
 from drills.spec.request import example
 from everstep.errors import EverstepError
-from everstep.model.incident import Stage
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.stage import Stage
 
 SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 STEPS, STEP_S = 70, 0.1

@@ -10,7 +10,7 @@ from temporalio.client import WorkflowHandle
 from activities import messages
 from benchmarks.timeline import PARTS as RECOVERY_PARTS
 from benchmarks.timeline import parts_between
-from everstep.model.incident import Confirmation
+from everstep.model.launch import Confirmation
 
 BEFORE = ("ask", "make", "try", "open", "align", "stop", "decide", "launch")
 """ask: request to the job's activity that makes the version; make: until it is in the store; try: until all machines

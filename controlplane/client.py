@@ -36,7 +36,7 @@ from everstep.model.eviction import EvictionState
 from everstep.model.job import JobSpec, owner_of
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
-from everstep.model.stage_at_hand import StageAtHand
+from everstep.model.stage import StageAtHand
 from everstep.model.version import JobVersion
 from everstep.rank import environment
 from workflows import attributes

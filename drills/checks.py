@@ -39,8 +39,8 @@ from drills.spec.updates import THEN as RIDES_ON
 from everstep.decisions.act.evict.rules import SHARED_MACHINES
 from everstep.decisions.blame.replay.group_jobs import why_not
 from everstep.errors import CannotInject, ConfigError
-from everstep.model.incident import Showing
 from everstep.model.job import JobSpec
+from everstep.model.launch import Showing
 from everstep.model.topology import SHORT_ORDER
 from everstep.rank.drill_faults import exception_named
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.decisions.blame.classify.first_cause import classification
-from everstep.model.incident import RankExit
+from everstep.model.evidence import RankExit
 
 
 def exited(**fields: Any) -> RankExit:

@@ -37,14 +37,16 @@ with workflow.unsafe.imports_passed_through():
     )
     from everstep.base.text import listed
     from everstep.decisions.keep.choose_restore import Restore
-    from everstep.model.closed_incident import Left
     from everstep.model.diagnosis import Diagnosis
+    from everstep.model.evidence import Evidence
     from everstep.model.hang import HangFound
-    from everstep.model.incident import Confirmation, Evidence, Launched, Restored, Showing
+    from everstep.model.incident import Left
     from everstep.model.job import JobSpec
+    from everstep.model.launch import Confirmation, Launched, Showing
     from everstep.model.machine import Machine
     from everstep.model.replay import GroupRun
     from everstep.model.slow import SlowRound
+    from everstep.model.state_copy import Restored
     from everstep.model.version import CodeVersion, UpdateRequest
     from workflows import web_ui
     from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, on_ranks

@@ -13,8 +13,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.reopen import hold_reason, newest_begin, newest_generation, reopen_wait_s
     from everstep.decisions.keep.lineage import extended
-    from everstep.model.closed_incident import CLOSED_OUTSIDE, Left
-    from everstep.model.incident import Anomaly, IncidentReport
+    from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Left
     from everstep.model.job_state import JobState, incident_workflow_id
     from workflows import activity_calls
     from workflows.incident.report import Closings

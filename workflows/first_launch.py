@@ -13,9 +13,11 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.keep.lineage import FROM_NOTHING, extended
     from everstep.decisions.keep.starts import choose_start
     from everstep.errors import CheckpointError
-    from everstep.model.incident import Evidence, Launched, StateCopy
+    from everstep.model.evidence import Evidence
     from everstep.model.job_state import JobState
+    from everstep.model.launch import Launched
     from everstep.model.pool import LeaseRequest
+    from everstep.model.state_copy import StateCopy
     from workflows import activity_calls, pool_calls, web_ui
 
 REFUSALS_NAMED = 4

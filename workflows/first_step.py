@@ -14,8 +14,9 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.confirm import confirm_bound_s
     from everstep.decisions.act.recover.rules import backoff_s
-    from everstep.model.incident import Anomaly, Confirmation, Launched, Symptom
+    from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
+    from everstep.model.launch import Confirmation, Launched
     from workflows import activity_calls
     from workflows.messages import IncidentInput
 

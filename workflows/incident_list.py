@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import Anomaly, IncidentReport, Stage, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job_state import IncidentSummary, JobState, incident_workflow_id
+from everstep.model.stage import Stage
 
 INCIDENTS_KEPT = 20
 

@@ -14,10 +14,11 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
-    from everstep.model.closed_incident import CLOSED_OUTSIDE
-    from everstep.model.incident import GOES_ON, Anomaly, Launched, Stage, Symptom
+    from everstep.model.incident import CLOSED_OUTSIDE, GOES_ON, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained
+    from everstep.model.launch import Launched
     from everstep.model.run_id import run_id
+    from everstep.model.stage import Stage
     from everstep.model.version import read_update
     from workflows import attributes, incident_list, pool_calls, web_ui
     from workflows.first_launch import CannotStart, FirstLaunch

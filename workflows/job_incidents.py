@@ -9,9 +9,9 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.model.closed_incident import Left
-    from everstep.model.incident import GOES_ON, Anomaly, IncidentReport, Launched, Symptom
+    from everstep.model.incident import GOES_ON, Anomaly, IncidentReport, Left, Symptom
     from everstep.model.job_state import JobState, incident_workflow_id
+    from everstep.model.launch import Launched
     from workflows import incident_list
     from workflows.child_incident import Child, end_of, open_incident
     from workflows.closed_incident import Reopening

@@ -6,17 +6,19 @@ from pydantic import Field
 from temporalio.exceptions import ApplicationError
 
 from everstep.model.eviction import EvictionState
+from everstep.model.finding import MachineFinding
 from everstep.model.hang import HangFound
-from everstep.model.health import MachineFinding
-from everstep.model.incident import Anomaly, Failure, IncidentReport, Launched, Showing, StateCopy, Symptom
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrained
 from everstep.model.ladder import Rung, Tried
+from everstep.model.launch import Launched, Showing
 from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowFound
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
+from everstep.model.state_copy import StateCopy
 from everstep.model.version import JobVersion
 
 RESTS_ON_STEPS = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}

@@ -11,8 +11,8 @@ with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.ledger.records import NumbersUsed
     from activities.messages import RecordInput
-    from everstep.model.incident import Confirmation, Launched
     from everstep.model.job_state import JobState
+    from everstep.model.launch import Confirmation, Launched
     from everstep.model.version import JobVersion
     from workflows import web_ui
     from workflows.options import on_ledger

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.base.text import listed
 from everstep.model.diagnosis import Diagnosis
-from everstep.model.health import Health
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, CopyToRestore, Evidence, Restored, StateCopy, Tier
+from everstep.model.evidence import Evidence
+from everstep.model.finding import Health
+from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import NOT_CONFIRMED, StageRecord
+from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
 from workflows.version_page import version_rows
 
 SUMMARY_CHARACTERS = 110

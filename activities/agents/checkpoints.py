@@ -18,8 +18,9 @@ from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.decisions.keep.capacity import Room, lack_of_room
 from everstep.decisions.keep.starts import folder_of, judge_folder
-from everstep.model.incident import Evidence, Restored
+from everstep.model.evidence import Evidence
 from everstep.model.machine import Machine
+from everstep.model.state_copy import Restored
 
 LISTING_S = 60.0
 """A listing of disks and remote storage may take this long, seconds."""

@@ -17,7 +17,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.decisions.act.recover.confirm import RankState, judge_confirmation, judge_timeout
 from everstep.errors import AgentError
-from everstep.model.incident import Confirmation, Showing
+from everstep.model.launch import Confirmation, Showing
 from everstep.model.machine import Machine
 
 INTERVAL_S = 0.05

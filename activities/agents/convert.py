@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.placement import Placement
-from everstep.model.assignment import Assignment
-from everstep.model.classification import Classification
-from everstep.model.incident import RankExit, Tier
+from everstep.model.evidence import Classification, RankExit
 from everstep.model.job import JobSpec
-from everstep.model.machine import Machine
+from everstep.model.machine import Assignment, Machine
+from everstep.model.state_copy import Tier
 from everstep.rank import environment
 from everstep.rank.import_variables import read_at_import
 

@@ -31,7 +31,7 @@ from everstep.decisions.blame.diagnose.diagnosis import Shares, judge, passed
 from everstep.decisions.blame.diagnose.pairs import next_round, shifted_rounds
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, DiagnosticResult, PairResult
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.model.machine import Machine
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0

@@ -16,8 +16,9 @@ from activities.payloads import packed_bytes
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.first_failure import is_victim
-from everstep.model.health import MachineFinding, worst_first
-from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
+from everstep.model.evidence import Evidence, RankExit, Unlisted
+from everstep.model.finding import MachineFinding, worst_first
+from everstep.model.state_copy import StateCopy, Tier
 
 PACKED_LIMIT = 900_000
 """Bytes of evidence as it crosses Temporal: a search may add as much again."""

@@ -40,8 +40,9 @@ from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.pool.libraries import differing
-from everstep.model.incident import Confirmation, Evidence, Launched
+from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
+from everstep.model.launch import Confirmation, Launched
 from everstep.model.machine import Machine
 
 DYING_NAMED = 16

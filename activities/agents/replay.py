@@ -35,7 +35,7 @@ from everstep.base.text import listed
 from everstep.decisions.blame.first_failure import first_failure, headline_of
 from everstep.decisions.blame.replay.kept_runs import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
-from everstep.model.incident import RankExit
+from everstep.model.evidence import RankExit
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd

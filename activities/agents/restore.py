@@ -20,8 +20,8 @@ from activities.messages import RestoreInput
 from agent.client import AgentClient, AgentPool
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import readers
-from everstep.model.incident import Restored, StateCopy, Tier
 from everstep.model.machine import Machine
+from everstep.model.state_copy import Restored, StateCopy, Tier
 
 RETRY_S = 0.5
 """Before a copy that could not be fetched is tried again, seconds."""

@@ -13,8 +13,9 @@ from activities.heartbeat import heartbeating
 from activities.ledger import Ledger, NumbersUsed
 from activities.messages import DecideInput, RecordInput
 from everstep.decisions.training_time.ettr import WINDOW_S
-from everstep.model.incident import Confirmation, IncidentReport, Launched
+from everstep.model.incident import IncidentReport
 from everstep.model.job_state import ShareTrained
+from everstep.model.launch import Confirmation, Launched
 
 
 class RecordActivities:

@@ -57,7 +57,8 @@ from activities.ledger.tables import (
 from activities.ledger.time_spent import TimeSpent, ettr_of_run, spent_of_run
 from everstep.decisions.training_time.ettr import Ettr, Interval, Kind
 from everstep.errors import LedgerError
-from everstep.model.incident import Anomaly, Evidence, IncidentReport
+from everstep.model.evidence import Evidence
+from everstep.model.incident import Anomaly, IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.version import JobVersion
 from everstep.system import private_files as private

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from everstep.model.incident import Evidence, IncidentReport
+from everstep.model.evidence import Evidence
+from everstep.model.incident import IncidentReport
 from everstep.model.version import JobVersion
 
 

@@ -25,8 +25,8 @@ from activities.ledger.tables import (
 )
 from everstep.decisions.training_time.ettr import Interval, Launch, Outage, unproductive
 from everstep.errors import LedgerError
-from everstep.model.incident import Stage
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.stage import Stage
 from everstep.model.version import JobVersion
 
 _INCIDENT_ID = re.compile(r"incident/(?P<job>[^/]+)/(?P<number>[0-9]+)")

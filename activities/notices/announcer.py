@@ -25,10 +25,9 @@ from activities.turns import gathered
 from everstep.base.log_once import Once
 from everstep.decisions import notices
 from everstep.decisions.notices import EndedJob
-from everstep.model.incident import Stage
 from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, notice_workflow_id
 from everstep.model.pool import PoolState, pool_workflow_id
-from everstep.model.stage_at_hand import StageAtHand
+from everstep.model.stage import Stage, StageAtHand
 
 log = structlog.get_logger("notices")
 

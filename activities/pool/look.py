@@ -23,7 +23,7 @@ from agent.client import AgentPool
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
-from everstep.model.health import Health, worst_first
+from everstep.model.finding import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
 from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.job_facts import FindingSeen
-from everstep.model.health import Finding, Health, MachineFinding
+from everstep.model.finding import Finding, Health, MachineFinding
 from everstep.model.incident import Anomaly
 
 FINDINGS_KEPT = 1000

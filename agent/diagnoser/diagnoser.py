@@ -22,7 +22,7 @@ from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Finding
+from everstep.model.finding import Finding
 
 KEPT = 16
 """Diagnoses whose results are kept for whoever asks again."""

@@ -16,9 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic, DiagnosticResult
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 UNABLE = Reason(
     "test-unable",

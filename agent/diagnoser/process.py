@@ -21,7 +21,7 @@ from agent.diagnoser.child import VARIABLE
 from agent.diagnoser.diagnostic import CRASHED, HANGS, UNABLE
 from agent.launcher.processes import family_of, kill_session
 from everstep.model.diagnosis import DiagnosticResult
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason
 
 MODULE = "agent.diagnoser.child"
 START_S = 60.0

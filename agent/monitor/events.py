@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from everstep.model.health import EVIDENCE_LINES, Finding
+from everstep.model.finding import EVIDENCE_LINES, Finding
 
 KEPT = 64
 """Different events that count at the same time, at most; the oldest go first."""

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.monitor import events
-from everstep.model.health import Finding, Health
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Reason
 from everstep.system.procfs import PROC
 
 

@@ -13,9 +13,7 @@ from agent.monitor.inspection import Inspection, Look
 from agent.monitor.kept import KeptStates
 from everstep.base.log_once import Once
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 UNABLE = Reason(
     "cannot-inspect",

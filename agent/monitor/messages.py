@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from agent.monitor.monitor import InspectionState
 from agent.v1 import agent_pb2 as pb
-from everstep.model.health import Finding, Health, Remedy, together
-from everstep.model.owner import Owner
+from everstep.model.finding import Finding, Health, Owner, Remedy, together
 
 FINDINGS = 64
 """In one answer, at most, the worst first."""

@@ -18,7 +18,7 @@ import structlog
 from agent.monitor.inspection import Inspection
 from agent.monitor.inspector import Inspector
 from agent.monitor.kept import KeptStates
-from everstep.model.health import Finding, Health, verdict_of, worst_first
+from everstep.model.finding import Finding, Health, verdict_of, worst_first
 
 OVER_S = 30.0
 """A finding that was not seen again for this long is over."""

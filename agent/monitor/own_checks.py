@@ -19,9 +19,7 @@ from agent.monitor import programs
 from agent.monitor.inspection import Inspection, Look, Site
 from agent.monitor.settings import CheckLimits
 from everstep.errors import CannotLook, ConfigError
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.rank import environment
 
 ENTRY_POINTS = "everstep.inspections"

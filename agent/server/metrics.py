@@ -11,7 +11,7 @@ from agent.monitor.monitor import InspectionState, Monitor
 from agent.server.job_registry import JobRegistry
 from agent.server.replies import progress_of
 from agent.v1 import agent_pb2 as pb
-from everstep.model.health import together
+from everstep.model.finding import together
 
 
 def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:

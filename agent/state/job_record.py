@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from agent.launcher.processes import End
-from everstep.model.classification import Classification
+from everstep.model.evidence import Classification
 
 FILE = "job.json"
 """In the folder of a job."""

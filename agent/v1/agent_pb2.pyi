@@ -1223,7 +1223,7 @@ Global___RankEnd: _TypeAlias = RankEnd  # noqa: Y015
 
 @_typing.final
 class Classification(_message.Message):
-    """everstep/model/classification.py says what the fields mean; words as there"""
+    """everstep/model/evidence.py says what the fields mean; words as there"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2021,7 +2021,7 @@ Global___MachineFinding: _TypeAlias = MachineFinding  # noqa: Y015
 
 @_typing.final
 class Finding(_message.Message):
-    """everstep/model/health.py says what the fields mean; words as there"""
+    """everstep/model/finding.py says what the fields mean; words as there"""
 
     DESCRIPTOR: _descriptor.Descriptor
 

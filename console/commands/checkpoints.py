@@ -93,7 +93,7 @@ def table(report: CheckpointsReport, now_ns: int) -> Table:
     from rich.table import Table
 
     from controlplane import text
-    from everstep.model.incident import Tier
+    from everstep.model.state_copy import Tier
 
     shown = Table(box=None, pad_edge=False)
     tiers = [tier for tier in Tier if any(step.ranks.get(tier) for step in report.steps)]

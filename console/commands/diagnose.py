@@ -74,7 +74,7 @@ async def _diagnose(
     from activities.messages import DiagnoseInput
     from agent.diagnoser.all import known_tests, limits_named
     from controlplane.client import Control
-    from everstep.model.health import Health
+    from everstep.model.finding import Health
 
     wanted = [name.strip() for name in tests.split(",") if name.strip()] or list(known_tests())
     settings = settings_of(wanted, seconds, changes)

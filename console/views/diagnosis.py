@@ -10,7 +10,7 @@ from console.terminal import styled
 from console.views.machines import STYLE
 from everstep.base.text import listed, size_text
 from everstep.model.diagnosis import SPEED, Diagnosis, MachineDiagnosis, Measured
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 
 HEALTHY_SHOWN = 16
 """More healthy machines than this are counted."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from controlplane.shown import clean_line
 from everstep.base.text import listed
 from everstep.decisions.detect.rules import RULES
-from everstep.model.classification import Classification
-from everstep.model.health import MachineFinding
-from everstep.model.incident import NOT_CONFIRMED, Evidence, RankExit
+from everstep.model.evidence import Classification, Evidence, RankExit
+from everstep.model.finding import MachineFinding
 from everstep.model.ladder import Rung
+from everstep.model.stage import NOT_CONFIRMED
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord

@@ -10,7 +10,7 @@ from console.terminal import styled
 from controlplane import text
 from controlplane.queries.machines import MachineReport, OddMachine
 from everstep.base.text import listed
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 from everstep.model.pool import PoolPlace
 
 STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}

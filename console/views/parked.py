@@ -12,7 +12,7 @@ from controlplane.client import Control
 from everstep.decisions.blame.first_failure import first_failure
 from everstep.errors import EverstepError
 from everstep.model.eviction import Eviction, named
-from everstep.model.incident import Evidence, RankExit
+from everstep.model.evidence import Evidence, RankExit
 from everstep.model.job_state import IncidentSummary
 from everstep.system.signals import signal_name
 

@@ -16,10 +16,9 @@ from everstep.decisions.keep.choose_restore import MEMORY, nearest
 from everstep.decisions.keep.lineage import UNKNOWN, Lineage, Runs, usable
 from everstep.decisions.keep.placement import Placement, place_backups
 from everstep.errors import AgentUnreachable
-from everstep.model.assignment import Assignment
-from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec
-from everstep.model.machine import Machine
+from everstep.model.machine import Assignment, Machine
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 

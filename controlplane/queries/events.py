@@ -8,7 +8,7 @@ from typing import Literal
 
 from everstep.model.incident import IncidentReport
 from everstep.model.job_state import IncidentSummary, JobState
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
 
 IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
 """``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it ends."""

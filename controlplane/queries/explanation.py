@@ -12,11 +12,11 @@ from controlplane.client import Control
 from controlplane.references import parse_incident
 from everstep.decisions.act.evict.explain import Explanation, StoryLine, explained, quiet_rules
 from everstep.errors import ClusterError, LedgerError, NoSuchJob
-from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer
-from everstep.model.incident import Stage
+from everstep.model.incident import CLOSED_OUTSIDE
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.stage import Stage
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
     from activities.ledger import IncidentRecord, Ledger

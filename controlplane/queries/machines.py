@@ -12,7 +12,7 @@ from agent.client import AgentPool
 from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
-from everstep.model.health import Finding, Health, worst_first
+from everstep.model.finding import Finding, Health, worst_first
 from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolState
 

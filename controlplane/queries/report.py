@@ -14,8 +14,8 @@ from activities.ledger.time_spent import TimeSpent
 from controlplane.queries.time_lost import ORDER
 from everstep.decisions.blame.first_failure import fault_owner
 from everstep.decisions.training_time.time_lost import Cause
+from everstep.model.finding import Owner
 from everstep.model.incident import Anomaly
-from everstep.model.owner import Owner
 
 DAY_NS = 86_400 * 10**9
 UNKNOWN = "unknown"

@@ -13,8 +13,8 @@ from controlplane import text
 from everstep.decisions.training_time.ettr import WINDOW_S, Ettr
 from everstep.decisions.training_time.time_lost import Cause
 from everstep.errors import EverstepError
-from everstep.model.incident import Stage
 from everstep.model.job_state import JobState
+from everstep.model.stage import Stage
 
 if TYPE_CHECKING:  # Temporal's client: who only reads the ledger does not wait for it
     from controlplane.client import Control

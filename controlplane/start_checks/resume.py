@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from everstep.decisions.keep.starts import choose_start, folder_of
 from everstep.errors import CheckpointError, ConfigError
-from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun
+from everstep.model.state_copy import StateCopy, Tier
 
 if TYPE_CHECKING:
     from controlplane.client import Control

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -19,10 +19,11 @@ from drills.observe import step_records
 from drills.observe.observed import DrillObservations
 from drills.observe.step_records import Records
 from everstep.errors import TreeUnknown
-from everstep.model.incident import CopyToRestore, IncidentReport, Restored, Tier
+from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.machine import Machine
+from everstep.model.state_copy import CopyToRestore, Restored, Tier
 from everstep.model.version import JobVersion
 from workflows.messages import IncidentInput
 

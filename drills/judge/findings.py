@@ -8,7 +8,7 @@ from drills.judge.facts import DrillFacts, is_observed
 from drills.spec.findings import Expected, expected_of, goes_on
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
-from everstep.model.health import MachineFinding
+from everstep.model.finding import MachineFinding
 from everstep.model.job import JobSpec
 
 

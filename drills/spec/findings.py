@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from drills.spec.catalogue import DEVICES, SLOWED
 from drills.spec.request import DrillRequest
 from drills.spec.sure_faults import FAKE_GPUS, reason_of
-from everstep.model.health import Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Health, Owner
 from everstep.model.xid import xid_of
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agent.monitor.kernel import rules
 from everstep.model import xid
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason
 
 GPU = "{gpu}"
 """In a line: the place of a GPU on PCI."""

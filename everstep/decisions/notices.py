@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from everstep.base.text import cut, listed
-from everstep.model.incident import Stage
 from everstep.model.notice import Notice, NoticeKind, stamp
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
-from everstep.model.stage_at_hand import StageAtHand
+from everstep.model.stage import Stage, StageAtHand
 
 LATE_S = 6 * 3600.0
 """An event that was over longer ago is not told any more, seconds: a worker that is given receivers for the first time

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from everstep.model.health import Finding, Health, verdict_of
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.finding import Finding, Health, verdict_of
+from everstep.model.message import Model, Words
 
 
 class Diagnostic(Words):

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.base.text import listed
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.message import Model, Words
 
 ANSWERS_KEPT = 200
 """Answers of one incident."""

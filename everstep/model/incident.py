@@ -1,4 +1,4 @@
-"""What is seen, what is decided and what comes of it.
+"""What is seen of a failure, and what an incident made of it.
 
 These models cross Temporal and are stored in histories and in the ledger:
 fields are only added, with defaults.
@@ -6,21 +6,19 @@ fields are only added, with defaults.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 from pydantic import Field
 
-from everstep.model.classification import Classification
 from everstep.model.eviction import EvictAnswer
+from everstep.model.evidence import Classification
+from everstep.model.finding import MachineFinding
 from everstep.model.hang import HangFound
-from everstep.model.health import MachineFinding
 from everstep.model.ladder import Tried
+from everstep.model.launch import Confirmation, Launched, Showing
 from everstep.model.machine import Machine
-from everstep.model.message import AnyWord, Model
+from everstep.model.message import Model, Words
 from everstep.model.slow import SlowFound
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
 from everstep.model.version import JobVersion
-from everstep.model.words import Words
 
 
 class Symptom(Words):
@@ -83,146 +81,6 @@ class Anomaly(Model):
     """Of the rank that ended; None: none did, or the release that wrote it did not say."""
 
 
-class RankExit(Model):
-    """How one rank ended."""
-
-    rank: int
-    machine: str
-    pid: int = 0
-    code: int | None = None
-    signal: int | None = None
-    time_ns: int = 0
-    stopped_by_us: bool = False
-    completed_steps: int = -1
-    exception: str = ""
-    log_tail: str = ""
-    shown_steps: int = -1
-    """Steps that it showed: the most of reports, calls of the optimizer, and 0 or 1 ``run.steps``; -1: not known."""
-    classification: Classification | None = None
-    """What ended it, as its agent classified it; None: it lived until a stop killed it."""
-
-
-class Tier(Words):
-    """Where a copy of a rank's state lies, in the order in which a restore prefers them."""
-
-    OWN = "own memory"
-    """Shared memory of the machine that runs the rank."""
-    BACKUP = "backup"
-    """Shared memory of the rank's peer."""
-    DISK = "disk"
-    """A machine's local disk."""
-    REMOTE = "remote"
-    """Object storage or a shared file system."""
-
-
-CopyKey = tuple[int, int, Tier, str, int]
-"""Which copy of which rank: rank, completed steps, tier, machine, and when it was saved."""
-
-
-class StateCopy(Model):
-    """A copy of the state of a rank after ``completed_steps`` steps."""
-
-    rank: int
-    machine: str
-    """Where it is; of a remote copy: the machine whose agent listed it."""
-    completed_steps: int
-    bytes: int = 0
-    valid: bool = True
-    reason: str = ""
-    tier: Tier = Tier.OWN
-    generation: int = 0
-    """Of the job, when it was saved."""
-    saved_ns: int = 0
-    digest: str = ""
-    """Of its tensors, on disk and remote: equal for equal bytes, so that one rank can read for its whole dp group."""
-    run: str = ""
-    """That saved it; in memory: that holds it. Empty: not known (``everstep.model.run_id``)."""
-    topology: str = ""
-    """Of the job that saved it, on disk and remote; empty: not known."""
-    verified: bool = True
-    """Of what is valid in memory: its contents were compared with their checksum; else only its header."""
-
-    @property
-    def key(self) -> CopyKey:
-        """Which copy it is."""
-        return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
-
-    @property
-    def unlisted(self) -> bool:
-        """Whether it stands for a folder or storage that could not be listed, with the reason; nothing is known bad."""
-        return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
-
-
-class CopyToRestore(Model):
-    """What one rank has to be given before it can restore: which copy, and where it is."""
-
-    rank: int
-    completed_steps: int
-    tier: Tier
-    machine: str
-    saved_ns: int = 0
-    """When the rank saved it: two copies of a rank's step are the same when they say the same here. 0: any."""
-
-    @property
-    def key(self) -> CopyKey:
-        """Which copy it is."""
-        return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
-
-
-class Restored(Model):
-    """What came of bringing copies to the machines that need them."""
-
-    moved: list[CopyToRestore] = Field(default_factory=list)
-    failed: list[StateCopy] = Field(default_factory=list)
-    """Copies that turned out damaged or gone, not valid, with reasons."""
-    unreached: list[StateCopy] = Field(default_factory=list)
-    """Copies that may be good and could not be brought, not valid for now, with reasons."""
-    verified: list[CopyToRestore] = Field(default_factory=list)
-    """Own slots whose contents were compared where they are, and hold."""
-    bytes: int = 0
-    seconds: float = 0.0
-    unreachable: list[str] = Field(default_factory=list)
-    """Machines that should have been given copies and did not answer."""
-
-
-class Unlisted(Model):
-    """Places that may hold copies and could not be looked at: what lies there is unknown, and not nothing."""
-
-    tier: Tier
-    machines: list[str] = Field(default_factory=list)
-    """Whose disks; of remote storage none: one machine that lists it suffices."""
-    reason: str = ""
-
-
-class Evidence(Model):
-    """What the machines know once a generation is stopped."""
-
-    generation: int
-    exits: list[RankExit] = Field(default_factory=list)
-    held: list[StateCopy] = Field(default_factory=list)
-    unreachable: list[str] = Field(default_factory=list)
-    problem: str = ""
-    """Why the machines could not be asked at all."""
-    emptied: list[str] = Field(default_factory=list)
-    """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
-    disk_shared: bool = False
-    """Several machines listed the same files: the folder of disk checkpoints is shared."""
-    dying: list[str] = Field(default_factory=list)
-    """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
-    left_out: str = ""
-    """What was told and is not kept here, in numbers; empty: nothing."""
-    held_cut: bool = False
-    """Copies are among what is not kept."""
-    unlisted: list[Unlisted] = Field(default_factory=list)
-    """Disks and remote storage that were asked for copies and did not tell, by reason."""
-    searched: bool = False
-    """All disks and remote storage were asked, those too of which a machine that came back empty knows nothing."""
-    findings: list[MachineFinding] = Field(default_factory=list)
-    """What the inspections of the machines say, the worst first, not more than fit."""
-    disk_asked: int | None = None
-    """The newest step asked for on disk since the launch, beside those due; 0: none; None: no machine can say."""
-
-
 class Failure(Model):
     """A failure of the job, as kept for the decision about the next one."""
 
@@ -243,94 +101,6 @@ class Failure(Model):
     """A machine was to blame, and was dealt with before the next launch."""
     over_ns: int = 0
     """When the job stepped again after it; 0: not known."""
-
-
-class Stage(Words):
-    """Where an incident stands, in the order in which it gets there."""
-
-    OPEN = "open"
-    ALIGN = "align"
-    """Before an update the ranks come to the end of the same step, and save it."""
-    VOTE = "vote"
-    """The ranks of a job that became slow are looked at, round by round, while it goes on."""
-    TRACE = "trace"
-    """The ranks of a job that stands still are looked at, to see on which machine it hangs."""
-    STOP = "stop"
-    """Every rank of the failed generation is ended, and the machines are asked what they know."""
-    FIND = "find"
-    """Disks and remote storage are asked for copies."""
-    EVICT = "evict"
-    """Machines that are at fault, or gone, leave the job, and standbys take their places."""
-    DECIDE = "decide"
-    DIAGNOSE = "diagnose"
-    """The machines of the stopped job are tested."""
-    REPLAY = "replay"
-    """The script runs on groups of the job's machines, and the groups are compared."""
-    RESTORE = "restore"
-    """Copies are brought to the machines whose ranks need them."""
-    BACKOFF = "backoff"
-    """A reattempt waits its time."""
-    REATTEMPT = "reattempt"
-    CONFIRM = "confirm"
-    PARKED = "parked"
-    """It waits for an operator, or for machines that are silent."""
-    ACCEPTED = "accepted"
-    """An operator gave up what may be newer; only noted, an incident does not stay in it."""
-    OBSERVED = "observed"
-    """A fault was seen with which the job goes on; nothing was done."""
-    RECOVERED = "recovered"
-    NOT_CONFIRMED = "running, not confirmed"
-    ABANDONED = "abandoned"
-    CLOSED = "closed"
-    """The last entry in the ledger."""
-
-
-NOT_CONFIRMED = str(Stage.NOT_CONFIRMED)
-"""What a job is called that goes on as far as anybody can see, and was not seen to step."""
-
-
-class Launched(Model):
-    """A generation was started."""
-
-    generation: int
-    resume_step: int
-    """Completed steps of the restored state; 0: from the beginning; -1: the script restores by itself."""
-    started_ns: int
-    forked_ns: int = 0
-    """When the last rank was forked."""
-    backups: str = ""
-    """Where the backups lie and what may be lost with their owners, for people; empty: there are none."""
-
-
-class Showing(Model):
-    """How a script shows that it steps, as far as it was seen."""
-
-    kind: Annotated[Literal["", "calls", "steps"], AnyWord] = ""
-    """``steps``: bodies of ``run.steps``; ``calls``: of ``run.report`` or of the optimizer; empty: nothing was seen."""
-    silent: list[int] = Field(default_factory=list)
-    """Ranks that showed nothing while others went on."""
-
-
-class Confirmation(Model):
-    """Whether all ranks stepped again."""
-
-    generation: int
-    ok: bool
-    """The job goes on."""
-    reason: str
-    confirmed: bool = True
-    """Where it goes on: its ranks did again what the script was seen to do; False: they live, more is not known."""
-    showing: Showing = Field(default_factory=Showing)
-    """How the script shows its steps, as far as it was seen now and earlier."""
-    timed_out: bool = False
-    """No rank ended, but not all of them stepped in time."""
-    emptied: list[str] = Field(default_factory=list)
-    """Machines that lost the ranks that were launched there, and know nothing of them."""
-    stepped_ns: int = 0
-    """When the last rank completed its first step, nanoseconds of the wall clock."""
-    completed_steps: int = -1
-    parts: dict[str, float] = Field(default_factory=dict)
-    """Seconds from fork to the first step by part, in order (the slowest rank of each)."""
 
 
 class IncidentReport(Model):
@@ -393,3 +163,24 @@ class IncidentReport(Model):
     """What was tried, rung by rung of the ladder, with what came of it; in order."""
     begun_again_ns: int = 0
     """When an operator resumed it, or it went on for other code, last: what was before does not count any more."""
+
+
+CLOSED_OUTSIDE = "closed from outside"
+"""Resolution of an incident that did not end by itself: it was terminated or cancelled, or its workflow failed."""
+
+
+class Left(Model):
+    """What an incident did before it was closed from outside."""
+
+    how: str
+    """How it was closed, and by whom, e.g. ``terminated by ada: too slow``."""
+    known: bool = True
+    """False: its history is gone, and with it what it did."""
+    launches: list[tuple[int, int]] = Field(default_factory=list)
+    """Of each generation that it launched, or began to launch: its number and where it began."""
+    resume_step: int = -1
+    """Where the newest of them began, from whatever it was; -1: the script restores by itself."""
+    launched: Launched | None = None
+    """The newest of them, where its launch succeeded and nothing was stopped since."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that said, since the newest launch, that they lost what they had; they say so once."""

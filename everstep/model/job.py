@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from everstep.base.redaction import PATTERNS, redacted
 from everstep.errors import TopologyError
-from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.machine import Assignment
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import SHORT_ORDER, Laid, Topology, parse_laid, parse_mesh
 

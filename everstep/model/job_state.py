@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.model.health import MachineFinding
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, Failure, IncidentReport, Showing, Stage
+from everstep.model.finding import MachineFinding
+from everstep.model.incident import Anomaly, Failure, IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.ladder import Tried
+from everstep.model.launch import Showing
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
+from everstep.model.stage import NOT_CONFIRMED, Stage
 from everstep.model.version import JobVersion
 
 LOOKED_INTO = "running, slow"

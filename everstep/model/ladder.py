@@ -5,8 +5,7 @@ These models cross Temporal and are stored in histories: fields are only added, 
 
 from __future__ import annotations
 
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.message import Model, Words
 
 
 class Rung(Words):

@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.message import Model, Words
 
 NOTICE_WORKFLOW = "Notice"
 """Type of the workflow that delivers one."""

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.message import Model, Words
 
 POOL_WORKFLOW = "StandbyPool"
 """Type of the workflow that owns the machines of a cluster."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.message import Model, Words
 
 
 class SlowConclusion(Words):

@@ -15,8 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from everstep.base.redaction import PATTERNS, redacted
 from everstep.model.job import VARIABLE, JobSpec
-from everstep.model.message import Model
-from everstep.model.words import Words
+from everstep.model.message import Model, Words
 
 NAME_CHARACTERS = 12
 """Of a content address, where people read it."""

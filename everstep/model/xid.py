@@ -13,9 +13,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 CATALOGUE = "NVIDIA Xid catalogue, 2025-10"
 PLUGIN = "NVIDIA's Kubernetes device plugin counts it as the application's"

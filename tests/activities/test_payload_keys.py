@@ -15,7 +15,7 @@ from activities.payload_keys import ENCODING as ENCRYPTED
 from activities.payload_keys import KEY_FILE, Keys
 from activities.payloads import DATA_CONVERTER, SQUEEZED_FROM, Codec, data_converter
 from everstep.errors import ConfigError
-from everstep.model.incident import Evidence
+from everstep.model.evidence import Evidence
 
 OLD, NEW = bytes(range(32)), bytes(32)
 FIRST = Keys({"k1": OLD})

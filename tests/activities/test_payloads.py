@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from activities.payloads import DATA_CONVERTER, ENCODING, SQUEEZED_FROM
-from everstep.model.incident import Evidence
+from everstep.model.evidence import Evidence
 
 
 async def test_small_payloads_stay_readable() -> None:

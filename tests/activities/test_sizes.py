@@ -19,7 +19,10 @@ from everstep.decisions.keep.choose_restore import readers
 from everstep.decisions.keep.lineage import Runs
 from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.keep.search import merged
-from everstep.model.incident import Anomaly, CopyToRestore, Evidence, Showing, Symptom, Tier
+from everstep.model.evidence import Evidence
+from everstep.model.incident import Anomaly, Symptom
+from everstep.model.launch import Showing
+from everstep.model.state_copy import CopyToRestore, Tier
 from tests.sized import (
     MOST,
     NOW_NS,

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent import exposition
 from agent.exposition import MetricsServer, Samples, parsed_address, parsed_measure, verdicts
 from everstep.errors import ConfigError
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.hosts import own_host
 
 HOST = own_host(23)

@@ -9,7 +9,8 @@ from benchmarks.everstep_side import Times, recovery_of
 from benchmarks.recovery import Results, summarise
 from benchmarks.timeline import PARTS, UNACCOUNTED, Recovery, parts_between
 from everstep.errors import EverstepError
-from everstep.model.incident import Confirmation, Failure, IncidentReport, Symptom
+from everstep.model.incident import Failure, IncidentReport, Symptom
+from everstep.model.launch import Confirmation
 
 S = 10**9
 

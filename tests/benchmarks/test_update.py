@@ -6,7 +6,7 @@ from benchmarks.common import Row
 from benchmarks.update import Results, summarise, where_it_went
 from benchmarks.update_parts import PARTS, Seen, parts_of
 from benchmarks.update_side import Switch
-from everstep.model.incident import Confirmation
+from everstep.model.launch import Confirmation
 
 BEGAN_NS = 1_700_000_000_000_000_000
 WITHIN = {"start": 0.01, "import": 0.02, "rendezvous": 0.03, "restore": 0.04, "next step": 0.1}

@@ -13,7 +13,7 @@ from controlplane.queries.machines import MachineReport
 from controlplane.recording import BAD_SHOWN, MachineRecorder, read_recording
 from everstep.decisions.act.evict.simulate import RecordedEvent
 from everstep.errors import ConfigError
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 
 S = 10**9
 NOW = 1_763_730_000 * S

@@ -30,9 +30,11 @@ from controlplane.queries.status import JobReport
 from controlplane.shown import LONGEST, clean, clean_line
 from drills.judge.result import DrillResult
 from everstep.errors import ConfigError
-from everstep.model.incident import Anomaly, Evidence, RankExit, StateCopy, Symptom, Tier
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary
+from everstep.model.state_copy import StateCopy, Tier
 
 HOSTILE = [
     "Connect failed [/tcp://10.0.0.3:29500] [bold]",

@@ -9,8 +9,7 @@ import pytest
 
 from drills import DrillCluster, DrillResult
 from drills.inject import memory_group
-from everstep.model.health import Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Health, Owner
 from tests.drills.conftest import DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package")]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from drills import DrillCluster
-from everstep.model.incident import NOT_CONFIRMED
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.stage import NOT_CONFIRMED
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 

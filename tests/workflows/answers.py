@@ -14,9 +14,9 @@ from activities.messages import (
     VersionMade,
 )
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
+from everstep.model.finding import Health
 from everstep.model.hang import HangFound
-from everstep.model.health import Health
-from everstep.model.incident import Confirmation
+from everstep.model.launch import Confirmation
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.slow import SlowRound
 

@@ -50,15 +50,18 @@ from activities.messages import (
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.diagnosis import Diagnosis
+from everstep.model.evidence import Evidence, RankExit
 from everstep.model.hang import HangFound
-from everstep.model.incident import Anomaly, Confirmation, Evidence, Launched, RankExit, Restored, StateCopy, Symptom
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
+from everstep.model.launch import Confirmation, Launched
 from everstep.model.machine import Machine
 from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowRound
+from everstep.model.state_copy import Restored, StateCopy
 from tests.rank_ends import exited
 from tests.workflows import answers
 from tests.workflows.asking import asked

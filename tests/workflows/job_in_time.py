@@ -12,22 +12,15 @@ from everstep.decisions.act.recover.rules import Action
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.eviction import EvictAnswer
-from everstep.model.incident import (
-    Anomaly,
-    Confirmation,
-    Evidence,
-    Failure,
-    IncidentReport,
-    RankExit,
-    Showing,
-    StateCopy,
-    Symptom,
-)
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.ladder import Rung
+from everstep.model.launch import Confirmation, Showing
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy
 from everstep.model.version import CodeVersion, JobVersion, VersionStatus
 from workflows.learned import learn
 

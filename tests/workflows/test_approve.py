@@ -15,7 +15,8 @@ from temporalio.client import WorkflowUpdateFailedError
 from activities.messages import StopInput
 from controlplane.client import Control
 from everstep.model.eviction import EvictMode
-from everstep.model.incident import Confirmation, Evidence
+from everstep.model.evidence import Evidence
+from everstep.model.launch import Confirmation
 from everstep.rank import environment
 from tests.workflows.asking import ASK_S
 from tests.workflows.conftest import anomaly

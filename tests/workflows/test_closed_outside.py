@@ -13,9 +13,10 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, W
 from temporalio.worker import Replayer, Worker
 
 from activities.closed_incidents import read_closed
-from everstep.model.closed_incident import CLOSED_OUTSIDE
-from everstep.model.incident import Confirmation, Evidence
+from everstep.model.evidence import Evidence
+from everstep.model.incident import CLOSED_OUTSIDE
 from everstep.model.job_state import JobState, incident_workflow_id
+from everstep.model.launch import Confirmation
 from tests.workflows.asking import asked
 from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly, exits, held
 from workflows.job import JobWorkflow

@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 from activities.payload_keys import Keys
 from activities.payloads import DATA_CONVERTER, Codec
 from everstep.errors import ConfigError
-from everstep.model.incident import Evidence
+from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, incident_workflow_id, job_workflow_id
 from tests.workflows.conftest import MACHINES, Jobs, ScriptedCluster, anomaly, exits, held

@@ -14,8 +14,9 @@ from controlplane.queries.explanation import from_workflow
 from controlplane.references import parse_incident
 from everstep.decisions.act.evict.explain import Explanation
 from everstep.model.eviction import EvictMode
-from everstep.model.health import Finding, MachineFinding
-from everstep.model.incident import Anomaly, Evidence, IncidentReport, Symptom
+from everstep.model.evidence import Evidence
+from everstep.model.finding import Finding, MachineFinding
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.machine import Machine
 from tests.workflows.asking import ASK_S
 from tests.workflows.conftest import anomaly, exits, held

@@ -7,7 +7,8 @@ from typing import Any
 from activities.ledger.records import NumbersUsed
 from activities.messages import FindInput, FolderFound, RestoreInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, RankExit, Restored, StateCopy, Tier
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.state_copy import Restored, StateCopy, Tier
 from tests.workflows.conftest import anomaly
 from workflows.job import JobWorkflow
 

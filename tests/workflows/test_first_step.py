@@ -12,8 +12,11 @@ from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import ConfirmInput, StopInput
-from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, Evidence, RankExit, Showing, Symptom
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import NOT_YET
+from everstep.model.launch import Confirmation, Showing
+from everstep.model.stage import NOT_CONFIRMED
 from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly
 from workflows.job import JobWorkflow

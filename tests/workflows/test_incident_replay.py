@@ -11,9 +11,10 @@ import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from activities.messages import ConfirmInput, ReplayGroupInput
-from everstep.model.incident import Confirmation, IncidentReport, Showing, Symptom
+from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import JobState, replay_workflow_id
 from everstep.model.ladder import Rung
+from everstep.model.launch import Confirmation, Showing
 from everstep.model.machine import Machine
 from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 from tests.workflows.answers import computed_alike

@@ -14,8 +14,11 @@ from temporalio.service import RPCError
 
 from activities.ledger.records import NumbersUsed
 from activities.messages import ConfirmInput, StopInput
-from everstep.model.incident import Anomaly, Confirmation, Evidence, RankExit, StateCopy, Symptom
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.launch import Confirmation
+from everstep.model.state_copy import StateCopy
 from tests.workflows.asking import asked
 from tests.workflows.conftest import exits, held
 from workflows import options

@@ -10,9 +10,11 @@ from temporalio.exceptions import ApplicationError
 
 from activities.messages import ConfirmInput, DiagnoseInput, StopInput
 from everstep.model.diagnosis import BadLink, Diagnosis, MachineDiagnosis
-from everstep.model.health import Finding, Health
-from everstep.model.incident import Confirmation, Evidence, IncidentReport, Symptom
+from everstep.model.evidence import Evidence
+from everstep.model.finding import Finding, Health
+from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.ladder import Rung
+from everstep.model.launch import Confirmation
 from everstep.model.machine import Machine
 from everstep.model.version import CodeVersion, JobVersion, VersionStatus
 from tests.workflows import answers

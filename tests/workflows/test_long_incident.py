@@ -9,9 +9,10 @@ from temporalio.worker import Replayer
 
 from activities.closed_incidents import read_closed
 from activities.payloads import DATA_CONVERTER
-from everstep.model.closed_incident import CLOSED_OUTSIDE
-from everstep.model.incident import Confirmation, Evidence
+from everstep.model.evidence import Evidence
+from everstep.model.incident import CLOSED_OUTSIDE
 from everstep.model.job_state import JobState, incident_workflow_id
+from everstep.model.launch import Confirmation
 from tests.workflows.conftest import anomaly, exits, held
 from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox

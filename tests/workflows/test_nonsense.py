@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
-from everstep.model.incident import Confirmation
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.launch import Confirmation
 from tests.workflows.conftest import anomaly
 from workflows.job import JobWorkflow
 
@@ -89,7 +89,8 @@ async def test_a_job_cancelled_while_its_incident_is_open_leaves_nothing_running
 async def test_lost_steps_count_to_where_the_job_went_on_in_the_end(jobs: Any) -> None:
     import time
 
-    from everstep.model.incident import Evidence, StateCopy
+    from everstep.model.evidence import Evidence
+    from everstep.model.state_copy import StateCopy
     from tests.workflows.conftest import exits, held
 
     def evidence(given: Any) -> Evidence:

@@ -7,8 +7,9 @@ from typing import Any
 
 from temporalio.service import RPCError, RPCStatusCode
 
-from everstep.model.health import Finding, MachineFinding
-from everstep.model.incident import Anomaly, Evidence, Symptom
+from everstep.model.evidence import Evidence
+from everstep.model.finding import Finding, MachineFinding
+from everstep.model.incident import Anomaly, Symptom
 from tests.workflows.conftest import exits, held
 from tests.workflows.test_job import anomaly
 from workflows.job import JobWorkflow

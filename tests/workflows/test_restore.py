@@ -7,8 +7,10 @@ from typing import Any
 
 from activities.messages import FindInput, RestoreInput, StopInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, IncidentReport, RankExit, Restored, StateCopy, Symptom, Tier
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.state_copy import Restored, StateCopy, Tier
 from everstep.model.version import VersionStatus
 from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly

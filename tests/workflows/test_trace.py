@@ -9,9 +9,11 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import StopInput, TraceInput
+from everstep.model.evidence import Evidence
 from everstep.model.hang import HangFound
-from everstep.model.incident import Evidence, Stage, Symptom
+from everstep.model.incident import Symptom
 from everstep.model.machine import Machine
+from everstep.model.stage import Stage
 from tests.workflows.conftest import anomaly, held
 from tests.workflows.test_evict import report_of
 from workflows.job import JobWorkflow

@@ -10,8 +10,10 @@ from temporalio.exceptions import ApplicationError
 
 from activities.messages import FindInput, RestoreInput, StopInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, IncidentReport, RankExit, Restored, StateCopy, Tier, Unlisted
+from everstep.model.evidence import Evidence, RankExit, Unlisted
+from everstep.model.incident import IncidentReport
 from everstep.model.job_state import incident_workflow_id
+from everstep.model.state_copy import Restored, StateCopy, Tier
 from tests.workflows.conftest import anomaly
 from tests.workflows.test_restore import after_stop, copy
 from workflows.incident.workflow import IncidentWorkflow

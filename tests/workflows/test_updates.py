@@ -10,8 +10,11 @@ from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import ConfirmInput, MakeVersionInput, RestoreInput, StopInput, VersionChecked, VersionMade
-from everstep.model.incident import Confirmation, Evidence, IncidentReport, RankExit, Restored, Symptom
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import JobState, incident_workflow_id
+from everstep.model.launch import Confirmation
+from everstep.model.state_copy import Restored
 from everstep.model.version import JobVersion, VersionStatus
 from tests.rank_ends import exited
 from tests.workflows.conftest import Jobs, anomaly, exits, held

@@ -10,10 +10,12 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import SlowRoundInput, StopInput
-from everstep.model.incident import Anomaly, Evidence, IncidentReport, RankExit, Stage, Symptom
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job_state import LOOKED_INTO
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
+from everstep.model.stage import Stage
 from tests.workflows.conftest import anomaly, held
 from workflows.job import JobWorkflow
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import CopyToRestore, Evidence, Restored, StateCopy, Tier
+from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
+from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
 from workflows import web_ui
 
 

@@ -14,7 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import Failure
     from everstep.model.ladder import Rung
-    from everstep.model.stage_record import StageRecord
+    from everstep.model.stage import StageRecord
     from workflows.incident.timeline import IncidentTimeline
     from workflows.messages import Carried, IncidentInput
 

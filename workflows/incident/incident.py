@@ -20,13 +20,15 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.versions.next import VersionChange
     from everstep.decisions.keep.lineage import Runs
     from everstep.model.eviction import Eviction, EvictionState, named
+    from everstep.model.evidence import Evidence
     from everstep.model.hang import HangFound
-    from everstep.model.incident import Evidence, Launched, Stage
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
     from everstep.model.ladder import Rung
+    from everstep.model.launch import Launched
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced
     from everstep.model.slow import SlowFound
+    from everstep.model.stage import Stage
     from everstep.model.version import JobVersion
     from workflows import web_ui
     from workflows.incident.carry_over import carried, take_up

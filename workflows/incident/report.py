@@ -11,7 +11,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import DecideInput
     from everstep.base.text import listed
     from everstep.model.eviction import Eviction
-    from everstep.model.incident import NOT_CONFIRMED, Anomaly, Confirmation, IncidentReport, Symptom
+    from everstep.model.incident import Anomaly, IncidentReport, Symptom
+    from everstep.model.launch import Confirmation
+    from everstep.model.stage import NOT_CONFIRMED
     from workflows import web_ui
     from workflows.incident.incident import Incident
     from workflows.options import on_ledger, on_ledger_when_back

@@ -11,9 +11,11 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities import messages
     from activities.messages import DecideInput
-    from everstep.model.incident import Evidence, IncidentReport, Launched, Stage
+    from everstep.model.evidence import Evidence
+    from everstep.model.incident import IncidentReport
     from everstep.model.job_state import job_workflow_id, replay_workflow_id
-    from everstep.model.stage_record import StageRecord
+    from everstep.model.launch import Launched
+    from everstep.model.stage import Stage, StageRecord
     from workflows import attributes, web_ui
     from workflows.messages import IncidentInput
     from workflows.options import on_ledger

@@ -19,8 +19,9 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.rules import Action
     from everstep.model.eviction import EvictionState
-    from everstep.model.incident import GOES_ON, Confirmation, IncidentReport, Stage, Symptom
-    from everstep.model.stage_at_hand import StageAtHand
+    from everstep.model.incident import GOES_ON, IncidentReport, Symptom
+    from everstep.model.launch import Confirmation
+    from everstep.model.stage import Stage, StageAtHand
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report

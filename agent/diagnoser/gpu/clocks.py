@@ -13,8 +13,7 @@ from pathlib import Path
 
 from agent.monitor import programs
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Reason, Remedy
 
 CLOCKS = Reason(
     "clocks-changed",

@@ -14,8 +14,7 @@ from everstep.base.text import size_text
 from everstep.decisions.blame.diagnose.compare import SLOW_SHARE, below
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Reason, Remedy
 
 DAMAGED = Reason(
     "gpu-copy-damaged", "bytes that are copied to a GPU and back arrive changed", remedy=Remedy.REPLACE, sure=True

@@ -14,8 +14,7 @@ from agent.diagnoser.kind import gpus
 from agent.monitor import programs
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Reason, Remedy
 
 BAD = Reason(
     "dcgm-isolate",

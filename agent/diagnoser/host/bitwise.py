@@ -10,9 +10,7 @@ from agent.diagnoser.kind import arithmetic
 from agent.diagnoser.ranks import OWN, WITHIN, Meeting, RanksFailed, listening, run_ranks
 from agent.diagnoser.reference.settings import ReferenceLimits
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 UNSTEADY = Reason(
     "bits-unsteady",

@@ -13,8 +13,7 @@ from agent.diagnoser.kind import hardware
 from everstep.base.text import size_text
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason, Remedy
 from everstep.system.memory import memory_available
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import gpus, hardware
 from agent.diagnoser.ranks import Meeting, RanksFailed, gpu_of, listening, run_ranks
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Health
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason
 
 FAILED = Reason(
     "all-gather-failed",

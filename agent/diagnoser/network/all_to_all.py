@@ -19,9 +19,7 @@ from agent.diagnoser.ranks import OWN, Meeting, RanksFailed, gpu_of, listening, 
 from agent.monitor import programs
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 DAMAGED = Reason(
     "all-to-all-damaged",

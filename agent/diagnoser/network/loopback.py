@@ -13,8 +13,7 @@ from agent.diagnoser.kind import hardware
 from agent.diagnoser.network.stream import Received, receive, send
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason, Remedy
 
 DAMAGED = Reason(
     "loopback-damaged", "bytes that the machine sends itself arrive changed", remedy=Remedy.REPLACE, sure=True

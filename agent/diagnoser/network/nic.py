@@ -12,9 +12,7 @@ from agent.diagnoser.kind import hardware
 from agent.diagnoser.network.loopback import family_of
 from agent.diagnoser.network.stream import Received, greet, receive, send
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
-from everstep.model.health import Health
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason
 
 FAILED = Reason(
     "nic-failed",

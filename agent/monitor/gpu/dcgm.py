@@ -21,8 +21,7 @@ from agent.monitor import programs
 from agent.monitor.gpu.reading import item_of
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Reason, Remedy
 
 FAILURE = Reason(
     "dcgm-failure", "a health watch of DCGM failed", remedy=Remedy.RESET_GPU, source="DCGM: health result FAIL"

@@ -17,8 +17,7 @@ from agent.monitor.gpu.measures import facts, measures
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, item_of
 from agent.monitor.inspection import Inspection, Limits, Look, Site
-from everstep.model.health import Finding, Health
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Reason
 from everstep.system import procfs
 
 JUDGES: tuple[GpuJudge, ...] = (

@@ -11,8 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look
-from everstep.model.health import Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason, Remedy
 from everstep.system import procfs
 
 STATE_FOLDER = Reason("state-folder", "the agent's state folder cannot be written", remedy=Remedy.FREE_SPACE)

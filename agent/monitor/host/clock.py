@@ -11,9 +11,7 @@ from pydantic import Field
 
 from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 JUMPED = Reason(
     "clock-jumped",

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.base.text import size_text
-from everstep.model.health import Finding, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Reason, Remedy
 
 FULL = Reason(
     "disk-full",

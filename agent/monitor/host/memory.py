@@ -9,9 +9,7 @@ from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.base.text import size_text
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.memory import memory_available
 from everstep.system.procfs import meminfo, pressure
 

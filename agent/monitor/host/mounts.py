@@ -15,9 +15,7 @@ from pydantic import Field
 
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.errors import CannotLook
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import Mount, mounts
 
 READ_ONLY = Reason(

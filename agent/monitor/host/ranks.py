@@ -10,9 +10,7 @@ from pydantic import Field
 
 from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, RankSeen
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.memory import oom_kills
 from everstep.system.procfs import process_of
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 import everstep
 from agent.monitor.inspection import Inspection, Limits, Look
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason
 from everstep.system.procfs import nvidia_driver
 
 DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)")

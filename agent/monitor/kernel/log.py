@@ -14,9 +14,7 @@ from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kernel import rules
 from agent.monitor.kernel.reader import KernelLine, KernelLog
 from everstep.model import xid
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
 SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")

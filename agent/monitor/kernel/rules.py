@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

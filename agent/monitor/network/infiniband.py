@@ -14,9 +14,7 @@ from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
 from agent.monitor.network.interfaces import NetworkLimits, may_be_looked_at, never_seen
 from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(
     "ib-port-down",

@@ -14,9 +14,7 @@ from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
 from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(
     "nic-down",

@@ -14,9 +14,7 @@ from agent.monitor.network.counters import rises, share
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.procfs import network_counters
 
 LOST = Reason(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from everstep.model.health import Finding, FindingSource, Health, MachineFinding
-from everstep.model.owner import Owner
+from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Owner
 
 FLAPS = frozenset({"nic-flap", "ib-port-flap"})
 """Reason codes of a link that went down and came back. Their verdict is unknown, since the switch may be at fault; each

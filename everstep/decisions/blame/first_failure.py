@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.base.text import listed
-from everstep.model.classification import Classification
-from everstep.model.health import Health, MachineFinding
-from everstep.model.incident import Failure, RankExit, Symptom
-from everstep.model.owner import Owner
+from everstep.model.evidence import Classification, RankExit
+from everstep.model.finding import Health, MachineFinding, Owner
+from everstep.model.incident import Failure, Symptom
 from everstep.system.signals import signal_name
 
 _SOURCE = re.compile(r"\[(?:/[^\]\s]*/)([\w.-]+:\d+)\] ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from everstep.model.health import Finding, FindingSource, Health, MachineFinding, Remedy
+from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.recovery_policy import RecoveryPolicy
 
 SILENT = "silent-machine"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep.decisions.blame.hang.progress import Standstill
-from everstep.model.health import Finding
-from everstep.model.incident import Anomaly, RankExit
+from everstep.model.evidence import RankExit
+from everstep.model.finding import Finding
+from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 
 

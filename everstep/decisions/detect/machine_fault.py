@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, Rule
-from everstep.model.health import Finding, FindingSource, Health, MachineFinding, Remedy
+from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.pool import OperatorMove
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from everstep.base.text import listed
 from everstep.errors import CheckpointError
-from everstep.model.assignment import Assignment
-from everstep.model.incident import CopyToRestore, StateCopy, Tier
+from everstep.model.machine import Assignment
+from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from everstep.decisions.keep.choose_restore import MEMORY
-from everstep.model.incident import CopyToRestore, StateCopy
+from everstep.model.state_copy import CopyToRestore, StateCopy
 
 FROM_NOTHING = -1
 """Where a generation began that restored nothing of ours."""

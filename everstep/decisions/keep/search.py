@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from everstep.decisions.keep.choose_restore import MEMORY, Restore
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Tier, Unlisted
+from everstep.model.evidence import Evidence, Unlisted
+from everstep.model.state_copy import Tier
 
 
 def look_further(restore: Restore, evidence: Evidence, policy: CheckpointPolicy) -> bool:

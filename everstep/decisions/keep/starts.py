@@ -12,9 +12,9 @@ from everstep.base.text import listed
 from everstep.decisions.keep.choose_restore import MEMORY, Restore, choose_restore, copy_of
 from everstep.decisions.keep.lineage import Runs, usable
 from everstep.errors import CheckpointError
-from everstep.model.assignment import Assignment
-from everstep.model.incident import StateCopy
 from everstep.model.job_state import EarlierRun
+from everstep.model.machine import Assignment
+from everstep.model.state_copy import StateCopy
 from everstep.model.topology import Topology
 from everstep.shards.manifest import data_name, manifest_name
 

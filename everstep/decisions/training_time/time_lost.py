@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from everstep.decisions.training_time.ettr import QUIET, START, Interval, time_by_kind
-from everstep.model.incident import Stage
+from everstep.model.stage import Stage
 
 Cause = Literal["productive", "recompute", "unknown", "restart", "start", "detect", "decide", "evict", "parked"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)

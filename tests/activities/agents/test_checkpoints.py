@@ -13,9 +13,10 @@ from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, Tier
+from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.state_copy import Tier
 from tests.activities.spoken import HOST, serving
 
 FOLDER = "/nfs/other/step-000000120"

@@ -14,8 +14,8 @@ from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import RankState
-from everstep.model.incident import Launched
 from everstep.model.job import JobSpec
+from everstep.model.launch import Launched
 from tests.activities.spoken import serving
 
 

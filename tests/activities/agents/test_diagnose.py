@@ -17,7 +17,7 @@ from agent.fake import FakeAgent, all_is_well
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable
 from everstep.model.diagnosis import Diagnosis
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.model.machine import Machine
 from tests.activities.spoken import serving
 

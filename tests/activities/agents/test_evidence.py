@@ -22,7 +22,8 @@ from activities.agents.evidence import (
 from activities.payloads import packed_bytes
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.first_failure import first_failure, is_victim
-from everstep.model.incident import RankExit, StateCopy, Tier, Unlisted
+from everstep.model.evidence import RankExit, Unlisted
+from everstep.model.state_copy import StateCopy, Tier
 from tests.rank_ends import exited
 
 

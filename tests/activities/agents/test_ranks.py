@@ -18,7 +18,7 @@ from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseIn
 from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.model.incident import Evidence
+from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from tests.activities.spoken import serving

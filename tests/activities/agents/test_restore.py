@@ -14,9 +14,9 @@ from activities.messages import RestoreInput
 from agent.client import AgentPool
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.model.incident import CopyToRestore, Restored, StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
 from tests.activities.spoken import HOST, serving
 
 Answer = Callable[[pb.ShardSource], pb.ShardRestored]

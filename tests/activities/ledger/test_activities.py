@@ -11,8 +11,9 @@ from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.messages import DecideInput
 from everstep.decisions.training_time.ettr import Interval
-from everstep.model.incident import Anomaly, Confirmation, IncidentReport, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
+from everstep.model.launch import Confirmation
 
 S = 10**9
 ID = "incident/gpt/0001"

@@ -12,8 +12,10 @@ from sqlalchemy import text
 from activities.ledger import Ledger, MachineEventRecord, database
 from everstep.base.redaction import HIDDEN
 from everstep.errors import LedgerError
-from everstep.model.incident import Anomaly, Confirmation, Evidence, Failure, IncidentReport, RankExit, Symptom
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
+from everstep.model.launch import Confirmation
 
 S = 10**9
 ID = "incident/gpt/0001"

@@ -7,8 +7,8 @@ from temporalio.testing import ActivityEnvironment
 from activities.ledger import Ledger
 from activities.ledger.activities import RecordActivities
 from activities.messages import RecordInput
-from everstep.model.incident import Launched
 from everstep.model.job import JobSpec
+from everstep.model.launch import Launched
 
 
 async def test_the_ledger_keeps_where_the_backups_of_a_generation_lay(ledger: Ledger) -> None:

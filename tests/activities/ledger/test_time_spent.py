@@ -7,7 +7,7 @@ import pytest
 from activities.ledger import Ledger
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
 
 S = 10**9
 ID = "incident/gpt/0001"

@@ -12,7 +12,7 @@ from everstep.decisions.blame.diagnose.choose_tests import ROWS
 from everstep.decisions.blame.diagnose.compare import BREAKS, NOT_BEGUN
 from everstep.errors import ConfigError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.model.recovery_policy import RecoveryPolicy
 
 

@@ -17,7 +17,7 @@ from agent.diagnoser.diagnostic import CRASHED, HANGS, UNABLE
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
 from agent.launcher.processes import family_of
 from everstep.model.diagnosis import DiagnosticResult
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.agent.diagnoser.forked import Run
 
 CHILD = """

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kept import KeptStates
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 BROKEN = Reason("part-broken", "a part is broken", Owner.MACHINE, Remedy.REPLACE, sure=True)
 UNCLEAR = Reason("part-unclear", "a part is odd", Owner.UNKNOWN, Remedy.WATCH, Health.UNKNOWN)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.monitor import events
-from everstep.model.health import EVIDENCE_LINES, Finding
+from everstep.model.finding import EVIDENCE_LINES, Finding
 
 S = 1_000_000_000
 

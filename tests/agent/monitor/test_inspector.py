@@ -14,7 +14,7 @@ from agent.monitor import events
 from agent.monitor.inspection import Look
 from agent.monitor.inspector import HANGS, UNABLE, Inspector
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health, verdict_of
+from everstep.model.finding import Finding, Health, verdict_of
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, reasons, scripted
 
 

@@ -10,7 +10,7 @@ import pytest
 from agent.monitor.inspection import Look
 from agent.monitor.monitor import AGAIN_S, OVER_S, TOLD, Monitor
 from everstep.errors import CannotLook
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
 from tests.agent.monitor.test_inspector import until
 

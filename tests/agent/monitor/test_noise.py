@@ -30,8 +30,8 @@ from everstep.decisions.act.evict.plan_evictions import EvictFacts, plan_evictio
 from everstep.decisions.blame.first_failure import explanation
 from everstep.decisions.detect.job_facts import FindingSeen
 from everstep.decisions.detect.rules import anomalies
-from everstep.model.health import Finding, Health, MachineFinding
-from everstep.model.incident import RankExit
+from everstep.model.evidence import RankExit
+from everstep.model.finding import Finding, Health, MachineFinding
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.agent.monitor.sites import Place
 from tests.everstep.decisions.detect.job_facts import facts

@@ -17,8 +17,7 @@ from agent.monitor.inspection import Look
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
 from everstep.errors import CannotLook
-from everstep.model.health import Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Health, Owner
 from everstep.system.procfs import living
 from tests.agent.monitor.sites import Place
 

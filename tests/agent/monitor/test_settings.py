@@ -12,7 +12,7 @@ from agent.monitor.inspection import Limits
 from agent.monitor.inspector import HANGS, UNABLE
 from agent.monitor.settings import MonitorSettings
 from everstep.errors import ConfigError
-from everstep.model.health import Remedy
+from everstep.model.finding import Remedy
 from tests.agent.monitor.sites import Place
 
 KINDS = {kind.name: kind.limits_type for kind in INSPECTIONS}

@@ -15,9 +15,9 @@ from controlplane.queries.checkpoints import CheckpointsReport, ask_for_copies, 
 from controlplane.queries.saved import saved_report
 from everstep.decisions.keep.lineage import Lineage
 from everstep.errors import AgentUnreachable
-from everstep.model.incident import StateCopy, Tier
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 from tests.activities.spoken import reached
 

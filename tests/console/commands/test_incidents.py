@@ -15,19 +15,12 @@ import pytest
 from activities.ledger import Ledger
 from console import main
 from controlplane.local.cluster_file import ClusterFile
-from everstep.model.incident import (
-    NOT_CONFIRMED,
-    Anomaly,
-    Confirmation,
-    Evidence,
-    Failure,
-    IncidentReport,
-    RankExit,
-    StateCopy,
-    Symptom,
-)
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
-from everstep.model.stage_record import StageRecord
+from everstep.model.launch import Confirmation
+from everstep.model.stage import NOT_CONFIRMED, StageRecord
+from everstep.model.state_copy import StateCopy
 
 S = 10**9
 FAULT = 1_763_730_000 * S

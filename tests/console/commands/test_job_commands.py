@@ -11,7 +11,7 @@ from console.main import run
 from console.views.parked import evidence_lines
 from controlplane.references import parse_incident
 from everstep.errors import ConfigError
-from everstep.model.incident import Evidence
+from everstep.model.evidence import Evidence
 from tests.rank_ends import exited
 
 

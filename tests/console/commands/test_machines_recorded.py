@@ -14,7 +14,7 @@ from controlplane.client import Control
 from controlplane.queries import machines as queries
 from controlplane.queries.machines import MachineReport
 from controlplane.recording import read_recording
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.model.machine import Machine
 
 ROUNDS = 3

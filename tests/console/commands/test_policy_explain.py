@@ -12,13 +12,12 @@ from console import main
 from console.views.policy import NO_ANSWER
 from controlplane.client import Control
 from everstep.errors import NoSuchJob
-from everstep.model.closed_incident import CLOSED_OUTSIDE
 from everstep.model.eviction import EvictAnswer, EvictionState, EvictMode
-from everstep.model.incident import Anomaly, IncidentReport, Symptom
+from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
 
 S = 10**9
 FAULT = 1_763_730_000 * S

@@ -11,11 +11,11 @@ import pytest
 
 from activities.ledger import Ledger
 from console import main
-from everstep.model.classification import Classification
+from everstep.model.evidence import Classification
+from everstep.model.finding import Owner
 from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
-from everstep.model.owner import Owner
-from everstep.model.stage_record import StageRecord
+from everstep.model.stage import StageRecord
 
 S = 10**9
 DAY = 86_400 * S

@@ -11,7 +11,8 @@ import pytest
 from activities.ledger import Ledger
 from console import main
 from controlplane.local.cluster_file import ClusterFile
-from everstep.model.incident import Anomaly, Evidence, IncidentReport, RankExit, Symptom
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 

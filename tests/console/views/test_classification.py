@@ -6,7 +6,7 @@ from activities.ledger.records import IncidentRecord
 from console.views.classification import text_of
 from console.views.incident_report import report_blocks
 from everstep.decisions.blame.classify.first_cause import classify_end
-from everstep.model.classification import Classification
+from everstep.model.evidence import Classification
 
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213"
 

@@ -8,7 +8,7 @@ from typing import Any
 from console.terminal import PlainConsole
 from console.views.machines import HEALTHY_SHOWN, machine_table, machines_table, measure_lines, odd_lines
 from controlplane.queries.machines import InspectionReport, MachineReport, OddMachine
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 
 FOUND = Finding(
     inspection="gpu",

@@ -16,10 +16,10 @@ from controlplane.queries.status import JobReport, MachineStatus, RankStatus
 from controlplane.queries.time_lost import TimeLost
 from everstep.errors import AgentUnreachable
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import NOT_CONFIRMED
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
+from everstep.model.stage import NOT_CONFIRMED
 from tests.activities.spoken import reached
 
 DISK = pb.HeldCheckpoint.DISK

@@ -11,7 +11,7 @@ from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from controlplane.queries.machines import MachineReport, ask_machines, odd_ones
 from everstep.errors import AgentError, AgentUnreachable
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.model.machine import Machine
 
 HOT = pb.Finding(inspection="gpu", reason="gpu-hot", verdict="faulty", item="GPU 3", owner="machine", sure=True)

@@ -17,8 +17,10 @@ from drills.observe.step_records import Records, ReportedStep
 from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
-from everstep.model.incident import Confirmation, CopyToRestore, IncidentReport, Tier
-from everstep.model.stage_record import StageRecord
+from everstep.model.incident import IncidentReport
+from everstep.model.launch import Confirmation
+from everstep.model.stage import StageRecord
+from everstep.model.state_copy import CopyToRestore, Tier
 
 SECOND = 10**9
 KEYS = [

@@ -7,11 +7,10 @@ import json
 import pytest
 
 from everstep.decisions.notices import EndedJob, lasting, of_ended_job, of_incident, of_pool
-from everstep.model.incident import Stage
 from everstep.model.machine import Machine
 from everstep.model.notice import Notice, NoticeKind
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
-from everstep.model.stage_at_hand import StageAtHand
+from everstep.model.stage import Stage, StageAtHand
 
 S, H = 10**9, 3600 * 10**9
 NOON = 1_790_000_000 * S

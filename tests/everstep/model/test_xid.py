@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everstep.decisions.blame.classify.first_cause import classify_end
-from everstep.model.health import Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Health, Owner
 from everstep.model.xid import REASONS, TABLE, xid_of
 
 RESTS = {xid.suffix: "text" for xid in TABLE} | {

@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.model.incident import Stage
+    from everstep.model.stage import Stage
     from workflows import activity_calls
     from workflows.incident.incident import Incident
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.model.incident import Confirmation, Launched
+    from everstep.model.launch import Confirmation, Launched
     from workflows import activity_calls
     from workflows.first_step import confirm_restart
     from workflows.incident.incident import Incident

@@ -11,8 +11,9 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
     from everstep.decisions.act.recover.rules import Action
     from everstep.decisions.keep.search import look_further, merged, unanswered
+    from everstep.model.evidence import Evidence
     from everstep.model.hang import HangConclusion
-    from everstep.model.incident import Evidence, Stage
+    from everstep.model.stage import Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
 

@@ -16,8 +16,8 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.blame.diagnose.diagnosis import confirmed, findings_of_tests, unsure_tests
     from everstep.model.diagnosis import Diagnosis
-    from everstep.model.incident import Stage
     from everstep.model.ladder import Rung
+    from everstep.model.stage import Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
 

@@ -21,10 +21,11 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.blame.silence import findings_of_silence
     from everstep.decisions.blame.slow.by_samples import findings_of_vote
     from everstep.model.eviction import EvictAnswer, Eviction, named
-    from everstep.model.health import MachineFinding
-    from everstep.model.incident import Evidence, Stage
+    from everstep.model.evidence import Evidence
+    from everstep.model.finding import MachineFinding
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
+    from everstep.model.stage import Stage
     from workflows import activity_calls, pool_calls
     from workflows.incident.incident import Incident, Secured
     from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.act.recover.rules import ladder_asks
     from everstep.model.eviction import named
-    from everstep.model.incident import Stage
+    from everstep.model.stage import Stage
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited
 

@@ -11,8 +11,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.act.versions.next import is_withdrawn
-    from everstep.model.incident import Confirmation, Stage
     from everstep.model.ladder import Rung
+    from everstep.model.launch import Confirmation
+    from everstep.model.stage import Stage
     from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm

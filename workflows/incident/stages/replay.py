@@ -14,10 +14,10 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.blame.replay.compare_groups import findings_of_replay
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of
-    from everstep.model.incident import Stage
     from everstep.model.job_state import replay_workflow_id
     from everstep.model.ladder import Rung
     from everstep.model.replay import Replayed, ReplayFound
+    from everstep.model.stage import Stage
     from workflows import attributes, web_ui
     from workflows.incident.incident import Abandoned, Incident
     from workflows.messages import ReplayInput

@@ -11,7 +11,8 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.act.recover.rules import backoff_s
-    from everstep.model.incident import Evidence, Stage
+    from everstep.model.evidence import Evidence
+    from everstep.model.stage import Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
     from workflows.incident.stages.stop import refresh_evidence

@@ -11,7 +11,9 @@ with workflow.unsafe.imports_passed_through():
     from everstep.base.text import listed
     from everstep.decisions.act.evict.rules import BY_NAME, mode_of
     from everstep.model.eviction import EvictMode
-    from everstep.model.incident import Evidence, Failure, Stage
+    from everstep.model.evidence import Evidence
+    from everstep.model.incident import Failure
+    from everstep.model.stage import Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
 

@@ -10,7 +10,8 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.model.hang import HangConclusion
-    from everstep.model.incident import Stage, Symptom
+    from everstep.model.incident import Symptom
+    from everstep.model.stage import Stage
     from workflows import activity_calls
     from workflows.incident.incident import Incident
 

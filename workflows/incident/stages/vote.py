@@ -12,8 +12,8 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.blame.slow.by_samples import judge_rounds, line_of
-    from everstep.model.incident import Stage
     from everstep.model.slow import SlowRound
+    from everstep.model.stage import Stage
     from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
 

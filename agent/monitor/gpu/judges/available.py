@@ -10,9 +10,7 @@ from agent.monitor.gpu.judges.seen import GpuSeen
 from agent.monitor.gpu.known import GpuKnown
 from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 UNAVAILABLE = "ByteRobust, figure 5, step 1: GPU unavailable"
 

@@ -9,8 +9,7 @@ from agent.monitor.gpu.judges.seen import GpuSeen
 from agent.monitor.gpu.known import GpuKnown
 from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import FabricReading, GpuReading
-from everstep.model.health import Health, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Reason, Remedy
 
 PCIE_WIDTH = Reason(
     "gpu-pcie-width",

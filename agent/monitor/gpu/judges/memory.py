@@ -8,8 +8,7 @@ from agent.monitor.gpu.judges.seen import GpuSeen
 from agent.monitor.gpu.known import GpuKnown
 from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import GpuReading
-from everstep.model.health import Health, Remedy
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Reason, Remedy
 
 ECC = Reason(
     "gpu-ecc",

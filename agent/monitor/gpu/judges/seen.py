@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.monitor.gpu.known import GpuKnown
 from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import GpuReading
-from everstep.model.reason import Reason
+from everstep.model.finding import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from everstep.base.text import cut
 from everstep.decisions.act.evict.rules import OPERATOR, RULES, MachineFacts, mode_of, rule_of
 from everstep.decisions.blame.alerts import alerts_of
 from everstep.model.eviction import BREAKER, EvictAnswer, Eviction, EvictMode
-from everstep.model.health import Finding, Health, MachineFinding, worst_first
+from everstep.model.finding import Finding, Health, MachineFinding, worst_first
 from everstep.model.recovery_policy import RecoveryPolicy
 
 ASKED_KEPT = 200

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from everstep.decisions.blame.alerts import ALERTS_WITHIN_S, ONE_ALERT_S, REPEATED_FLAPS, is_alert, second_alert
 from everstep.model.eviction import EvictMode
-from everstep.model.health import Finding, FindingSource, Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Finding, FindingSource, Health, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
 SHARED_MACHINES = 2

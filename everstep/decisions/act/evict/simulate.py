@@ -12,7 +12,7 @@ from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, p
 from everstep.decisions.blame.alerts import ALERTS_WITHIN_S, is_alert
 from everstep.decisions.blame.silence import findings_of_silence
 from everstep.model.eviction import Eviction, EvictMode
-from everstep.model.health import Finding, Health, MachineFinding
+from everstep.model.finding import Finding, Health, MachineFinding
 from everstep.model.message import Model
 from everstep.model.recovery_policy import RecoveryPolicy
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.decisions.act.ladder.facts import LadderFacts
+from everstep.model.finding import Owner
 from everstep.model.incident import GOES_ON, Symptom
 from everstep.model.ladder import Rung
-from everstep.model.owner import Owner
 
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from everstep.decisions.act.versions.book import VersionBook
-from everstep.model.health import MachineFinding
+from everstep.model.finding import MachineFinding
 from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, Tried
 

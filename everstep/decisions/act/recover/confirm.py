@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from everstep.base.text import listed
 from everstep.decisions.detect.rank_ends import follow_s
 from everstep.decisions.detect.step_watch import RUNS_FREE_STEPS
-from everstep.model.incident import Confirmation, Showing
+from everstep.model.launch import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 
 _ORDER = {"": 0, "calls": 1, "steps": 2}

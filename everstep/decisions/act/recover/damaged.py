@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from everstep.model.incident import Evidence, StateCopy, Tier
+from everstep.model.evidence import Evidence
+from everstep.model.state_copy import StateCopy, Tier
 
 CORRUPT = "CorruptCheckpoint"
 """End of the name of what a rank raises when the state that it restores is damaged."""

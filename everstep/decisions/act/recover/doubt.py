@@ -25,10 +25,11 @@ from typing import Literal
 
 from everstep.base.text import listed
 from everstep.decisions.keep.choose_restore import MEMORY
-from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, StateCopy, Tier
+from everstep.model.evidence import Evidence
+from everstep.model.machine import Assignment
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 SHOWN = 4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.model.health import Finding, Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Finding, Health, Owner
 
 
 def is_hint(finding: Finding) -> bool:

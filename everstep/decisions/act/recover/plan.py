@@ -19,7 +19,7 @@ from everstep.decisions.act.recover.rules import COUNTED, Action, RestartFacts, 
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.next import VersionChange, next_version
 from everstep.decisions.keep.choose_restore import Restore
-from everstep.model.incident import Evidence
+from everstep.model.evidence import Evidence
 from everstep.model.ladder import Rung
 
 COUNTED_NAMES = frozenset(rule.__name__ for rule in COUNTED)

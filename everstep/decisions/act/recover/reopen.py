@@ -8,7 +8,7 @@ did not say how the job is to go on.
 
 from __future__ import annotations
 
-from everstep.model.closed_incident import Left
+from everstep.model.incident import Left
 
 FIRST_S = 1.0
 LONGEST_S = 600.0

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from everstep.decisions.blame.first_failure import short_exception
-from everstep.model.incident import GOES_ON, Evidence, Failure, StateCopy, Symptom
+from everstep.model.evidence import Evidence
+from everstep.model.incident import GOES_ON, Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,21 +27,13 @@ from everstep.decisions.blame.first_failure import (
 )
 from everstep.decisions.keep.choose_restore import Restore, choose_restore, copy_of
 from everstep.decisions.keep.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
-from everstep.model.assignment import Assignment
-from everstep.model.health import MachineFinding
-from everstep.model.incident import (
-    Anomaly,
-    CopyToRestore,
-    Evidence,
-    Failure,
-    RankExit,
-    Restored,
-    Showing,
-    StateCopy,
-    Symptom,
-)
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.finding import MachineFinding
+from everstep.model.incident import Anomaly, Failure, Symptom
 from everstep.model.job import JobSpec
-from everstep.model.machine import Machine
+from everstep.model.launch import Showing
+from everstep.model.machine import Assignment, Machine
+from everstep.model.state_copy import CopyToRestore, Restored, StateCopy
 
 FINDINGS_KEPT = 64
 """Of inspections."""

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from everstep.model.finding import Owner
 from everstep.model.incident import GOES_ON, Failure, Symptom
-from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion, VersionStatus
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Weight
 from everstep.decisions.blame.classify.streams import LogHit, RaisedException, ScannedLog, StreamFindings
 from everstep.decisions.blame.classify.tracebacks import Frame, user_frame
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 from everstep.system.signals import signal_name
 
 SHELL_SIGNALS = 128

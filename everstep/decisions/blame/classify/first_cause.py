@@ -19,8 +19,8 @@ from everstep.decisions.blame.classify.rule import FaultClass, Role, Weight
 from everstep.decisions.blame.classify.rules import LineMatcher
 from everstep.decisions.blame.classify.scan import LogScanner
 from everstep.decisions.blame.classify.streams import ScannedLog
-from everstep.model.classification import Classification
-from everstep.model.owner import Owner
+from everstep.model.evidence import Classification
+from everstep.model.finding import Owner
 
 
 @dataclass(frozen=True, slots=True)

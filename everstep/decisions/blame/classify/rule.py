@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import cache
 
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 
 class FaultClass(StrEnum):

@@ -6,7 +6,7 @@ An exception that no rule knows is the script's own: class ``user exception``, r
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Weight
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 CODE_RULES = (
     LogRule(

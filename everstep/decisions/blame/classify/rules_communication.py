@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 NCCL = "NCCL: ncclResult_t, NCCL_DEBUG output"
 TORCH = "torch.distributed"

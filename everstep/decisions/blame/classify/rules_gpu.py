@@ -7,7 +7,7 @@ memory access has no owner: ByteRobust's table 2 counts 21 of the infrastructure
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 from everstep.model.xid import CATALOGUE, XidKind, pattern_of
 
 CUDA = "NVIDIA: CUDA runtime, cudaError_t; text as torch shows it"

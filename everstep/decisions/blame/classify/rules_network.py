@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 NETWORK_RULES = (
     LogRule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 PROCESS_RULES = (
     LogRule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 KERNEL = "Linux kernel log"
 ERRNO = "Linux: text of errno"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from everstep.decisions.blame.classify.rule import FaultClass
 from everstep.model.diagnosis import Diagnostic
+from everstep.model.finding import Owner
 from everstep.model.incident import Symptom
-from everstep.model.owner import Owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TypeVar
 
 from everstep.model.diagnosis import DiagnosticResult
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 NAMED = 3
 """Results that differ and are named of one machine."""

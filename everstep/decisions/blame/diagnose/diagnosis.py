@@ -21,7 +21,7 @@ from everstep.model.diagnosis import (
     Measured,
     PairResult,
 )
-from everstep.model.health import Finding, FindingSource, Health, MachineFinding, verdict_of, worst_first
+from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, verdict_of, worst_first
 
 
 @dataclass(frozen=True, slots=True)

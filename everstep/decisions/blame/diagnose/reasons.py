@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from everstep.model.diagnosis import Diagnostic
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
-from everstep.model.reason import Reason
+from everstep.model.finding import Health, Owner, Reason, Remedy
 
 OTHER_BITS = Reason(
     "other-bits",

@@ -21,8 +21,8 @@ from everstep.decisions.blame.hang.rank_samples import HangEvidence
 from everstep.decisions.blame.hang.shared_group import shared_group
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
+from everstep.model.finding import Finding, FindingSource, MachineFinding
 from everstep.model.hang import HangConclusion, HangFound, HangMethod
-from everstep.model.health import Finding, FindingSource, MachineFinding
 from everstep.model.topology import Topology
 
 ONE_LOOK = "there was one look only: that the job does not move is taken for granted; two, seconds apart, would show it"

@@ -16,7 +16,7 @@ from everstep.base.text import listed
 from everstep.decisions.blame.replay.groups import ReplayPlan
 from everstep.decisions.blame.replay.kept_runs import answer_of
 from everstep.decisions.blame.replay.suspects import Found, not_reproduced, suspects
-from everstep.model.health import Finding, FindingSource, MachineFinding
+from everstep.model.finding import Finding, FindingSource, MachineFinding
 from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})

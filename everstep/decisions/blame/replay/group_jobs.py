@@ -10,8 +10,8 @@ from everstep.decisions.blame.replay.compare_groups import TRIES
 from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPlan, group_size, plan_replay, replica_machines
 from everstep.decisions.blame.replay.suspects import runs_needed
 from everstep.errors import TopologyError
-from everstep.model.incident import Showing
 from everstep.model.job import JobSpec, replay_name
+from everstep.model.launch import Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.topology import Topology

@@ -25,7 +25,7 @@ from everstep.decisions.blame.slow.by_timings import LEAST_FLAGGED
 from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
 from everstep.decisions.blame.slow.timings import FEWEST_PEERS
 from everstep.decisions.blame.slow.vote import Round, SlowLimits, most_outliers
-from everstep.model.health import Finding, FindingSource, Health, MachineFinding
+from everstep.model.finding import Finding, FindingSource, Health, MachineFinding
 from everstep.model.slow import SlowConclusion, SlowFound, SlowRound
 from everstep.model.topology import Topology
 

@@ -16,7 +16,7 @@ from agent.diagnoser.gpu.dcgm import DcgmTest, DcgmTestLimits, EudTest, EudTestL
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
 from everstep.model.diagnosis import DiagnosticResult
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.agent.agents import until
 from tests.agent.diagnoser.gpu.dcgm_reports import gpu, report, warning
 

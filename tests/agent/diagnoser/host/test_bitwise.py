@@ -11,7 +11,7 @@ from agent.diagnoser.host.bitwise import UNSTEADY
 from agent.diagnoser.reference.settings import ReferenceLimits
 from everstep.decisions.blame.diagnose.diagnosis import judge
 from everstep.model.diagnosis import DiagnosticResult
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.rank import environment
 from tests.agent.diagnoser.forked import Run, forked_tests
 

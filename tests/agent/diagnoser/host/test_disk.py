@@ -12,7 +12,7 @@ from agent.diagnoser.diagnostic import Bench
 from agent.diagnoser.host import disk
 from agent.diagnoser.host.disk import BLOCK, DAMAGED, FAILS, DiskTest, DiskTestLimits
 from everstep.errors import CannotLook
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 SMALL = DiskTestLimits(mb=9)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.diagnoser.diagnostic import Bench
 from agent.diagnoser.host.memory import DAMAGED, MemoryTest, MemoryTestLimits, differences, patterns
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 if TYPE_CHECKING:
     from agent.diagnoser.host.memory import Words64

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep.model.diagnosis import DiagnosticResult
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.agent.diagnoser.forked import Run, forked_tests
 
 

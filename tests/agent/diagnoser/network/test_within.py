@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.agent.diagnoser.forked import Run
 
 BREAKS = """

@@ -12,7 +12,7 @@ import pytest
 from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits, parsed, places_of
 from agent.monitor.inspection import Look, Site
 from everstep.errors import CannotLook
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 LINE = 54
 """DCGM breaks its texts at this width."""

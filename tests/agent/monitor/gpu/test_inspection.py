@@ -21,7 +21,7 @@ from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
 from everstep.errors import CannotLook, ConfigError
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 
 SECOND_NS = 10**9
 HANGS_S = 0.2

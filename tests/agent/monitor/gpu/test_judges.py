@@ -13,8 +13,7 @@ from agent.monitor.gpu.judges.seen import GpuJudge, GpuSeen
 from agent.monitor.gpu.known import GpuKnown
 from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import FabricReading, GpuReading, GpusReading, GpuTrouble, NvLinkReading
-from everstep.model.health import Health, Remedy
-from everstep.model.owner import Owner
+from everstep.model.finding import Health, Owner, Remedy
 
 LIMITS = GpuLimits(looks=2)
 INTERVAL_S = 10.0

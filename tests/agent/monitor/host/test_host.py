@@ -16,7 +16,7 @@ from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
 from agent.monitor.inspection import RankSeen
 from agent.monitor.messages import finding_of, to_message
 from agent.v1 import agent_pb2 as pb
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from everstep.system import procfs
 from tests.agent.monitor.sites import Place, reasons
 

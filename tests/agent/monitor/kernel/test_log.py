@@ -16,8 +16,7 @@ from agent.monitor.kernel import shared
 from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
 from agent.monitor.kernel.reader import KernelLog
 from everstep.errors import CannotLook
-from everstep.model.health import Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Health, Owner
 from tests.agent.monitor.sites import Place, reasons
 
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

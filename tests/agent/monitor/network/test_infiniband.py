@@ -13,7 +13,7 @@ import pytest
 from agent.monitor.inspection import Look, RankSeen, Site
 from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
 from agent.monitor.network.infiniband_ports import number_at_start
-from everstep.model.health import Health
+from everstep.model.finding import Health
 
 NAME = "mlx5_0 port 1"
 

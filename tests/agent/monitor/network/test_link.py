@@ -11,7 +11,7 @@ import pytest
 
 from agent.monitor.inspection import Look, Site
 from agent.monitor.network.link import LinkInspection, LinkLimits
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.agent.monitor.network.conftest import Ip
 
 SITE = Site(host="10.98.0.1")

@@ -12,7 +12,7 @@ from agent.monitor.network import netlink
 from agent.monitor.network.loss import LossLimits, PacketLossInspection, tcp_counters
 from agent.monitor.network.netlink import Link
 from everstep.errors import CannotLook
-from everstep.model.health import Health
+from everstep.model.finding import Health
 from tests.agent.monitor.network.conftest import Ip
 
 NO_TRAFFIC = dict.fromkeys(netlink.STATISTICS, 0)

@@ -10,7 +10,7 @@ from agent.monitor.inspection import Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor
 from agent.monitor.network.link import LinkInspection, LinkLimits
-from everstep.model.health import Finding
+from everstep.model.finding import Finding
 from tests.agent.agents import until
 from tests.agent.monitor.network.conftest import Ip
 

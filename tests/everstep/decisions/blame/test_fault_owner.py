@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everstep.decisions.blame.first_failure import fault_owner
-from everstep.model.classification import Classification
-from everstep.model.health import Finding, Health, MachineFinding
-from everstep.model.owner import Owner
+from everstep.model.evidence import Classification
+from everstep.model.finding import Finding, Health, MachineFinding, Owner
 
 
 def classified(owner: Owner, *, consequence: bool = False) -> Classification:

@@ -10,8 +10,9 @@ import pytest
 from everstep.decisions.blame.first_failure import NEAR_S, WITHIN_S, explanation
 from everstep.decisions.detect.job_facts import FindingSeen
 from everstep.decisions.detect.machine_fault import FINDINGS_LISTED, MACHINE_FAULT, without
-from everstep.model.health import Finding, Health, MachineFinding
-from everstep.model.incident import RankExit, Symptom
+from everstep.model.evidence import RankExit
+from everstep.model.finding import Finding, Health, MachineFinding
+from everstep.model.incident import Symptom
 from tests.everstep.decisions.detect.job_facts import S, facts, seen
 from tests.rank_ends import exited
 

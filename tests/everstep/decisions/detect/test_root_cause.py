@@ -11,7 +11,8 @@ from everstep.decisions.blame.first_failure import (
     is_victim,
     symptom_of,
 )
-from everstep.model.incident import RankExit, Symptom
+from everstep.model.evidence import RankExit
+from everstep.model.incident import Symptom
 from tests.rank_ends import exited
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from everstep.decisions.keep.choose_restore import NOTHING_HELD, choose_restore
 from everstep.errors import CheckpointError
-from everstep.model.assignment import Assignment
-from everstep.model.incident import StateCopy, Tier
+from everstep.model.machine import Assignment
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.keep.lineage import FROM_NOTHING, KEPT, extended, is_ours, usable
-from everstep.model.incident import StateCopy, Tier
+from everstep.model.state_copy import StateCopy, Tier
 
 
 def held(step: int, generation: int, **more: object) -> StateCopy:

@@ -12,10 +12,10 @@ from everstep.decisions.keep.choose_restore import choose_restore, nearest
 from everstep.decisions.keep.lineage import FROM_NOTHING, Runs, is_ours, usable
 from everstep.decisions.keep.starts import choose_start, left_by_earlier_run
 from everstep.errors import CheckpointError
-from everstep.model.assignment import Assignment
-from everstep.model.incident import StateCopy, Tier
 from everstep.model.job_state import EarlierRun
+from everstep.model.machine import Assignment
 from everstep.model.run_id import is_older, run_id
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.model.topology import Topology
 
 A, B, C = (f"20261121-1{hour}0000.000-aaaaaaaa" for hour in range(3))

@@ -7,7 +7,8 @@ import pytest
 from everstep.decisions.keep.choose_restore import Restore
 from everstep.decisions.keep.search import look_further, merged
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import CopyToRestore, Evidence, StateCopy, Tier
+from everstep.model.evidence import Evidence
+from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 
 REMOTE = CheckpointPolicy(remote_url="file:///mnt/runs")
 LOCAL = CheckpointPolicy()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.keep.choose_restore import readers
-from everstep.model.incident import CopyToRestore, Tier
+from everstep.model.state_copy import CopyToRestore, Tier
 from everstep.model.topology import Topology
 
 TOPOLOGY = Topology.of(machines=4, ranks_per_machine=2, tp=2, pp=2)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.training_time.ettr import KINDS, QUIET, START, Interval, ettr
 from everstep.decisions.training_time.time_lost import CAUSES, OF_STAGE, IncidentTimes, time_lost
-from everstep.model.incident import Stage
+from everstep.model.stage import Stage
 
 S = 10**9
 TIMES = st.integers(-5, 45)

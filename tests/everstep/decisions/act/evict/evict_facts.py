@@ -6,8 +6,7 @@ from typing import Any
 
 from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
 from everstep.decisions.blame.silence import findings_of_silence
-from everstep.model.health import Finding, Health, MachineFinding
-from everstep.model.owner import Owner
+from everstep.model.finding import Finding, Health, MachineFinding, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
 S = 10**9

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from everstep.decisions.act.evict.plan_evictions import ASKED_KEPT, EvictPlan, allowed
 from everstep.decisions.blame.silence import findings_of_silence
 from everstep.model.eviction import BREAKER, EvictMode
-from everstep.model.health import FindingSource, Health, MachineFinding
-from everstep.model.owner import Owner
+from everstep.model.finding import FindingSource, Health, MachineFinding, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan, silent
 

@@ -15,9 +15,8 @@ from everstep.decisions.blame.replay.compare_groups import findings_of_replay
 from everstep.decisions.blame.silence import findings_of_silence
 from everstep.decisions.blame.slow.by_samples import findings_of_vote
 from everstep.model.eviction import EvictMode
+from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Owner
 from everstep.model.hang import HangConclusion, HangFound
-from everstep.model.health import Finding, FindingSource, Health, MachineFinding
-from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import Replayed, ReplayFound
 from everstep.model.slow import SlowConclusion, SlowFound

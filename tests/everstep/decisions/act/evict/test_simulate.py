@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.act.evict.simulate import RecordedEvent, Simulation, simulate
 from everstep.model.eviction import EvictMode
-from everstep.model.health import Finding, Health
-from everstep.model.owner import Owner
+from everstep.model.finding import Finding, Health, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
 S = 10**9

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from everstep.decisions.act.ladder.facts import LadderFacts, counted, kept
 from everstep.decisions.act.ladder.next import mode_of, next_rung
 from everstep.decisions.act.ladder.paths import PATHS, path_of
-from everstep.model.classification import Classification
+from everstep.model.evidence import Classification
+from everstep.model.finding import Owner
 from everstep.model.incident import Failure, Symptom
 from everstep.model.ladder import Rung, RungMode, Tried
-from everstep.model.owner import Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
 HOUR_NS = 3600 * 10**9

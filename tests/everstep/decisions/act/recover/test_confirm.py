@@ -13,7 +13,7 @@ from everstep.decisions.act.recover.confirm import (
     parts_of,
     showing_of,
 )
-from everstep.model.incident import Confirmation, Showing
+from everstep.model.launch import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 
 POLICY = RecoveryPolicy(confirm={"alive_s": 10})

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of, next_look
 from everstep.decisions.keep.choose_restore import choose_restore, copy_of
 from everstep.decisions.keep.search import merged, unanswered
-from everstep.model.assignment import Assignment
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.incident import Evidence, RankExit, StateCopy, Tier, Unlisted
+from everstep.model.evidence import Evidence, RankExit, Unlisted
+from everstep.model.machine import Assignment
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT
 

@@ -13,22 +13,15 @@ from everstep.decisions.act.recover.rules import NOT_OVERRULED, PARK_WHEN, Actio
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.health import Finding, MachineFinding
-from everstep.model.incident import (
-    Anomaly,
-    Evidence,
-    Failure,
-    RankExit,
-    Showing,
-    StateCopy,
-    Symptom,
-    Tier,
-    Unlisted,
-)
+from everstep.model.evidence import Evidence, RankExit, Unlisted
+from everstep.model.finding import Finding, MachineFinding
+from everstep.model.incident import Anomaly, Failure, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.ladder import Rung, RungMode
+from everstep.model.launch import Showing
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy, Tier
 from everstep.model.version import CodeVersion, JobVersion, VersionStatus
 
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]

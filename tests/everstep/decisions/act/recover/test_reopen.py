@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from everstep.decisions.act.recover.reopen import LONGEST_S, hold_reason, newest_begin, newest_generation, reopen_wait_s
 from everstep.decisions.act.recover.rules import RestartFacts, judge
 from everstep.decisions.keep.lineage import extended, usable
-from everstep.model.closed_incident import Left
-from everstep.model.incident import Evidence, Failure, StateCopy, Symptom
+from everstep.model.evidence import Evidence
+from everstep.model.incident import Failure, Left, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy
 
 LAUNCHES = st.lists(st.integers(0, 100), max_size=5)
 

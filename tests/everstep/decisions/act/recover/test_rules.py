@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from everstep.decisions.act.recover.rules import RestartFacts, backoff_s, judge
 from everstep.decisions.act.recover.solved import still_counting
-from everstep.model.incident import Evidence, Failure, RankExit, StateCopy, Symptom, Tier
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.state_copy import StateCopy, Tier
 from tests.rank_ends import exited
 
 POLICY = RecoveryPolicy()

@@ -9,9 +9,11 @@ import pytest
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.blame.first_failure import MACHINE_LOST
 from everstep.decisions.keep.choose_restore import Restore
-from everstep.model.incident import Anomaly, Evidence, RankExit, Restored, StateCopy, Symptom, Tier
+from everstep.model.evidence import Evidence, RankExit
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.state_copy import Restored, StateCopy, Tier
 from tests.rank_ends import exited
 
 SPEC = JobSpec(name="job", script="/job.py", machines=3, ranks_per_machine=2)

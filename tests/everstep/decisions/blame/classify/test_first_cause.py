@@ -8,7 +8,7 @@ from everstep.decisions.blame.classify.candidates import read_exit_code
 from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
 from everstep.decisions.blame.classify.rule import FaultClass
 from everstep.decisions.blame.classify.scan import LogScanner
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"
 WAITED = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600001 milliseconds\n"

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.decisions.blame.classify.rule import LogRule, Role
 from everstep.decisions.blame.classify.rules import LOG_RULES, TRIGGERS, LineMatcher
-from everstep.model.owner import Owner
+from everstep.model.finding import Owner
 
 EACH = pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: rule.name)
 

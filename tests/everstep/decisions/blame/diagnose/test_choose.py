@@ -7,8 +7,8 @@ import pytest
 from everstep.decisions.blame.classify.rule import FaultClass
 from everstep.decisions.blame.diagnose.choose_tests import ROWS, choose_tests
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnostic
+from everstep.model.finding import Owner
 from everstep.model.incident import Symptom
-from everstep.model.owner import Owner
 
 
 @pytest.mark.parametrize("symptom", [Symptom.CRASH, Symptom.USER_ERROR])

@@ -20,7 +20,7 @@ from everstep.decisions.blame.diagnose.diagnosis import (
     unsure_tests,
 )
 from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
-from everstep.model.health import Finding, Health
+from everstep.model.finding import Finding, Health
 
 
 def ring(count: int, *bad: tuple[int, int], slow: Collection[tuple[int, int]] = ()) -> list[PairResult]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, shrunk, spec_of_group, why_not
 from everstep.decisions.blame.replay.groups import group_size, replica_machines
-from everstep.model.incident import Showing
 from everstep.model.job import JobSpec, owner_of
+from everstep.model.launch import Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 from everstep.rank import environment

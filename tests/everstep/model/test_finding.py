@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.model.health import Finding, Health, MachineFinding, verdict_of, worst_first
+from everstep.model.finding import Finding, Health, MachineFinding, verdict_of, worst_first
 
 
 def finding(reason: str = "r", **fields: object) -> Finding:

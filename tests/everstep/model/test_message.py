@@ -16,13 +16,14 @@ from activities.payloads import DATA_CONVERTER
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import choose_restore
 from everstep.decisions.training_time.ettr import Interval, ettr
-from everstep.model.assignment import Assignment
-from everstep.model.incident import Anomaly, CopyToRestore, Evidence, IncidentReport, StateCopy, Symptom, Tier
+from everstep.model.evidence import Evidence
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
-from everstep.model.machine import Machine
+from everstep.model.machine import Assignment, Machine
+from everstep.model.message import Words
+from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 from everstep.model.topology import Topology
-from everstep.model.words import Words
 from workflows import web_ui
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.errors import TopologyError
-from everstep.model.assignment import Assignment
+from everstep.model.machine import Assignment
 from everstep.model.topology import Topology
 
 

@@ -1,23 +1,42 @@
-"""What inspections say of a machine: healthy, faulty or unknown, why, whose matter it is, and what to do about it.
+"""Findings about a machine: is it healthy, faulty or unknown, why, whose matter is that, and what has to be done?
 
-These models are stored in histories and in the ledger: fields are only added, with
-defaults.
+A ``Reason`` is what an inspection or a test can find, with a code that does not change; a ``Finding`` says that it was
+found. Findings are stored in histories and in the ledger: fields are only added, with defaults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pydantic import Field
 
-from everstep.model.message import Model
-from everstep.model.owner import Owner
-from everstep.model.words import Words
+from everstep.base.text import printable
+from everstep.model.message import Model, Words
 
 EVIDENCE_LINES = 5
 """Of one finding."""
 EVIDENCE_CHARACTERS = 300
 """Of one line of evidence."""
+ITEM_CHARACTERS = 100
+"""Of the part of a machine that a finding is about."""
+
+
+class Owner(Words):
+    """Where a fault comes from, and so who has to do something about it."""
+
+    MACHINE = "machine"
+    NETWORK = "network"
+    """What lies between machines; a link that goes down and comes back may be a switch's."""
+    CODE = "code"
+    """The job's own program, or its settings."""
+    DATA = "data"
+    """What the job reads."""
+    STORAGE = "storage"
+    """File systems and object storage that machines share."""
+    SCHEDULER = "scheduler"
+    """Who gave the machines took them away, or ended what ran on them."""
+    UNKNOWN = "unknown"
 
 
 class Health(Words):
@@ -115,6 +134,55 @@ class MachineFinding(Model):
     def headline(self) -> str:
         """The machine, the part, and what is wrong with it, with the reason code."""
         return f"{self.machine}: {self.finding.headline} ({self.finding.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that an inspection or a diagnostic test can find."""
+
+    code: str
+    """Does not change from release to release; with dashes, e.g. ``gpu-lost``."""
+    means: str
+    """One line for a person."""
+    owner: Owner = Owner.MACHINE
+    remedy: Remedy = Remedy.WATCH
+    verdict: Health = Health.FAULTY
+    sure: bool = False
+    """It names this machine with high confidence."""
+    source: str = ""
+    """The paper's section, or the document, that the rule is from; empty: no paper has it."""
+
+    def found(
+        self,
+        by: str,
+        item: str = "",
+        *evidence: str,
+        text: str = "",
+        since_ns: int = 0,
+        verdict: Health | None = None,
+    ) -> Finding:
+        """A finding with this reason.
+
+        Args:
+            by: Name of the inspection or the test.
+            item: Which part of the machine. Here and in what follows, bytes that are no UTF-8 are written as ``\\xff``.
+            evidence: What was seen.
+            text: One line; by default what the reason means.
+            since_ns: When it was seen first.
+            verdict: Another one than the reason's.
+        """
+        return Finding(
+            inspection=by,
+            reason=self.code,
+            verdict=verdict or self.verdict,
+            item=printable(item)[:ITEM_CHARACTERS],
+            text=printable(text or self.means)[:EVIDENCE_CHARACTERS],
+            owner=self.owner,
+            remedy=self.remedy,
+            sure=self.sure,
+            evidence=[printable(line)[:EVIDENCE_CHARACTERS] for line in evidence[:EVIDENCE_LINES]],
+            since_ns=since_ns,
+        )
 
 
 def verdict_of(findings: Iterable[Finding]) -> Health:

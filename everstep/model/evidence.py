@@ -1,0 +1,86 @@
+"""What the machines of a job know once its ranks are stopped: how each rank ended, and which copies of its state exist.
+
+These models cross Temporal and are stored in histories and in the ledger: fields are only added, with defaults.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from everstep.model.finding import MachineFinding
+from everstep.model.message import Model
+from everstep.model.state_copy import StateCopy, Tier
+
+
+class Classification(Model):
+    """What ended a rank, by its exit, exception and last output (``everstep.decisions.blame.classify``)."""
+
+    fault: str
+    """The class, e.g. ``gpu out of memory``; ``unknown`` where nothing says it."""
+    owner: str
+    """Who has to act: machine, network, code, data, storage, scheduler or unknown."""
+    reason: str
+    """Reason code: the name of the rule, e.g. ``gpu-out-of-memory``."""
+    consequence: bool = False
+    """It follows from the end of another process."""
+    place: str = ""
+    """Of an exception: ``file:line in function`` of the user's code."""
+    evidence: list[str] = Field(default_factory=list)
+    """The lines that say so, the first one first; empty: the exit alone does, or they are not kept."""
+
+
+class RankExit(Model):
+    """How one rank ended."""
+
+    rank: int
+    machine: str
+    pid: int = 0
+    code: int | None = None
+    signal: int | None = None
+    time_ns: int = 0
+    stopped_by_us: bool = False
+    completed_steps: int = -1
+    exception: str = ""
+    log_tail: str = ""
+    shown_steps: int = -1
+    """Steps that it showed: the most of reports, calls of the optimizer, and 0 or 1 ``run.steps``; -1: not known."""
+    classification: Classification | None = None
+    """What ended it, as its agent classified it; None: it lived until a stop killed it."""
+
+
+class Unlisted(Model):
+    """Places that may hold copies and could not be looked at: what lies there is unknown, and not nothing."""
+
+    tier: Tier
+    machines: list[str] = Field(default_factory=list)
+    """Whose disks; of remote storage none: one machine that lists it suffices."""
+    reason: str = ""
+
+
+class Evidence(Model):
+    """What the machines know once a generation is stopped."""
+
+    generation: int
+    exits: list[RankExit] = Field(default_factory=list)
+    held: list[StateCopy] = Field(default_factory=list)
+    unreachable: list[str] = Field(default_factory=list)
+    problem: str = ""
+    """Why the machines could not be asked at all."""
+    emptied: list[str] = Field(default_factory=list)
+    """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
+    disk_shared: bool = False
+    """Several machines listed the same files: the folder of disk checkpoints is shared."""
+    dying: list[str] = Field(default_factory=list)
+    """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
+    left_out: str = ""
+    """What was told and is not kept here, in numbers; empty: nothing."""
+    held_cut: bool = False
+    """Copies are among what is not kept."""
+    unlisted: list[Unlisted] = Field(default_factory=list)
+    """Disks and remote storage that were asked for copies and did not tell, by reason."""
+    searched: bool = False
+    """All disks and remote storage were asked, those too of which a machine that came back empty knows nothing."""
+    findings: list[MachineFinding] = Field(default_factory=list)
+    """What the inspections of the machines say, the worst first, not more than fit."""
+    disk_asked: int | None = None
+    """The newest step asked for on disk since the launch, beside those due; 0: none; None: no machine can say."""
