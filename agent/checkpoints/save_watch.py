@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import stat
 import threading
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from everstep.slots.format import SlotHeader
 from everstep.slots.names import BACKUP, OWN
 from everstep.slots.reader import SlotReader
 from everstep.system import private_files as private
+from everstep.system.wake_up import WakeUp
 
 POLL_S = 0.25
 """Headers are read this often even when nobody rings."""
@@ -55,7 +55,8 @@ class SaveWatch:
         self._readers: dict[int, SlotReader] = {}
         self._seen: dict[int, set[SlotHeader]] = {}
         self._fifo = _open_fifo(shm / NAME)
-        self._wake, self._waker = os.pipe()
+        self._wake_up = WakeUp()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"bell {shm.name}", daemon=True)
 
     def start(self) -> None:
@@ -64,25 +65,20 @@ class SaveWatch:
 
     def close(self) -> None:
         """End the thread; nobody is told anything after that. The FIFO stays: ranks may ring it."""
-        os.close(self._waker)
+        self._ended = True
+        self._wake_up.ring()
         if self._thread.is_alive():
             self._thread.join()
-        for descriptor in (self._fifo, self._wake):
-            os.close(descriptor)
+        self._wake_up.close()
+        os.close(self._fifo)
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._fifo, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        while True:
+        while not self._ended:
             self._look()
-            ready = [descriptor for descriptor, _ in poll.poll(POLL_S * 1000)]
-            if self._wake in ready:
-                return
-            if self._fifo in ready:
+            if self._wake_up.wait(self._fifo, POLL_S):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._fifo, 4096)
 

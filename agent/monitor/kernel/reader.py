@@ -7,13 +7,13 @@ space. A priority from 8 on was written by a process and not by the kernel (faci
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.errors import CannotLook
+from everstep.system.wake_up import WakeUp
 
 RECORD_BYTES = 8192
 """The longest record that the kernel gives; a smaller buffer is refused."""
@@ -50,7 +50,7 @@ class KernelLog:
         self.missed = 0
         """Records that the kernel had overwritten before they were read."""
         self._file: int | None = None
-        self._hurry = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_up = WakeUp()
 
     def read(self, wait_s: float) -> Iterator[KernelLine]:
         """What is new; waits for it, where there is nothing.
@@ -59,13 +59,7 @@ class KernelLog:
             CannotLook: the log cannot be opened.
         """
         file = self._open()
-        poll = select.poll()
-        poll.register(file, select.POLLIN)
-        poll.register(self._hurry, select.POLLIN)
-        ready = [number for number, _ in poll.poll(wait_s * 1000)]
-        if self._hurry in ready:
-            os.eventfd_read(self._hurry)
-        if file not in ready:
+        if not self._wake_up.wait(file, wait_s):
             return
         while True:
             try:
@@ -84,12 +78,12 @@ class KernelLog:
                 yield replace(line, lost=lost) if lost else line
 
     def hurry(self) -> None:
-        """Whoever waits in another thread, or would wait next, waits no more."""
-        os.eventfd_write(self._hurry, 1)
+        """Let a thread that waits for a line, or would wait next, return."""
+        self._wake_up.ring()
 
     def close(self) -> None:
         """Close the device; nobody reads any more."""
-        os.close(self._hurry)
+        self._wake_up.close()
         if self._file is not None:
             os.close(self._file)
         self._file = None

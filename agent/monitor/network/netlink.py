@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from everstep.errors import CannotLook
+from everstep.system.wake_up import WakeUp
 
 ANSWER_S = 5.0
 """The kernel has this long to answer."""
@@ -96,11 +97,11 @@ def addresses() -> dict[str, int]:
 
 
 class LinkChanges:
-    """Rings when an interface changes. Opened in the thread that waits."""
+    """Waits until an interface changes. Opened in the thread that waits, whose network namespace counts."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
-        self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_up = WakeUp()
         self._turn = threading.Lock()
         self._ended = False
 
@@ -117,7 +118,7 @@ class LinkChanges:
         """Wait until one of these interfaces changes.
 
         Args:
-            indexes: Theirs; what others do is not heard.
+            indexes: Theirs; changes of other interfaces do not count.
             wait_s: Seconds at most.
 
         Returns:
@@ -134,16 +135,13 @@ class LinkChanges:
                     self._close()
 
     def hurry(self) -> None:
-        """Whoever waits in another thread, or would wait next, returns; nothing changed."""
-        if not self._ended:
-            os.eventfd_write(self._end, 1)
+        """Let a thread that waits, or would wait next, return; nothing changed."""
+        self._wake_up.ring()
 
     def close(self) -> None:
-        """Wait no more; whoever waits in another thread returns."""
-        if self._ended:
-            return
+        """Wait no more; a thread that waits returns, and closes what it waited for."""
         self._ended = True
-        os.eventfd_write(self._end, 1)
+        self._wake_up.ring()
         if self._turn.acquire(timeout=0.1):
             self._close()
             self._turn.release()
@@ -152,22 +150,16 @@ class LinkChanges:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        if self._end >= 0:
-            os.close(self._end)
-            self._end = -1
+        self._wake_up.close()
 
     def _wait(self, indexes: set[int], wait_s: float) -> bool:
         self.open()
         until = time.monotonic() + wait_s
-        while (opened := self._socket) is not None and not self._ended:
-            left_s = until - time.monotonic()
-            readable = select.select([opened.fileno(), self._end], [], [], max(left_s, 0.0))[0]
-            if self._end in readable and not self._ended:
-                os.eventfd_read(self._end)
-            if left_s <= 0 or opened.fileno() not in readable:
+        while self._socket is not None and not self._ended:
+            if not self._wake_up.wait(self._socket.fileno(), until - time.monotonic()):
                 return False
             try:
-                heard = opened.recv(BUFFER_BYTES)
+                heard = self._socket.recv(BUFFER_BYTES)
             except BlockingIOError:
                 continue
             except OSError:  # ENOBUFS: more changed than the kernel kept for us

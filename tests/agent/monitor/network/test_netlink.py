@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -81,6 +82,22 @@ def test_who_waits_returns_when_it_is_closed() -> None:
     changes.close()
 
     waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def test_a_wait_that_ends_while_it_is_closed_closes_nothing_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, write = netlink.LinkChanges(), os.eventfd_write
+    waiting = threading.Thread(target=changes.wait, args=(set(), 0.1))
+
+    def late(file: int, value: int) -> None:
+        waiting.join(1)
+        write(file, value)
+
+    monkeypatch.setattr(os, "eventfd_write", late)
+    waiting.start()
+    changes.close()
+    waiting.join(60)
+    changes.hurry()
     assert not waiting.is_alive()
 
 
