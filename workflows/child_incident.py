@@ -73,8 +73,6 @@ async def end_of(child: Child, *, cancelled: Callable[[], object]) -> IncidentRe
     job's task for ever where the child has ended at that moment. So the job calls
     ``cancelled``, which lets the incident hear of it as of any other end.
     """
-    if not workflow.patched("incident is told of a cancellation"):
-        return await child
     try:
         return await asyncio.shield(child)
     except asyncio.CancelledError:

@@ -43,8 +43,7 @@ class FirstLaunch:
             CannotStart: another job has one of the machines, there is no room, or no such checkpoint.
         """
         state = self._state
-        if workflow.patched(pool_calls.PATCH):
-            await self._lease()
+        await self._lease()
         try:
             if state.spec.checkpoint.state_mb_per_rank and (
                 lacking := await activity_calls.room(state.spec, state.machines)

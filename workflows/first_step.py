@@ -24,8 +24,6 @@ LEAST_BOUND_S = 1.0
 """A look at ranks that should have stepped by now takes this long at most, seconds."""
 MOST_ASKED = 10
 """So often a restart is asked about of which nothing can be found out; then it is stopped."""
-KNOWN = "confirm until it is known"
-"""Patch: an answer that does not come is asked for again."""
 
 
 class FirstStepWatch:
@@ -83,8 +81,6 @@ class FirstStepWatch:
         if error := confirmed.exception():
             workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
             self._unanswered += 1
-            if not workflow.patched(KNOWN):
-                state.confirm_by_ns = 0
             return True, None
         self._unanswered = 0
         self._take(confirmed.result(), known_alive=known_alive)
@@ -147,8 +143,6 @@ async def confirm_restart(
         try:
             return await ask(max(until - workflow.time(), LEAST_BOUND_S) if asked > 1 else bound_s)
         except ActivityError as error:
-            if not workflow.patched(KNOWN):
-                raise
             workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
         await pause(timedelta(seconds=max(backoff_s(asked, input.spec.policy), LEAST_BOUND_S)))
     return await ask(LEAST_BOUND_S)

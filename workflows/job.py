@@ -280,8 +280,7 @@ class JobWorkflow:
         """
         state = self.state
         state.started_ns = workflow.time_ns()
-        if workflow.patched("run id"):
-            state.run = run_id(state.started_ns, workflow.info().first_execution_run_id)
+        state.run = run_id(state.started_ns, workflow.info().first_execution_run_id)
         try:
             used = await record(self.state, started_ns=state.started_ns)
             # Count on from earlier runs of the same name: an agent never meets a generation twice.

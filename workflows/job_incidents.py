@@ -81,7 +81,7 @@ class JobIncidents:
         try:
             report = await end_of(child, cancelled=self._next_event)
         except ChildWorkflowError as error:
-            if self._next_event() != "stop" and workflow.patched("incident closed from outside"):
+            if self._next_event() != "stop":
                 closed = await self.reopening.closed(number, anomaly, opened_ns)
                 if closed is not None:
                     return await self._take_over(number, anomaly, *closed)

@@ -127,7 +127,7 @@ class ObservedFaults:
         waiting, self._state.observed = self._state.observed, []
         for anomaly in waiting:
             is_slow = anomaly.symptom is Symptom.SLOW
-            if is_slow or (self._is_to_leave(anomaly) and workflow.patched("evict")):
+            if is_slow or self._is_to_leave(anomaly):
                 self._state.pending.append(anomaly.model_copy(update={"generation": self._state.generation}))
                 continue
             task = asyncio.create_task(self._tell(anomaly), name="observed fault")

@@ -49,10 +49,6 @@ PROVISION_LIMIT = timedelta(minutes=1)
 """A cluster that was asked for machines has answered within this time: the machines may come later."""
 READY_LIMIT = timedelta(minutes=10)
 """Machines that were not made ready within this time are not tried again for the same version."""
-READY_PATCH = "ready standbys"
-SETTLED_PATCH = "jobs that can let machines go are told"
-LIST_PATCH = "who left the list is noted"
-TAKEN_OUT_PATCH = "new runs do not get what is taken out"
 KNOWN_S = 8.0
 """Who asks before the first look waits for it so long, and has to ask anew then."""
 NOT_KNOWN = "PoolUnknown"
@@ -76,8 +72,7 @@ class StandbyPoolWorkflow:
     async def lease(self, request: LeaseRequest) -> Leased:
         """Give a job the machines that it names: all of them, or none."""
         await self._known()
-        forgets = bool(book.taken_out(self.state, request)) and not workflow.patched(TAKEN_OUT_PATCH)
-        leased = book.lease(self.state, request, now_ns=workflow.time_ns(), forgets=forgets)
+        leased = book.lease(self.state, request, now_ns=workflow.time_ns())
         self.waited_for |= leased.may_change
         self._show()
         return leased
@@ -126,8 +121,7 @@ class StandbyPoolWorkflow:
             self.waited_for = False
             began_ns = workflow.time_ns()
             looked = await self._look()
-            notes_list = not look.changed_in_list(self.state, looked) or workflow.patched(LIST_PATCH)
-            look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns(), notes_list=notes_list)
+            look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
             self._show()
             await self._tell_jobs(looked)
             await self._provision()
@@ -173,10 +167,7 @@ class StandbyPoolWorkflow:
 
     async def _tell_jobs(self, looked: Looked) -> None:
         """Have machines leave their jobs that an operator wants out, once there are others for them."""
-        leaving, earlier = look.leaving(self.state, looked), look.leaving(self.state, Looked())
-        if leaving != earlier and not workflow.patched(SETTLED_PATCH):
-            leaving = earlier  # pools of before this release did not mind how the jobs are
-        for one in leaving:
+        for one in look.leaving(self.state, looked):
             job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
             move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
             with contextlib.suppress(FailureError):  # the job is over: the next look says so
@@ -210,7 +201,7 @@ class StandbyPoolWorkflow:
         if self._readying is not None and not self._readying.done():
             return
         requests = ready.wanted(self.state, looked)
-        if requests and workflow.patched(READY_PATCH):
+        if requests:
             self._readying = asyncio.create_task(self._ready(requests), name="ready standbys")
 
     async def _ready(self, requests: list[ReadyRequest]) -> None:

@@ -24,8 +24,6 @@ with workflow.unsafe.imports_passed_through():
 
 POOL_S = 15.0
 """A pool that does not answer for so long holds up no incident, and no end of a job."""
-PATCH = "pool"
-"""Jobs of before this release have no lease of their machines."""
 
 
 def lease(request: LeaseRequest) -> ActivityHandle[Leased]:
@@ -67,8 +65,7 @@ def leave(spec: JobSpec, machines: list[Machine], run: str) -> Awaitable[None]:
         try:
             await released
         finally:
-            if workflow.patched(PATCH):
-                await give_back(GiveBack(job=spec.name, run=run))
+            await give_back(GiveBack(job=spec.name, run=run))
 
     return give_machines_back()
 

@@ -8,6 +8,7 @@ continues as new: at 4,096 machines dozens of repeats are more than a history ma
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -15,7 +16,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import ReplayGroupInput
     from everstep.decisions.act.recover.confirm import confirm_bound_s
-    from everstep.decisions.blame.replay.compare_groups import BREAKS, BY_CHANCE, conclude, is_settled
+    from everstep.decisions.blame.replay.compare_groups import conclude, is_settled
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, spec_of_group
     from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase
     from everstep.decisions.blame.replay.kept_runs import bounded, fold
@@ -23,13 +24,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls, replay_page
     from workflows.messages import ReplayCarried, ReplayInput
     from workflows.options import TASK_TIMEOUT
-
-CONTINUE = "continue replay as new"
-"""Patch: each repeat of both phases has a history of its own."""
-AGAIN = "what broke breaks again"
-"""Patch: groups that broke name a machine once they broke again."""
-BITS = "other bits show again"
-"""Patch: so do groups that computed other bits."""
 
 
 @workflow.defn(name="Replay")
@@ -43,8 +37,6 @@ class ReplayWorkflow:
         self._names = [machine.name for machine in input.machines]
         self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
         self._runs = list(self._carried.runs)
-        self._by_chance: frozenset[RunEnd] = frozenset()
-        """Ends of runs with a fault that has to show again; fewer in replays of an earlier release."""
         self._seen = False
         """Some groups showed a fault, and nobody is named."""
         self._now = ""
@@ -58,37 +50,30 @@ class ReplayWorkflow:
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
         """Run both phases, again where they show nothing, and say who is at fault."""
-        if workflow.patched(AGAIN):
-            self._by_chance = BY_CHANCE if workflow.patched(BITS) else BREAKS
         self._seen = self._names_nobody(self._concluded()) if self._runs else False
-        repeat, showing = self._carried.repeat, asyncio.create_task(self._keep_shown())
-        while True:
-            repeat += 1
-            for phase in self._plan.phases:
-                await self._phase(phase, repeat)
-            found = self._concluded()
-            self._seen = self._names_nobody(found)
-            if is_settled(found) or self._given_up or repeat >= self._repeats:
-                break
+        repeat, showing = self._carried.repeat + 1, asyncio.create_task(self._keep_shown())
+        for phase in self._plan.phases:
+            await self._phase(phase, repeat)
+        found = self._concluded()
+        self._seen = self._names_nobody(found)
+        if not (is_settled(found) or self._given_up or repeat >= self._repeats):
             self._renew(repeat)
         showing.cancel()
-        found = self._concluded()
         found = found.model_copy(update={"seconds": round(workflow.time() - self._carried.began, 3)})
         self._show(found)
         return found
 
-    def _renew(self, repeat: int) -> None:
+    def _renew(self, repeat: int) -> NoReturn:
         """Continue as new; nothing is under way here, and what the runs say stays the same."""
-        if workflow.patched(CONTINUE):
-            carried = ReplayCarried(repeat=repeat, began=self._carried.began, runs=fold(self._runs))
-            workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
+        carried = ReplayCarried(repeat=repeat, began=self._carried.began, runs=fold(self._runs))
+        workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
 
     def _concluded(self) -> Replayed:
         shows = self._input.spec.policy.replay.fault_share
-        return conclude(self._plan, self._names, self._runs, shows=shows, by_chance=self._by_chance)
+        return conclude(self._plan, self._names, self._runs, shows=shows)
 
     def _names_nobody(self, found: Replayed) -> bool:
-        return bool(self._by_chance) and found.found is ReplayFound.INCONSISTENT
+        return found.found is ReplayFound.INCONSISTENT
 
     @property
     def _repeats(self) -> int:

@@ -15,7 +15,7 @@ from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.versions.book import VersionBook
-    from everstep.decisions.act.versions.request import RequestAnswer, answer_to, back_already, same_as
+    from everstep.decisions.act.versions.request import RequestAnswer, answer_to, same_as
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.version import UpdateRequest, VersionStatus
@@ -24,8 +24,6 @@ with workflow.unsafe.imports_passed_through():
 
 WHY_CHARACTERS = 4000
 """Of a traceback, as a job keeps it."""
-BACK_PATCH = "back once"
-DUE_PATCH = "timers follow due times"
 
 
 class Updates:
@@ -56,8 +54,7 @@ class Updates:
         """
         book = self._book()
         book.began_with(self._state.spec, workflow.time_ns(), self._launched)
-        back_again = back_already(request, book) is not None and not workflow.patched(BACK_PATCH)
-        answer = answer_to(request, book, workflow.time_ns(), back_again=back_again)
+        answer = answer_to(request, book, workflow.time_ns())
         self._keep(book)
         if answer.refused:
             raise ValueError(answer.refused)
@@ -210,7 +207,7 @@ class Updates:
         """Wake the job when a version is forced; what has waited for another time, or for nothing any more, ends."""
         due = {one.number: one.due_ns for one in self._book().pending()}
         for number, (due_ns, waking) in list(self._timers.items()):
-            if due.get(number) != due_ns and workflow.patched(DUE_PATCH):
+            if due.get(number) != due_ns:
                 waking.cancel()
                 del self._timers[number]
         for number, due_ns in due.items():

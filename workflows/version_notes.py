@@ -14,7 +14,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import on_ledger_when_back
     from workflows.recorded import record
 
-PATCH = "versions in the ledger"
 NAMED = 4
 
 
@@ -46,7 +45,7 @@ class VersionNotes:
         if not state.launched or state.outcome or state.status in {"starting", "recovering"}:
             return
         changed = [one for one in state.versions if not _alike(one, self._noted.get(one.number))]
-        if not changed or not workflow.patched(PATCH):
+        if not changed:
             return
         label = listed([f"v{one.number} {one.status}" for one in changed], NAMED)
         writing = record(state, versions=changed, label=label, options=on_ledger_when_back())

@@ -103,7 +103,7 @@ class JobInTime:
         begun_ns = self.now_ns
         self._state.begin_again()
         self._take(Strike(0.0, step=self.step, symptom=self._state.failures[-1].symptom), again=True)
-        self._restart(plan_restart(self._evidence(), self._state, by_operator=True, certain=True, ladder=True))
+        self._restart(plan_restart(self._evidence(), self._state, by_operator=True))
         self._learn(begun_ns)
 
     @property
@@ -132,7 +132,7 @@ class JobInTime:
         again = strike.again
         self._take(strike)
         while True:
-            state, plan = self._state, plan_restart(self._evidence(), self._state, certain=True, ladder=True)
+            state, plan = self._state, plan_restart(self._evidence(), self._state)
             self.plans.append(plan)
             self.known.append({one.rung for one in (*state.ladder.remembered, *state.ladder.tried)})
             assert plan.step is not None

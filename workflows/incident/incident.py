@@ -13,7 +13,6 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.evict.rules import OPERATOR
-    from everstep.decisions.act.ladder.facts import EXPLAINS
     from everstep.decisions.act.recover.climbed import Climbed
     from everstep.decisions.act.recover.state import RecoveryState
     from everstep.decisions.act.versions.book import VersionBook
@@ -38,13 +37,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import TASK_TIMEOUT
 
 T = TypeVar("T")
-PROGRESS = "solved is steady progress"
-APART = "known causes are counted apart"
-"""Incidents of before this release take a failure for solved after enough steps, or enough time."""
-HINTS = "machines that are not named for sure are tested"
-"""Patch: before, a finding that is not sure explained a failure for good, and nobody tested the machine."""
-UNKNOWN = "unknown causes are counted apart"
-"""Patch: before, what was tried for a known cause counted for the next failure of the same incident."""
 LEDGER_S = 5.0
 """Time for entries to reach the ledger before an incident continues as new."""
 
@@ -92,8 +84,6 @@ class Incident:
         """Of the last launch; 0: no step was seen."""
         self.noted: Evidence | None = None
         """What the ledger has."""
-        self.searched: Evidence | None = None
-        """What was known after all copies were asked for, by incidents that do so once."""
         self.resumed = False
         """An operator has just said that it is to go on: the next plan goes by that."""
         self.answer: str | None = None
@@ -140,16 +130,6 @@ class Incident:
         """Somebody has it tried again: what was before does not count any more."""
         self.begun_again_ns = workflow.time_ns()
         self.state.begin_again()
-
-    def judge_progress(self) -> None:
-        """Learn by which rule of what is solved it goes: that of the release on which it began."""
-        state = self.state
-        earlier = bool(state.history or state.ladder.remembered or state.ladder.tried)
-        known = any(one.path in EXPLAINS for one in state.ladder.tried)
-        state.release.judges_progress = not earlier or workflow.patched(PROGRESS)
-        state.release.counts_apart = not earlier or workflow.patched(APART)
-        state.release.tests_hints = not state.hinted or workflow.patched(HINTS)
-        state.release.counts_unknown = not known or workflow.patched(UNKNOWN)
 
     @property
     def looks_again(self) -> bool:
@@ -218,7 +198,7 @@ class Incident:
 
     # Which version of its code the job runs.
 
-    async def change_version(self, change: VersionChange) -> asyncio.Task[None]:
+    def change_version(self, change: VersionChange) -> asyncio.Task[None]:
         """Another version comes with the next launch.
 
         Returns:
@@ -229,10 +209,7 @@ class Incident:
         self.input = self.input.model_copy(update={"spec": self.state.spec})
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
         told = handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
-        telling = asyncio.create_task(told, name="tell the job")
-        if not workflow.patched("launch while the job is told"):
-            await telling
-        return telling
+        return asyncio.create_task(told, name="tell the job")
 
     def take_versions(self, versions: list[JobVersion]) -> None:
         """The job knows of other versions: one was found fit, or was withdrawn."""
@@ -308,7 +285,7 @@ class Incident:
             resumed: An operator has just said that it is to go on.
             came_back: Machines that it waited for have just answered.
         """
-        if not workflow.info().is_continue_as_new_suggested() or not workflow.patched("continue incident as new"):
+        if not workflow.info().is_continue_as_new_suggested():
             return
         if not resumed and not came_back:
             self.state.reattempted_in_vain()

@@ -193,8 +193,7 @@ class Closings:
             report=report.model_copy(update={"unwritten": 0, "launched": None}),
         )
         noted = _note(entry, on_ledger_when_back())
-        if workflow.patched("closings are written before the end"):
-            self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
+        self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
 
     def again(self) -> list[workflow.ActivityHandle[Any]]:
         """Try what is not written yet at short intervals, for half a minute: the job is over."""

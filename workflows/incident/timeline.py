@@ -159,9 +159,6 @@ class IncidentTimeline:
             learned[attributes.EVICTED] = report.evicted
         workflow.upsert_search_attributes(attributes.updates(learned))
         self.note(Stage.CLOSED, report.headline, report=report, launched=launched)
-        if not workflow.patched("the job writes what the ledger did not take"):
-            await self.written()
-            return report
         last = self._notes[-1]
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(

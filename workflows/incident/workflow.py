@@ -116,14 +116,9 @@ class IncidentWorkflow:
         """Bring the job back; see the module's docstring."""
         # A task of its own gives the call stack in the Web UI the line that waits.
         flow = asyncio.create_task(self._flow(), name="incident flow")
-        try:
-            await workflow.wait([flow])
-        except asyncio.CancelledError:
-            # It ends here: what the flow waits for, e.g. a signal under way, may come to its end in spite of a
-            # cancellation, and the flow would go on.
-            if workflow.patched("a cancellation ends an incident"):
-                raise
-            flow.cancel()
+        # A cancellation ends the incident here: what the flow waits for, e.g. a signal under way, may end in spite of
+        # it, and the flow would go on.
+        await workflow.wait([flow])
         return await flow
 
     async def _flow(self) -> IncidentReport:
@@ -172,7 +167,7 @@ class IncidentWorkflow:
         try:
             if incident.input.anomaly.symptom is not Symptom.SLOW:
                 return await secure(incident)
-            await vote(incident)  # of no incident of before this release
+            await vote(incident)
             if stops := await secure(incident):
                 await incident.tell_job(Stage.STOP)
             return stops

@@ -1,4 +1,4 @@
-"""Whether to ask for copies that the answers to a stop do not list, and the evidence after that.
+"""The evidence after copies were asked for that the answers to a stop do not list.
 
 A stop is answered at once: with what lies in memory, and on the disks that an
 agent knows of. Remote storage takes its time, and the agent of a machine that
@@ -9,20 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.decisions.keep.choose_restore import MEMORY, Restore
-from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, Unlisted
 from everstep.model.state_copy import Tier
-
-
-def look_further(restore: Restore, evidence: Evidence, policy: CheckpointPolicy) -> bool:
-    """Whether disks and remote storage could have more: memory does not do, and somebody was not asked for it all."""
-    if evidence.unreachable or evidence.problem:
-        return False
-    if restore.step == 0:
-        return True  # what the job had is gone
-    in_memory = restore.step > 0 and all(copy.tier in MEMORY for copy in restore.copies)
-    return not in_memory and bool(evidence.emptied or policy.remote_url)
 
 
 def merged(evidence: Evidence, found: Evidence) -> Evidence:

@@ -101,16 +101,15 @@ def add(state: PoolState, machines: Iterable[Machine], *, now_ns: int) -> None:
             state.machines[machine.name] = known.model_copy(update={"machine": machine})
 
 
-def lease(state: PoolState, request: LeaseRequest, *, now_ns: int, forgets: bool = False) -> Leased:
+def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
     """Give a job the machines that it names: all of them, or none.
 
     Args:
         state: Of the pool, changed in place.
         request: Of the job.
         now_ns: Now.
-        forgets: As in pools of before this release, a new run gets what an operator takes out of the job's run before.
     """
-    refused = {} if forgets else taken_out(state, request)
+    refused = taken_out(state, request)
     for machine in request.machines:
         known = state.machines.get(machine.name)
         if known is not None and (why := _why_not(known, request.job)):

@@ -103,7 +103,6 @@ def take(
     began_ns: int,
     now_ns: int,
     quarantine_s: float = QUARANTINE_S,
-    notes_list: bool = True,
 ) -> None:
     """Bring the book up to date.
 
@@ -113,10 +112,9 @@ def take(
         began_ns: When the look began, by the same clock as ``now_ns``: what changed since then is newer than it.
         now_ns: Now.
         quarantine_s: An evicted machine is tested at least this long, seconds.
-        notes_list: It is noted who left the list; pools of before this release did not.
     """
     state.problem = looked.problem
-    for name in changed_in_list(state, looked) if notes_list else ():
+    for name in changed_in_list(state, looked):
         one = state.machines[name]
         state.machines[name] = one.model_copy(update={"unlisted_ns": 0 if one.unlisted_ns else began_ns})
     if not state.known:  # all machines were asked

@@ -17,14 +17,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.incident import Incident
 
 
-PATCH = "hold before a machine leaves"
-"""Incidents of before this release stop the ranks as they are."""
-
-
 async def align_before_leaving(incident: Incident) -> None:
     """Let the ranks end their step before machines leave that are secured already, and have the backups take it."""
     secured, spec = incident.secured, incident.input.spec
-    if secured is None or not workflow.patched(PATCH):
+    if secured is None:
         return
     names = {one.machine for one in secured.leaving}
     each = spec.assignment(incident.input.machines).each()

@@ -10,18 +10,12 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
     from everstep.decisions.act.recover.rules import Action
-    from everstep.decisions.keep.search import look_further, merged, unanswered
+    from everstep.decisions.keep.search import merged, unanswered
     from everstep.model.evidence import Evidence
     from everstep.model.hang import HangConclusion
     from everstep.model.stage import Stage
     from workflows import activity_calls, web_ui
     from workflows.incident.incident import Incident
-
-
-LADDER = "ladder"
-"""Incidents of before this release do not ask the ladder."""
-REPLAY = "replay"
-"""Incidents of before there were replays have none."""
 
 
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
@@ -40,17 +34,11 @@ async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
 
 async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) -> RestartPlan:
     state = incident.state
-    if not workflow.patched("unknown is not empty"):
-        evidence = await _search_once(incident, evidence)
-        return plan_restart(evidence, state, by_operator=by_operator, certain=True)
-    ladder, hang = workflow.patched(LADDER), incident.hang
+    hang = incident.hang
     by_itself = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
     state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
-    incident.judge_progress()
-    # Nothing is replayed before something else was tried: only then a history needs to say so.
-    replay = bool(state.ladder.tried or state.ladder.remembered) and workflow.patched(REPLAY)
     while True:
-        plan = plan_restart(evidence, state, by_operator=by_operator, ladder=ladder, replay=replay)
+        plan = plan_restart(evidence, state, by_operator=by_operator)
         if plan.action is not Action.ASK:
             return plan
         verdict = plan.verdict
@@ -78,24 +66,3 @@ async def _find(incident: Incident, evidence: Evidence) -> Evidence:
         evidence = merged(evidence, found)
     timeline.leave(began, Stage.FIND, web_ui.searched_text(evidence))
     return evidence
-
-
-async def _search_once(incident: Incident, evidence: Evidence) -> Evidence:
-    """The search of incidents that began on an earlier release: once, where the copies of a stop do not suffice."""
-    input, timeline = incident.input, incident.timeline
-    if evidence is incident.searched or not look_further(
-        incident.state.choose(evidence), evidence, input.spec.checkpoint
-    ):
-        return evidence
-    if not workflow.patched("search for copies"):
-        return evidence
-    began = timeline.enter(Stage.FIND)
-    try:
-        found = await incident.unless_abandoned(activity_calls.find(input.spec, input.machines))
-    except ActivityError as error:
-        timeline.leave(began, Stage.FIND, f"failed: {error.cause or error}")
-        incident.searched = evidence
-    else:
-        timeline.leave(began, Stage.FIND, web_ui.found_text(found.held))
-        incident.searched = merged(evidence, found)
-    return incident.searched

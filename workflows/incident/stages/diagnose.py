@@ -23,8 +23,6 @@ with workflow.unsafe.imports_passed_through():
 
 FINDINGS_KEPT = 200
 """Of one diagnosis, faults first."""
-TWICE = "each test confirms itself"
-"""Patch: what was found once stays so where it cannot be looked for again, and one test confirms no other one."""
 
 
 async def diagnose(incident: Incident, plan: RestartPlan) -> None:
@@ -38,16 +36,14 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     began = timeline.enter(Stage.DIAGNOSE, text)
     try:
         found = await _tested(incident, choice.tests)
-        # An incident of before there was the rule of bad links goes on as it began.
-        links = bool(found.links) and workflow.patched("bad-link")
-        if again := unsure_tests(found, links=links):
+        if again := unsure_tests(found):
             timeline.say(f"{', '.join(again)} once more, {web_ui.diagnosed_text(found)}")
             found = await _once_more(incident, found, again)
     except ActivityError as error:
         said, state.ladder.tested = f"not known: the tests could not be run: {error.cause or error}"[:300], []
     else:
         said = web_ui.diagnosed_text(found)
-        state.ladder.tested = findings_of_tests(found, links=links)[:FINDINGS_KEPT]
+        state.ladder.tested = findings_of_tests(found)[:FINDINGS_KEPT]
     state.ladder.take(
         Rung.DIAGNOSE,
         state.failures[-1],
@@ -65,11 +61,9 @@ async def _once_more(incident: Incident, found: Diagnosis, tests: Sequence[str])
     try:
         second = await _tested(incident, tests)
     except ActivityError as error:
-        if not workflow.patched(TWICE):
-            raise
         incident.timeline.note(Stage.DIAGNOSE, f"not tested once more: {error.cause or error}"[:300])
         return confirmed(found, None)
-    return confirmed(found, second, by_test=workflow.patched(TWICE))
+    return confirmed(found, second)
 
 
 async def _tested(incident: Incident, tests: Sequence[str]) -> Diagnosis:

@@ -38,10 +38,6 @@ PATIENCE = timedelta(seconds=30)
 NOBODY: Mapping[str, str] = MappingProxyType({})
 LIKE = 3
 """Machines that say which libraries a new one has to have: one answer is enough."""
-PATCH = "evict"
-"""Incidents of before this release evict nobody."""
-UNFIT_PATCH = "unfit standbys"
-"""Incidents of before this release stop a job for one, and launch it there after they were parked."""
 
 
 async def secure(incident: Incident) -> bool:
@@ -49,8 +45,6 @@ async def secure(incident: Incident) -> bool:
 
     The ranks are not stopped before, and without one they are not stopped at all.
     """
-    if not workflow.patched(PATCH):
-        return False
     plan = _judge(incident, None)
     if plan.ask:
         incident.timeline.note(Stage.EVICT, f"{named(plan.ask)}: an operator has to approve. {plan.tripped}".strip())
@@ -63,8 +57,7 @@ async def secure(incident: Incident) -> bool:
         return False
     secured = Secured(plan.evict, replaced, await _make_ready(incident, replaced))
     incident.timeline.leave(began, Stage.EVICT, _exchanged(secured.leaving, replaced))
-    if secured.unfit and workflow.patched(UNFIT_PATCH):
-        secured = await _with_others(incident, secured)
+    secured = await _with_others(incident, secured)
     incident.secured = secured if secured.leaving else None
     return bool(secured.leaving)
 
@@ -99,11 +92,7 @@ def note_answers(incident: Incident) -> None:
 
 async def evict(incident: Incident, evidence: Evidence) -> Evidence:
     """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
-    if not workflow.patched(PATCH):
-        return evidence
     evictions, patient = incident.evictions, False
-    if evictions.unfit and not workflow.patched(UNFIT_PATCH):
-        evictions.unfit = []
     if (secured := incident.secured) is not None:
         incident.secured, evictions.unfit = None, secured.unfit
         await _exchange(incident, secured.leaving, secured.replaced)
@@ -152,8 +141,6 @@ def _unfit(incident: Incident, others: set[str]) -> list[Eviction]:
 
 async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
     """Wait for silent machines, or for others in their places; returns what the machines know then."""
-    if not workflow.patched("others may come meanwhile"):
-        return await refresh_evidence(incident, patient=True)
     timeline = incident.timeline
     began = timeline.enter(Stage.EVICT, incident.state.waits)
     silent = [machine for machine in incident.input.machines if machine.name in evidence.unreachable]

@@ -38,8 +38,6 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     await incident.tell_job()
     patience = timedelta(hours=input.spec.policy.park.timeout_h)
     machines = [machine for machine in input.machines if machine.name in silent]
-    if not workflow.patched("machines that come back"):
-        machines = []
     awaited = Awaited(machines, incident.missing, patience)
     try:
         await incident.wait(
@@ -77,10 +75,7 @@ async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
         await _goes_on(incident, began, f"{incident.asked_rung}, approved by {who}")
         return
     if incident.answer == "approve":
-        if workflow.patched("what was shown is approved"):
-            incident.evictions.approve(who)
-        else:
-            incident.evictions.approved_by = who
+        incident.evictions.approve(who)
         approved = f"{named(incident.evictions.waiting)}, approved by {who}"
         await _goes_on(incident, began, approved)
         return

@@ -21,7 +21,6 @@ with workflow.unsafe.imports_passed_through():
 
 FOUND_CHARACTERS = 300
 """Of what a report says of one restart."""
-WITHDRAWN = "what is withdrawn does not come"
 
 
 async def back_off(incident: Incident, plan: RestartPlan) -> bool:
@@ -30,7 +29,7 @@ async def back_off(incident: Incident, plan: RestartPlan) -> bool:
     if plan.verdict.delay_s:
         incident.timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
-    if plan.change is None or not is_withdrawn(plan.change, incident.state.book) or not workflow.patched(WITHDRAWN):
+    if plan.change is None or not is_withdrawn(plan.change, incident.state.book):
         return True
     incident.resumed = plan.by_operator
     return False
@@ -41,7 +40,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     state, timeline, input, target = incident.state, incident.timeline, incident.input, plan.restore
     telling = None
     if plan.change is not None:
-        telling = await incident.change_version(plan.change)
+        telling = incident.change_version(plan.change)
         input = incident.input
     state.attempts += 1
     if plan.step is not None:

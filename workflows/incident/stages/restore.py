@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -18,15 +17,9 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.stop import refresh_evidence
 
 
-FAILED = "failed restores are counted"
-"""Patch: before, one that failed was tried again at once, without end where other code came with it."""
-
-
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     """Bring what is not in its place; returns None when all of it is, else what to decide from now."""
     wanted = plan.restore
-    if wanted.unverified and not workflow.patched("verify chosen slots"):
-        wanted = replace(wanted, unverified=())
     if not wanted.copies and not wanted.unverified:
         return None
     state, timeline, input = incident.state, incident.timeline, incident.input
@@ -54,6 +47,5 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
 
 async def _failed(incident: Incident) -> Evidence:
     incident.state.attempts += 1
-    if workflow.patched(FAILED):
-        incident.state.failed_restores += 1
+    incident.state.failed_restores += 1
     return await refresh_evidence(incident)

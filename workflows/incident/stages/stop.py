@@ -21,7 +21,6 @@ with workflow.unsafe.imports_passed_through():
 async def stop(incident: Incident) -> Evidence:
     """Stop the generation; returns what the machines know. The failure at hand is one more."""
     evidence = await _stop(incident)
-    incident.judge_progress()
     incident.state.failed(_failure(incident, evidence, first=not incident.state.failures))
     return evidence
 
@@ -59,9 +58,7 @@ def impatient(incident: Incident) -> dict[str, Any]:
     Empty: nobody leaves the job for its silence.
     """
     policy = incident.input.spec.policy
-    if mode_of(BY_NAME["gone-machine"], policy) not in {EvictMode.ACT, EvictMode.APPROVE} or not workflow.patched(
-        "evict"
-    ):
+    if mode_of(BY_NAME["gone-machine"], policy) not in {EvictMode.ACT, EvictMode.APPROVE}:
         return {}
     return {"patience_s": policy.silence.evict_s, "probed": True}
 
@@ -75,7 +72,7 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
         evidence = await incident.unless_abandoned(
             activity_calls.stop(input.spec, input.machines, input.run, incident.state.generation, **bounds)
         )
-        if not evidence.dying or not workflow.patched("wait for dying ranks"):
+        if not evidence.dying:
             break
         text = listed(evidence.dying, 3)
         if workflow.time() >= deadline:

@@ -15,8 +15,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows import activity_calls
     from workflows.incident.incident import Incident
 
-PATCH = "trace"
-"""Incidents of before this release stop the ranks at once."""
 EXPLAINS = frozenset({HangConclusion.NAMES, HangConclusion.OVER_EVICTS, HangConclusion.NOT_A_MACHINE})
 """Conclusions that explain why the job hung: they are in the incident's headline."""
 SYMPTOMS = frozenset({Symptom.HANG})
@@ -27,8 +25,6 @@ async def trace(incident: Incident) -> None:
     """Look at the ranks, where the job stands still; what is found is in ``incident.hang``."""
     input, timeline = incident.input, incident.timeline
     if input.anomaly.symptom not in SYMPTOMS or incident.looks_again or not input.spec.policy.hang.trace_s:
-        return
-    if not workflow.patched(PATCH):
         return
     began = timeline.enter(Stage.TRACE)
     asked = activity_calls.trace(input.spec, input.machines, incident.state.generation, incident.id)

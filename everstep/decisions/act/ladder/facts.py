@@ -47,11 +47,6 @@ class LadderFacts:
     diagnose_at_once: bool = False
     approved: frozenset[Rung] = field(default=frozenset())
     """Rungs that an operator let go on."""
-    apart: bool = True
-    """What was tried for faults of unknown cause says nothing of those whose cause is known; False: in incidents of an
-    earlier release it did."""
-    unknown_apart: bool = True
-    """The same the other way round, in the same incident; False: as above."""
 
     @property
     def owner(self) -> str:
@@ -85,14 +80,9 @@ def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
     failure = facts.failure
     alike = [one for one in facts.remembered if one.symptom == failure.symptom and one.path not in EXPLAINS]
     near = within_window(alike, failure, policy)
-    many = 0 < policy.ladder.repeats <= 1 + len({_failure_of(one) for one in near})
+    many = 0 < policy.ladder.repeats <= 1 + len({one.generation for one in near})
     again = {id(one) for one in near if many or is_same_fault(one, failure)}
     return [one for one in alike if one.generation in facts.unsolved or id(one) in again]
-
-
-def _failure_of(tried: Tried) -> tuple[int, int]:
-    """For which failure it was tried; an earlier release does not say which generation failed."""
-    return tried.generation, 0 if tried.generation >= 0 else tried.time_ns
 
 
 def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
@@ -104,15 +94,14 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
         path: Of the failure. Where its cause is known, only what was tried on that path in this incident counts: faults
             that nobody explained say nothing of a machine that is gone.
     """
-    if facts.apart and path in EXPLAINS:
-        return Counter(one.rung for one in facts.tried if one.path in {path, ""})  # of an earlier release: not known
+    if path in EXPLAINS:
+        return Counter(one.rung for one in facts.tried if one.path == path)
     return Counter(one.rung for one in (*counting(facts, policy), *_tried_for_unknown(facts)))
 
 
 def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
     """What was tried in this incident, but for faults whose cause is known."""
-    apart = facts.apart and facts.unknown_apart
-    return [one for one in facts.tried if not (apart and one.path in EXPLAINS)]
+    return [one for one in facts.tried if one.path not in EXPLAINS]
 
 
 def is_at_one_place(facts: LadderFacts, policy: RecoveryPolicy) -> bool:

@@ -12,9 +12,6 @@ from everstep.model.incident import Failure
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion
 
-NO_REPLAY = "there were no replays when this incident began"
-BEFORE_PROGRESS = {"ladder.repeats": 0, "ladder.restarts": 0}
-"""Incidents that began before what is solved was judged by steady progress go by the place of a failure alone."""
 
 
 def tests_of(state: RecoveryState) -> Choice:
@@ -26,20 +23,18 @@ def tests_of(state: RecoveryState) -> Choice:
     return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose.off)
 
 
-def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
-    """What is done next about the failure at hand; ``replay``: it may be to replay the job."""
+def climb(state: RecoveryState) -> LadderStep:
+    """What is done next about the failure at hand."""
     state.clear_code()
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
     versions = list(book.versions.values())
     running = book.versions.get(book.running)
     blamed = rollback(versions, book.running, failure, explained=state.is_explained, policy=policy)
     target = target_of(versions, book.running) if running is not None else None
-    if not state.release.judges_progress:
-        policy = policy.model_copy(update=BEFORE_PROGRESS)
     facts = LadderFacts(
         failure=failure,
         explained=state.is_dealt_with,
-        hinted=state.hinted and state.release.tests_hints,
+        hinted=state.hinted,
         tried=tuple(state.ladder.tried),
         remembered=tuple(state.ladder.remembered),
         of_script=state.ladder.of_script,
@@ -47,13 +42,11 @@ def climb(state: RecoveryState, *, replay: bool = True) -> LadderStep:
         recent=running is not None and came_within(running, failure.time_ns, policy.rollback.error_within_h * 3600.0),
         back_to=target.name if target else "",
         tests=tests_of(state).tests,
-        unsolved=state.unsolved if state.release.judges_progress else frozenset(),
-        ran_well=_ran_well(running, failure, policy) if running and state.release.judges_progress else "",
-        no_replay=why_not(state.spec, state.showing) if replay else NO_REPLAY,
+        unsolved=state.unsolved,
+        ran_well=_ran_well(running, failure, policy) if running else "",
+        no_replay=why_not(state.spec, state.showing),
         diagnose_at_once=policy.diagnose.at_once,
         approved=frozenset(state.ladder.approved),
-        apart=state.release.counts_apart,
-        unknown_apart=state.release.counts_unknown,
     )
     return next_rung(facts, policy)
 

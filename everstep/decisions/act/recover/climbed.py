@@ -70,11 +70,9 @@ class Climbed:
             if one.number != book.running and one.ended.startswith(f"rolled back to v{book.running}:"):
                 book.acquit(one.number, f"it was taken back, and v{book.running} failed in the same way")
 
-    def begin_again(self, *, all_of_it: bool = True) -> None:
-        """An operator resumed: the ladder is climbed from below; ``all_of_it``: what earlier incidents tried is
-        forgotten too."""
+    def begin_again(self) -> None:
+        """An operator resumed: the ladder is climbed from below, and what earlier incidents tried is forgotten too."""
         self.tried.clear()
-        if all_of_it:
-            self.remembered.clear()
+        self.remembered.clear()
         self.tested.clear()
         self.approved.clear()

@@ -60,35 +60,23 @@ class RestartPlan:
         return f"{verdict.action} {self.restore.origin}{wait}: {verdict.reason} ({self.restore.reason})"
 
 
-def plan_restart(
-    evidence: Evidence,
-    state: RecoveryState,
-    *,
-    by_operator: bool = False,
-    certain: bool = False,
-    ladder: bool = False,
-    replay: bool = True,
-) -> RestartPlan:
+def plan_restart(evidence: Evidence, state: RecoveryState, *, by_operator: bool = False) -> RestartPlan:
     """What to do about a stopped job.
 
     Args:
         evidence: What the machines know since the stop.
         state: Of the incident, the failure at hand included.
         by_operator: An operator has just resumed the job.
-        certain: Nothing newer is looked for, as by incidents that began before there was a doubt.
-        ladder: The ladder of stop-time checks is asked; incidents that began before there was one do not.
-        replay: It has its last rung; for incidents that began before there was one it has not.
     """
     state.distrust_what_does_not_fit(evidence)
     policy, restore = state.spec.policy, state.choose(evidence)
     # The rules park the job anyway: for a silent machine, for who is to leave it, or for an operator.
     stuck = evidence.unreachable or evidence.problem or state.waits or state.hold
-    step = climb(state, replay=replay) if ladder and not (by_operator or stuck) else None
+    step = None if by_operator or stuck else climb(state)
     if step is not None and step.rung in BEFORE_A_RESTART and not step.asks:
         return RestartPlan(Verdict(BEFORE_A_RESTART[step.rung], step.text), restore, evidence, step=step)
     # The rules park the job for a silent machine anyway.
-    look_for_newer = not (certain or evidence.unreachable or evidence.problem)
-    doubt = state.doubt(evidence, restore) if look_for_newer else None
+    doubt = None if evidence.unreachable or evidence.problem else state.doubt(evidence, restore)
     look = next_look(restore.step, doubt, state.asked, policy, accepted=state.accepts(restore))
     if look.action == "ask":
         ask = Verdict(Action.ASK, look.reason, delay_s=look.delay_s)
@@ -121,8 +109,7 @@ def plan_restart(
         rolls_back=_rolls_back(step, state) if step is not None else None,
     )
     other_code, why = change.why if change else "", _why_again(step, state)
-    found_out = replay and state.found_out
-    verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, found_out=found_out, why=why)
+    verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, found_out=state.found_out, why=why)
     decided = by_operator and verdict.action is Action.REATTEMPT
     if verdict.action is Action.PARK:
         change = None
@@ -149,7 +136,7 @@ def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
 def _unsolved(step: LadderStep, state: RecoveryState) -> str:
     """Why a fault that no rung solved is not restarted once more; empty: it is."""
     policy = state.spec.policy
-    if not state.release.judges_progress or not 0 < policy.ladder.restarts <= step.restarts:
+    if not 0 < policy.ladder.restarts <= step.restarts:
         return ""
     return f"it came again after {step.restarts} restarts that followed the last rung of the ladder"
 

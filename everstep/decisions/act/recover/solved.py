@@ -10,9 +10,7 @@ from everstep.model.incident import GOES_ON, Failure
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
-def still_counting(
-    failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy, *, either: bool = False
-) -> list[Failure]:
+def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
     """Failures that still count beside a new one: those that are not solved.
 
     One is solved once the job went steadily on past the place where it had failed.
@@ -25,11 +23,10 @@ def still_counting(
         failures: That counted so far, oldest first.
         failure: The new one.
         policy: What is steady.
-        either: Enough steps or enough time will do for all, as for incidents that began on an earlier release.
     """
     if not failures:
         return []
-    unclear = [one for one in failures if not (either or _is_explained(one))]
+    unclear = [one for one in failures if not _is_explained(one)]
     return [
         earlier
         for position, earlier in enumerate(failures)

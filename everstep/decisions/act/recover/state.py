@@ -11,7 +11,6 @@ from everstep.decisions.act.recover.damaged import found_damaged
 from everstep.decisions.act.recover.distrust import distrusted
 from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of, remembering
 from everstep.decisions.act.recover.hints import is_hint
-from everstep.decisions.act.recover.release import Release
 from everstep.decisions.act.recover.rules import UNFIT_EXCEPTION
 from everstep.decisions.act.recover.solved import still_counting
 from everstep.decisions.act.versions.book import VersionBook
@@ -109,8 +108,6 @@ class RecoveryState:
     """It does not name the machine for sure: a test has to."""
     ladder: Climbed = field(default_factory=Climbed)
     """What was tried so far."""
-    release: Release = field(default_factory=Release)
-    """On which it began."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
     _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
@@ -135,7 +132,7 @@ class RecoveryState:
             unclear = [one for one in self.history if not one.explained]
             self.book.came_to(failure, policy, unclear[-1] if unclear else None)
         if not self.failures and failure.symptom is not Symptom.UPDATE:
-            self.history = still_counting(self.history, failure, policy, either=not self.release.judges_progress)
+            self.history = still_counting(self.history, failure, policy)
         self.failures.append(failure)
         if blame(failure, explained=self.is_explained) is not Blame.OTHER:
             self.book.count_failure()
@@ -144,8 +141,7 @@ class RecoveryState:
         """Code that was taken back in vain is suspect no longer. Not for a failure of which a machine is to blame: what
         the others raise once a machine is gone may look like anything, until that is known."""
         if not self.is_dealt_with:
-            # What an earlier release remembers names no generation.
-            self.ladder.acquit(self.failures[-1], self.book, self.unsolved if self.release.judges_progress else {-1})
+            self.ladder.acquit(self.failures[-1], self.book, self.unsolved)
 
     def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
         """Some machines left the job, and others are in their places.
@@ -186,7 +182,7 @@ class RecoveryState:
     @property
     def is_dealt_with(self) -> bool:
         """The same, and no test of the machine is left to do."""
-        named = self.explained and not (self.hinted and self.release.tests_hints)
+        named = self.explained and not self.hinted
         return named or bool(self.lost_machines() or self.joined)
 
     @property
@@ -356,7 +352,7 @@ class RecoveryState:
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.trusted, self._chosen = None, None
         self.failed_restores = 0
-        self.ladder.begin_again(all_of_it=self.release.judges_progress)
+        self.ladder.begin_again()
         self.bad.clear()
         self.unreached.clear()
         self.verified.clear()

@@ -26,21 +26,18 @@ class RequestAnswer:
     """An incident that is open has to know."""
 
 
-def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int, *, back_again: bool = False) -> RequestAnswer:
+def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> RequestAnswer:
     """Take a request into the book.
 
     Args:
         request: Of a person; it makes sense by itself.
         book: The versions of the job; changed in place.
         now_ns: Now.
-        back_again: A rollback that says not to which version takes another version back where one just was, as in
-            jobs of before this release.
     """
     if request.cancel:
         return _withdrawn(request, book)
     if request.rollback or request.version:
-        already = None if back_again else back_already(request, book)
-        return already or _back(request, book, now_ns)
+        return back_already(request, book) or _back(request, book, now_ns)
     for one in book.versions.values():
         if one.status in WAITS | {VersionStatus.RUNNING} and _is_again(request, one):
             return RequestAnswer(f"asked for already: {one.name} is {one.status}", tells=False)

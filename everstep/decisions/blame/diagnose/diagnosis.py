@@ -78,7 +78,7 @@ def judge(
     )
 
 
-def confirmed(first: Diagnosis, second: Diagnosis | None, *, by_test: bool = True) -> Diagnosis:
+def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
     """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
 
     A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
@@ -88,12 +88,10 @@ def confirmed(first: Diagnosis, second: Diagnosis | None, *, by_test: bool = Tru
     Args:
         first: Of all tests.
         second: Of those whose faults are not sure; None: it could not be carried out.
-        by_test: One test confirms itself only; False: in incidents of an earlier release any test did, with the same
-            reason.
     """
 
     def key(machine: str, finding: Finding) -> tuple[str, str, str]:
-        return machine, finding.inspection if by_test else "", finding.reason
+        return machine, finding.inspection, finding.reason
 
     not_again = "not so the next time" if second else "it could not be tested once more"
     second = second or Diagnosis()
@@ -113,7 +111,7 @@ def confirmed(first: Diagnosis, second: Diagnosis | None, *, by_test: bool = Tru
     return first.model_copy(update={"machines": machines, "links": links, "seconds": seconds})
 
 
-def unsure_tests(found: Diagnosis, *, links: bool = True) -> list[str]:
+def unsure_tests(found: Diagnosis) -> list[str]:
     """Tests with a fault that is to be seen twice before it counts, in the order in which they were run."""
     tests = {
         finding.inspection
@@ -121,8 +119,7 @@ def unsure_tests(found: Diagnosis, *, links: bool = True) -> list[str]:
         for finding in one.findings
         if finding.verdict is Health.FAULTY and not finding.sure
     }
-    if links:
-        tests |= {link.test for link in found.links}
+    tests |= {link.test for link in found.links}
     return [test for test in found.tests if test in tests]
 
 
@@ -229,12 +226,12 @@ def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence
     ]
 
 
-def findings_of_tests(found: Diagnosis, *, links: bool = True) -> list[MachineFinding]:
-    """Every finding with its machine, faults first; with ``links`` those of links that do not work as well."""
+def findings_of_tests(found: Diagnosis) -> list[MachineFinding]:
+    """Every finding with its machine, faults first; those of links that do not work as well."""
     own = [(one.machine, finding) for one in found.machines for finding in one.findings]
     said = [
         MachineFinding(machine=machine, finding=finding.model_copy(update={"source": FindingSource.TEST}))
-        for machine, finding in [*own, *(_of_links(found) if links else [])]
+        for machine, finding in [*own, *_of_links(found)]
     ]
     return sorted(said, key=lambda one: one.finding.verdict != "faulty")
 

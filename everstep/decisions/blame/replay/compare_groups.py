@@ -8,7 +8,7 @@ where a phase has two groups only, a third one says which of them is right.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -21,10 +21,9 @@ from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a run that are a fault whatever others computed."""
-BREAKS = frozenset({RunEnd.CRASHED, RunEnd.HUNG})
-"""Of them those that a script may bring about by itself, now and then, in any group."""
-BY_CHANCE = BREAKS | {RunEnd.RAN}
-"""The same, and the end of a run that computed other bits: a script that is not repeatable does so as well."""
+BY_CHANCE = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.RAN})
+"""Ends of a run that a script may bring about by itself, now and then, in any group; the last of a run that computed
+other bits, as a script that is not repeatable does."""
 STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_FINITE})
 """Ends of a run in which all ranks did a first step."""
 TRIES = 2
@@ -194,7 +193,6 @@ def conclude(
     runs: Sequence[GroupRun],
     *,
     shows: float,
-    by_chance: Collection[RunEnd] = BY_CHANCE,
 ) -> Replayed:
     """What all runs say together.
 
@@ -203,8 +201,6 @@ def conclude(
         names: Of the machines, in the job's order.
         runs: Of all groups so far.
         shows: Probability that a fault shows in one run, for what is said where none did.
-        by_chance: Ends of runs with a fault that a script may bring about by itself; fewer in replays of an earlier
-            release.
     """
     judged = judge_runs(plan, runs)
     verdict = suspects(plan, {name: one.faulty for name, one in judged.items()})
@@ -222,7 +218,7 @@ def conclude(
             repeats=repeats,
         )
     accused = [names[x] for x in verdict.machines]
-    if accused and (chance := _chance(verdict.found, list(judged.values()), by_chance)):
+    if accused and (chance := _chance(verdict.found, list(judged.values()))):
         return Replayed(
             found=ReplayFound.INCONSISTENT,
             text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {chance}",
@@ -243,7 +239,7 @@ def conclude(
     )
 
 
-def _chance(found: Found, judged: Sequence[GroupVerdict], by_chance: Collection[RunEnd]) -> str:
+def _chance(found: Found, judged: Sequence[GroupVerdict]) -> str:
     """Why groups that showed a fault name nobody yet; empty: they do.
 
     A script that crashes, or computes other bits, now and then does so in groups at random, and whatever row and column
@@ -251,7 +247,7 @@ def _chance(found: Found, judged: Sequence[GroupVerdict], by_chance: Collection[
     of several each.
     """
     bad = [one for one in judged if one.faulty]
-    maybe = [one for one in bad if one.ends <= frozenset(by_chance)]
+    maybe = [one for one in bad if one.ends <= BY_CHANCE]
     if not maybe:
         return ""
     of_one = found is Found.ONE

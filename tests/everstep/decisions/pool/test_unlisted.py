@@ -82,11 +82,3 @@ def test_a_release_forgets_a_machine_that_died_and_left_the_list() -> None:
     said = book.operator_releases(state, move, now_ns=2 * HOUR)
     assert said == "m1 does not answer and is not in the list of the cluster any more: it is forgotten"
     assert "m1" not in state.machines
-
-
-def test_a_pool_of_an_earlier_release_forgets_nobody() -> None:
-    state = dead()
-    for hour in (1, 50):
-        looked = Looked(machines=NEW_LIST, standbys=1, over=["gpt"], faults={"m1": "it does not answer"})
-        look.take(state, looked, began_ns=hour * HOUR, now_ns=hour * HOUR, notes_list=False)
-    assert places(state)["m1"] == "quarantined gpt"

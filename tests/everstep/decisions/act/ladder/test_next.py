@@ -199,7 +199,6 @@ def test_what_was_tried_for_a_known_cause_says_nothing_of_the_next_failure_of_th
     before = one(R, path=path, generation=2)
     error = failure(Symptom.USER_ERROR, generation=3)
     assert next_rung(facts(error, tried=(before,)), POLICY).rung is R
-    assert next_rung(facts(error, tried=(before,), unknown_apart=False), POLICY).rung is B, "in earlier incidents"
     again = (before, one(R, error, path="user-error", generation=3))
     assert next_rung(facts(failure(Symptom.USER_ERROR, generation=4), tried=again), POLICY).rung is B
 
@@ -207,7 +206,6 @@ def test_what_was_tried_for_a_known_cause_says_nothing_of_the_next_failure_of_th
 def test_the_launch_without_a_machine_that_tests_found_may_fail_once() -> None:
     left = (one(R, path="unclear"), one(D, path="unclear"), one(R, path="explained"))
     assert next_rung(facts(failure(generation=3), tried=left), POLICY).rung is R
-    assert next_rung(facts(failure(generation=3), tried=left, unknown_apart=False), POLICY).rung is B
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -241,7 +239,6 @@ FACTS = st.builds(
     st.builds(failure, SYMPTOMS, OWNERS),
     explained=st.booleans(),
     hinted=st.booleans(),
-    unknown_apart=st.booleans(),
     tried=TRIED,
     remembered=TRIED,
     blamed=st.sampled_from(["", "it is new"]),

@@ -8,7 +8,6 @@ import pytest
 
 from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
-from everstep.decisions.act.recover.release import Release
 from everstep.decisions.act.recover.rules import NOT_OVERRULED, PARK_WHEN, Action
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.book import VersionBook
@@ -106,7 +105,7 @@ def test_an_operator_cannot_overrule_what_is_not_possible() -> None:
     assert said(silent) == (Action.PARK, "machine_silent") and not silent.by_operator
     stuck = StateCopy(rank=1, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="no room")
     found = evidence(held=[])
-    plan = plan_restart(found, state(unreached=[stuck], bad=[stuck]), by_operator=True, certain=True)
+    plan = plan_restart(found, state(unreached=[stuck], bad=[stuck]), by_operator=True)
     assert said(plan) == (Action.PARK, "copies_out_of_reach")
     assert set(PARK_WHEN) >= NOT_OVERRULED
 
@@ -208,25 +207,24 @@ def climbing(**fields: Any) -> RecoveryState:
 
 
 def test_a_job_that_fails_again_has_its_machines_tested() -> None:
-    plan = plan_restart(evidence(), climbing(), ladder=True)
+    plan = plan_restart(evidence(), climbing())
     assert said(plan) == (Action.DIAGNOSE, "")
     assert plan.text == "diagnose: nothing says for sure what failed; reattempt did not help"
-    assert plan_restart(evidence(), climbing()).action is Action.REATTEMPT, "an incident of before there was a ladder"
-    by_operator = plan_restart(evidence(), climbing(), by_operator=True, ladder=True)
+    by_operator = plan_restart(evidence(), climbing(), by_operator=True)
     assert by_operator.action is Action.REATTEMPT, "who resumes it has the last word"
 
 
 def test_nothing_is_tested_while_a_machine_is_silent_or_is_to_leave() -> None:
-    assert said(plan_restart(evidence(unreachable=["m1"]), climbing(), ladder=True)) == (Action.PARK, "machine_silent")
+    assert said(plan_restart(evidence(unreachable=["m1"]), climbing())) == (Action.PARK, "machine_silent")
     waits = climbing(waits="m1 leaves once there is another")
-    assert said(plan_restart(evidence(), waits, ladder=True)) == (Action.PARK, "eviction_waits")
+    assert said(plan_restart(evidence(), waits)) == (Action.PARK, "eviction_waits")
 
 
 def test_a_rung_keeps_its_turn_whatever_the_limits_say() -> None:
     known = climbing(history=[state().failures[0]] * 5, attempts=9)
-    assert plan_restart(evidence(), known, ladder=True).action is Action.DIAGNOSE
+    assert plan_restart(evidence(), known).action is Action.DIAGNOSE
     known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
-    assert said(plan_restart(evidence(), known, ladder=True)) == (Action.PARK, "same_step_again")
+    assert said(plan_restart(evidence(), known)) == (Action.PARK, "same_step_again")
 
 
 def looked_at(**fields: Any) -> RecoveryState:
@@ -238,13 +236,11 @@ def looked_at(**fields: Any) -> RecoveryState:
 
 
 def test_a_job_that_nothing_helped_is_replayed() -> None:
-    plan = plan_restart(evidence(), looked_at(), ladder=True)
+    plan = plan_restart(evidence(), looked_at())
     assert said(plan) == (Action.REPLAY, "") and plan.text.startswith("replay: nothing says for sure what failed")
-    before = plan_restart(evidence(), looked_at(), ladder=True, replay=False)
-    assert before.action is not Action.REPLAY and "no replays when this incident began" in str(before.step)
     unseen = looked_at()
     unseen.showing = Showing(kind="calls")
-    plan = plan_restart(evidence(), unseen, ladder=True)
+    plan = plan_restart(evidence(), unseen)
     assert plan.action is not Action.REPLAY and plan.step is not None and "run.steps" in plan.step.text
 
 
@@ -253,16 +249,15 @@ def test_the_launch_without_the_machine_that_was_found_is_not_counted() -> None:
     limits = {"history": [state().failures[0]] * 5, "attempts": 9}
     known = looked_at(**limits)
     known.ladder.take(Rung.REPLAY, known.failures[-1], "last", found="m1")
-    assert said(plan_restart(evidence(), known, ladder=True)) == (Action.PARK, "same_step_again")
+    assert said(plan_restart(evidence(), known)) == (Action.PARK, "same_step_again")
 
     fault = Finding(inspection="replay", reason="failed-replay")
     known.ladder.tested = [MachineFinding(machine=known.machines[-1].name, finding=fault)]
-    assert said(plan_restart(evidence(), known, ladder=True))[0] is Action.PARK, "it is still there"
+    assert said(plan_restart(evidence(), known))[0] is Action.PARK, "it is still there"
     known.replaced([*known.machines[:-1], Machine(name="m9", address="127.0.0.1:9")], {})
-    assert said(plan_restart(evidence(), known, ladder=True)) == (Action.REATTEMPT, "")
-    assert said(plan_restart(evidence(), known, ladder=True, replay=False))[0] is Action.PARK
+    assert said(plan_restart(evidence(), known)) == (Action.REATTEMPT, "")
 
-    known.launch(plan_restart(evidence(), known, ladder=True).restore)
+    known.launch(plan_restart(evidence(), known).restore)
     assert not known.found_out
 
 
@@ -277,9 +272,9 @@ def test_a_restore_that_fails_again_and_again_parks_whatever_comes_with_it(why: 
         fault = Finding(inspection="bitwise", reason="other-bits")
         known.ladder.tested = [MachineFinding(machine="m9", finding=fault)]
         known.joined = {"m1"}
-    assert plan_restart(evidence(), known, ladder=True).action is Action.REATTEMPT
+    assert plan_restart(evidence(), known).action is Action.REATTEMPT
     known.failed_restores = 3
-    plan = plan_restart(evidence(), known, ladder=True)
+    plan = plan_restart(evidence(), known)
     assert said(plan) == (Action.PARK, "restore_fails")
     assert plan.verdict.reason == "3 restores failed, one after the other"
     known.launch(plan.restore)
@@ -295,30 +290,30 @@ def test_a_rung_to_be_approved_parks_the_job_until_somebody_does() -> None:
             update={"policy": RecoveryPolicy(ladder={"modes": {Rung.DIAGNOSE: RungMode.APPROVE}})}
         )
     )
-    plan = plan_restart(evidence(), asks, ladder=True)
+    plan = plan_restart(evidence(), asks)
     assert said(plan) == (Action.PARK, "ladder_asks")
     assert "the next rung of the ladder, diagnose" in plan.verdict.reason
     asks.ladder.approved.add(Rung.DIAGNOSE)
-    assert plan_restart(evidence(), asks, ladder=True).action is Action.DIAGNOSE
+    assert plan_restart(evidence(), asks).action is Action.DIAGNOSE
 
 
 def test_what_passed_is_told_with_the_next_restart() -> None:
     known = climbing()
     known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
-    plan = plan_restart(evidence(), known, ladder=True)
+    plan = plan_restart(evidence(), known)
     assert plan.action is Action.REATTEMPT
     assert plan.verdict.reason == "SIGKILL: nothing says for sure what failed; reattempt and diagnose did not help"
     known.joined.add("m7")
-    again = plan_restart(evidence(), known, ladder=True)
+    again = plan_restart(evidence(), known)
     assert again.verdict.reason == "SIGKILL: what was at fault has left the job"
 
 
-def pcie_error(*, sure: bool, **known: Any) -> tuple[RecoveryState, Evidence]:
+def pcie_error(*, sure: bool) -> tuple[RecoveryState, Evidence]:
     """m1's kernel told of a PCIe error a second before its rank died, for the second time."""
     error = Finding(inspection="kernel-log", reason="pcie-error", sure=sure, since_ns=5 * 10**9, text="not corrected")
     died = RankExit(rank=1, machine="m1", signal=11, time_ns=6 * 10**9, completed_steps=21)
     ended = RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True, completed_steps=21)
-    known_now = state(failures=[], **known)
+    known_now = state(failures=[])
     found = evidence(exits=[died, ended], findings=[MachineFinding(machine="m1", finding=error)])
     found = known_now.merge_evidence(found)
     assert known_now.headline(found).startswith("m1: not corrected")
@@ -329,18 +324,14 @@ def pcie_error(*, sure: bool, **known: Any) -> tuple[RecoveryState, Evidence]:
 
 
 @pytest.mark.parametrize(
-    ("sure", "fields", "action", "path"),
-    [
-        (False, {}, Action.DIAGNOSE, "unclear"),
-        (True, {}, Action.REATTEMPT, "explained"),
-        (False, {"release": Release(tests_hints=False)}, Action.REATTEMPT, "explained"),
-    ],
+    ("sure", "action", "path"),
+    [(False, Action.DIAGNOSE, "unclear"), (True, Action.REATTEMPT, "explained")],
 )
 def test_a_machine_that_an_inspection_does_not_name_for_sure_is_tested_at_the_second_crash(
-    sure: bool, fields: dict[str, Any], action: Action, path: str
+    sure: bool, action: Action, path: str
 ) -> None:
-    known, found = pcie_error(sure=sure, **fields)
-    plan = plan_restart(found, known, ladder=True)
+    known, found = pcie_error(sure=sure)
+    plan = plan_restart(found, known)
     assert plan.step is not None and (plan.action, plan.step.path) == (action, path)
     assert known.is_explained, "it is not held against the code"
     known.launch(plan.restore)
@@ -367,5 +358,5 @@ def test_code_is_cleared_by_a_failure_that_code_can_cause_and_no_machine(
     book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), left], 1)
     tried = Climbed()
     tried.take(Rung.ROLLBACK, ERROR, "why")
-    plan_restart(evidence(**seen), state(failures=[ERROR], book=book, ladder=tried, **known), ladder=True)
+    plan_restart(evidence(**seen), state(failures=[ERROR], book=book, ladder=tried, **known))
     assert book.versions[2].status is (VersionStatus.REPLACED if cleared else VersionStatus.SUSPECT)

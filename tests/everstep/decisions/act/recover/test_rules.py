@@ -162,14 +162,6 @@ def test_failures_of_machines_are_forgotten_sooner_and_do_not_interrupt() -> Non
     assert still_counting([gone, unclear], failure(119, time_ns=HOUR + 2), POLICY) == [unclear]
 
 
-def test_an_incident_of_an_earlier_release_goes_by_steps_or_time() -> None:
-    old = [failure(20, time_ns=1)]
-
-    for soon in (failure(120, time_ns=2), failure(21, time_ns=HOUR + 2)):
-        assert still_counting(old, soon, POLICY, either=True) == []
-    assert still_counting(old, failure(119, time_ns=2), POLICY, either=True) == old
-
-
 def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_between() -> None:
     """A checkpoint far back: hours pass, and other faults, until the same bad batch is met again."""
     bad = failure(5000, "ValueError", time_ns=1)

@@ -91,11 +91,3 @@ def test_what_came_after_a_rollback_is_taken_back_too(again: dict[str, Any]) -> 
     restart(book)
     assert book.running == 4
     assert back(book, again).startswith("the job goes back to v2")
-
-
-def test_a_job_of_an_earlier_release_goes_back_once_more() -> None:
-    book = three()
-    back(book, ADA)
-    restart(book)
-    answer = answer_to(read_update(ADA), book, 20, back_again=True)
-    assert answer.text.startswith("the job goes back to v1")
