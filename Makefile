@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test check lint types docs stubs bench sweep drills soak mutants s3 integrations lock clean
+.PHONY: help setup temporal demo test check lint types docs histories stubs bench sweep drills soak mutants s3 integrations lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -52,6 +52,10 @@ check: temporal lint types ## before a commit: static checks, and the tests of t
 
 docs: setup ## write docs/reference from the tables in the code
 	@$(BIN)/python -P -m docs.generate
+
+histories: temporal ## record the histories of tests/histories anew, after a change of what a workflow does
+	@rm -f tests/histories/*.json
+	@$(BIN)/python -P -m pytest -q -n 2 --dist loadfile -m history --record-histories tests/workflows
 
 stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
 	@sh deploy/stubs.sh

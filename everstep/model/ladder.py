@@ -51,7 +51,7 @@ class Tried(Model):
     """What came of it, for people; empty: nothing is known yet."""
     seconds: float = 0.0
     """What it cost."""
-    generation: int = -1
-    """That failed; -1: the release that wrote it did not say."""
+    generation: int
+    """That failed."""
     path: str = ""
     """Of the ladder's table, by its name; empty: not known."""

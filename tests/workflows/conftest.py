@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowRound
 from everstep.model.state_copy import Restored, StateCopy
 from tests.rank_ends import exited
-from tests.workflows import answers
+from tests.workflows import answers, histories
 from tests.workflows.asking import asked
 from workflows.job import JobWorkflow
 from workflows.messages import JobResult
@@ -382,6 +383,28 @@ def anomaly(generation: int = 1, *, symptom: Symptom = Symptom.CRASH) -> Anomaly
         machines=["m1"],
         seen_ns=time.time_ns(),
     )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For ``make histories``."""
+    parser.addoption("--record-histories", action="store_true", help="store the histories that tests are marked with")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that are marked with names of histories record them."""
+    if config.getoption("--record-histories"):
+        for item in items:
+            if isinstance(item, pytest.Function) and item.get_closest_marker("history"):
+                item.fixturenames.insert(0, "recorded")
+
+
+@pytest.fixture
+async def recorded(request: pytest.FixtureRequest, temporal: Client) -> AsyncIterator[None]:
+    """Stores the histories that the test is marked with, once it has passed."""
+    since = datetime.now(UTC)
+    yield
+    marker = request.node.get_closest_marker("history")
+    await histories.record(temporal, marker.args, since)
 
 
 @pytest.fixture

@@ -222,6 +222,7 @@ async def test_a_standby_that_dies_meanwhile_gives_way_to_the_next_one(jobs: Any
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
 
 
+@pytest.mark.history("incident-evicted")
 async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machine(jobs: Any) -> None:
     jobs.cluster.evidence = gone("m1")
     handle = await failed(jobs)

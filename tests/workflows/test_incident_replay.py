@@ -75,6 +75,7 @@ def report_of(jobs: Jobs) -> IncidentReport:
     return next(note.report for note in reversed(jobs.cluster.notes) if note.report)
 
 
+@pytest.mark.history("incident-replayed")
 async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs: Jobs) -> None:
     cluster = jobs.cluster
     cluster.replayed, cluster.standbys = broken_on("m1"), [Machine(name="m2", address="127.0.0.13:1")]

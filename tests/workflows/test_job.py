@@ -52,6 +52,7 @@ async def test_a_job_launches_waits_for_its_end_and_gives_everything_back(jobs: 
     assert jobs.cluster.calls == ["prepare", "launch 1 from -1", "confirm 1", "release"]
 
 
+@pytest.mark.history("job-crash")
 async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")

@@ -84,6 +84,7 @@ async def test_a_first_crash_is_restarted_and_nothing_is_tested(jobs: Jobs) -> N
     assert [(one.rung, one.symptom, one.machine, one.step) for one in state.tried] == [("reattempt", "crash", "m1", 20)]
 
 
+@pytest.mark.history("incident-diagnosed")
 async def test_the_second_one_has_the_machines_tested_and_the_one_at_fault_leaves(jobs: Jobs) -> None:
     cluster = jobs.cluster
     cluster.confirmation, cluster.diagnosis, cluster.standbys = in_vain(1), other_bits("m1"), list(STANDBYS)

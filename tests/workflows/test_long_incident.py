@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from temporalio.client import WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
@@ -54,6 +55,7 @@ async def runs_of(jobs: Any, incident: WorkflowHandle[Any, Any]) -> list[Workflo
     return found
 
 
+@pytest.mark.history("incident-continued")
 async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) -> None:
     job, incident = await resumed_again_and_again(jobs, RESUMES)
     jobs.cluster.confirmation = type(jobs.cluster)().confirmation

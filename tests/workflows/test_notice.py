@@ -67,6 +67,7 @@ async def tried(handle: Handle, times: int) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.history("notice")
 async def test_all_receivers_are_told(temporal: Client, queue: str, pager: HttpReceiver, tmp_path: Path) -> None:
     mail = Receiver(name="mail", command=["sh", "-c", f"cat > {tmp_path}/got; echo sent"])
     async with worker(temporal, queue, Receiver(name="pager", url=pager.url), mail):

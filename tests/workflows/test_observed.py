@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
 from everstep.model.evidence import Evidence
@@ -30,6 +31,7 @@ def fault(number: int = 1, *, machine: str = "m1", reason: str = "gpu-hot") -> A
     )
 
 
+@pytest.mark.history("incident-observed")
 async def test_it_is_told_by_an_incident_that_does_nothing(jobs: Any) -> None:
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")

@@ -246,6 +246,7 @@ def replacement(pooled: Pooled, state: JobState, *machines: str, id: str) -> Rep
     )
 
 
+@pytest.mark.history("pool")
 async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Pooled) -> None:
     """Before that, the incident has to stop the ranks itself: their own memory is what they go on from."""
     job = await pooled.start("gpt", 0, 1)

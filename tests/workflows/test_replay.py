@@ -1,31 +1,45 @@
-"""Histories of earlier releases replay on today's workflows: a running incident survives a deployment."""
+"""Stored histories replay on today's workflows: a running incident survives a deployment. See ``histories.py``."""
 
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from temporalio import workflow
-from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from activities.payloads import DATA_CONVERTER
+from everstep.model.incident import Stage
+from tests.workflows.histories import load, stored
 from workflows.registry import WORKFLOWS, sandbox
 
-HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.json"))
+ROOT = Path(__file__).resolve().parent.parent.parent
+HISTORIES = stored()
+MOST = 15
+"""Histories: each shows something that no other one does."""
+ENDS = {Stage.OPEN, Stage.ACCEPTED, Stage.NOT_CONFIRMED, Stage.ABANDONED, Stage.CLOSED}
+"""Stages in which nothing is done that a history could show."""
 
 
-def load(path: Path) -> WorkflowHistory:
-    text = path.read_text()
-    started = json.loads(text)["events"][0]["workflowExecutionStartedEventAttributes"]
-    return WorkflowHistory.from_json(started["workflowId"], text)
+def test_a_few_histories_show_each_workflow_and_each_stage() -> None:
+    begun = [load(path).events[0].workflow_execution_started_event_attributes for path in HISTORIES]
+    shown = {
+        json.loads(event.upsert_workflow_search_attributes_event_attributes.search_attributes.indexed_fields[key].data)
+        for path in HISTORIES
+        if path.stem.startswith("incident")
+        for event in load(path).events
+        for key in event.upsert_workflow_search_attributes_event_attributes.search_attributes.indexed_fields
+        if key == "Stage"
+    }
 
-
-def test_there_are_histories_of_all_workflows() -> None:
-    kinds = {path.stem.split("-")[0] for path in HISTORIES}
-
-    assert {"job", "incident", "notice", "pool", "replay"} <= kinds
+    workflows = {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
+    assert {one.workflow_type.name for one in begun} == workflows
+    assert any(one.continued_execution_run_id for one in begun), "one that continued as new"
+    assert shown >= set(Stage) - ENDS
+    assert len(HISTORIES) <= MOST
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
@@ -40,7 +54,7 @@ class OtherIncident:
     """An incident that does something else: what a replay must notice."""
 
     @workflow.run
-    async def run(self, given: object) -> None:
+    async def run(self, input: object) -> None:
         await workflow.sleep(1)
 
 
@@ -50,3 +64,33 @@ async def test_a_changed_workflow_does_not_replay() -> None:
 
     with pytest.raises(workflow.NondeterminismError):
         await replayer.replay_workflow(load(path))
+
+
+# Patches: each names the release with which it came, and is gone two releases later.
+
+
+def releases() -> list[str]:
+    """All releases, the newest first; the version that is being made is one of them."""
+    found = re.findall(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    made = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    return found if made in found else [made, *found]
+
+
+def outdated(source: str, known: list[str]) -> list[str]:
+    """Patches that name no release, or one that is older than the release before the newest."""
+    ids = re.findall(r"\.patched\(\s*(?:f?[\"'](.*?)[\"'])?", source)
+    return [id for id in ids if (id.partition(" ")[0] not in known[:2])]
+
+
+def test_no_patch_is_older_than_the_release_before_the_newest() -> None:
+    known = releases()
+    for path in (ROOT / "workflows").rglob("*.py"):
+        assert outdated(path.read_text(), known) == [], path
+
+
+def test_a_patch_without_a_release_or_of_an_old_one_is_found() -> None:
+    known = ["0.3.0", "0.2.0", "0.1.0"]
+    for good in ('workflow.patched("0.3.0 the job is told")', 'workflow.patched(\n    "0.2.0 the job is told"\n)'):
+        assert outdated(good, known) == []
+    for bad in ('workflow.patched("0.1.0 x")', 'workflow.patched("the job is told")', "workflow.patched(PATCH)"):
+        assert len(outdated(bad, known)) == 1

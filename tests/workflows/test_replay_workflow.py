@@ -135,6 +135,7 @@ async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client
     assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayFound.ONE, ["m3"], 2)
 
 
+@pytest.mark.history("replay-continued")
 async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_all(temporal: Client) -> None:
     """What comes in the first repeat counts in the last one."""
 

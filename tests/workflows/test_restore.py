@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from activities.messages import FindInput, RestoreInput, StopInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit
@@ -161,6 +163,7 @@ async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_wa
     assert (report.resume_step, report.version) == (20, 2)
 
 
+@pytest.mark.history("incident-restored")
 async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> None:
     def nothing(given: StopInput) -> Evidence:
         return Evidence(generation=given.generation, exits=[VICTIM], emptied=["m1"])

@@ -55,6 +55,7 @@ async def steps_again(jobs: Any, handle: Any) -> Any:
     return await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
 
 
+@pytest.mark.history("incident-hung")
 async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, named("m1")))

@@ -92,6 +92,7 @@ async def test_storage_that_stays_silent_parks_the_job_and_an_operator_asks_it_a
     assert (report.resume_step, report.recovered, report.accepted_loss) == (20, True, "")
 
 
+@pytest.mark.history("incident-loss-accepted")
 async def test_an_operator_may_accept_what_may_be_lost_and_that_is_recorded(jobs: Any) -> None:
     jobs.cluster.evidence = m1_lost
     jobs.cluster.found = hanging(lambda: False)

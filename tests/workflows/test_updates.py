@@ -236,6 +236,7 @@ async def test_what_is_withdrawn_while_state_is_restored_does_not_come(jobs: Job
     assert (report.resolution, report.version) == ("reattempt", 1)
 
 
+@pytest.mark.history("job-rolled-back", "incident-rolled-back")
 async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     jobs.cluster.evidence = lambda given: stopped(given) if given.generation == 1 else raised(given)
     jobs.cluster.confirmation = fails("/home/ada/gpt")

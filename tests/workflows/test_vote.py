@@ -76,6 +76,7 @@ async def closed(jobs: Any, handle: Any, count: int = 1) -> tuple[Any, IncidentR
     return state, reports[-1]
 
 
+@pytest.mark.history("incident-slow")
 async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(jobs: Any) -> None:
     handle = await slow(jobs, flagged("no CPU"))
     state, report = await closed(jobs, handle)

@@ -13,7 +13,6 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion
 
 
-
 def tests_of(state: RecoveryState) -> Choice:
     """The tests that follow the failure at hand."""
     failure, policy = state.failures[-1], state.spec.policy

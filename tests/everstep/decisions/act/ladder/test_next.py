@@ -37,7 +37,7 @@ def facts(of: Failure | None = None, **fields: Any) -> LadderFacts:
 
 def one(rung: Rung, of: Failure | None = None, **fields: Any) -> Tried:
     about = of or failure()
-    known = about.model_dump(include={"symptom", "cause", "step", "machine", "time_ns"})
+    known = about.model_dump(include={"symptom", "cause", "step", "machine", "time_ns", "generation"})
     return Tried(rung=rung, **(known | fields))
 
 
@@ -45,7 +45,7 @@ def climbed(at: LadderFacts, policy: RecoveryPolicy = POLICY) -> list[Rung]:
     """All rungs, one after the other, as each fails."""
     tried: list[Tried] = []
     while not (step := next_rung(with_tried(at, tried), policy)).last:
-        tried.append(one(step.rung, at.failure))
+        tried.append(one(step.rung, at.failure, path=step.path))
     return [done.rung for done in tried]
 
 
@@ -143,7 +143,7 @@ def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> 
     remembered: list[Tried] = []
     climbed_to = []
     for step in (20, 3000, 4500, 9000):
-        nan = failure(Symptom.NOT_FINITE, step=step, machine="", time_ns=NOW_NS + step)
+        nan = failure(Symptom.NOT_FINITE, step=step, machine="", time_ns=NOW_NS + step, generation=step)
         begun = next_rung(facts(nan, remembered=tuple(remembered)), POLICY)
         climbed_to.append(begun.rung)
         remembered.append(one(begun.rung, nan))
@@ -289,7 +289,7 @@ def test_no_machine_is_tested_for_what_no_machine_did(at: LadderFacts, policy: R
 @given(FACTS, POLICIES)
 def test_what_was_tried_more_often_starts_no_lower(at: LadderFacts, policy: RecoveryPolicy) -> None:
     step = next_rung(at, policy)
-    later = next_rung(with_tried(at, [*at.tried, one(step.rung, at.failure)]), policy)
+    later = next_rung(with_tried(at, [*at.tried, one(step.rung, at.failure, path=step.path)]), policy)
     assert later.place > step.place or later.last
 
 
