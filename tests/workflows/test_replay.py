@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.worker import Replayer
 
 from activities.payloads import DATA_CONVERTER
-from everstep.model.incident import Stage
+from everstep.model.stage import Stage
 from tests.workflows.histories import load, stored
 from workflows.registry import WORKFLOWS, sandbox
 
