@@ -30,7 +30,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -126,6 +126,8 @@ class FakeAgent:
         """What it was asked for, the oldest first."""
         self.log = ObservationLog(LinesUnread(), machine)
         """What it tells, in the answers of :meth:`observe` and :meth:`acknowledge`."""
+        self.active: Sequence[pb.Finding] = ()
+        """What its inspections find, in the answers of :meth:`observe`."""
         self._memory = RequestMemory(LinesUnread())
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
@@ -200,7 +202,9 @@ class FakeAgent:
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
         """An answer to the method of this name: what was told and not acknowledged, then live, as of a real agent."""
-        return self.log.follow(request.after_sequence, request.job)
+        return self.log.follow(
+            request.after_sequence, request.job, lambda: self.active if request.active_findings else ()
+        )
 
     def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
         """An answer to the method of this name: forgets what was told, as a real agent does."""

@@ -17,7 +17,6 @@ from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
 from activities.watching.shown import FirstShown, Shown, stored
 from activities.watching.untold import UntoldFaults
-from agent.monitor.messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import Standstill
 from everstep.decisions.clocks import stream_shift_ns
@@ -145,11 +144,6 @@ class JobView:
         """An inspection found something on a machine, or what it had found is over."""
         self.faults.found(machine, observation, now_ns)
         self._drop_those_of_the_incident()
-
-    def stands(self, machine: str, reply: pb.InspectReply, now_ns: int) -> None:
-        """What a machine's inspections say as the watch begins."""
-        findings = [finding_of(found) for state in reply.inspections for found in state.findings]
-        self.faults.stands(machine, findings, now_ns)
 
     def needs_no_more(self, machine: str) -> int | None:
         """Newest of what happened to a machine itself that may be forgotten as far as this job goes, with all before

@@ -30,21 +30,19 @@ class UntoldFaults:
         """What faults are about → when the job's workflow took them last, nanoseconds of the wall clock."""
 
     def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
-        """An inspection found something, or what it had found is over."""
+        """An inspection found something, or what it had found is over.
+
+        What was active when the stream began may have been reported before there was anybody to hear it.
+        """
         finding = finding_of(observation.machine_finding.finding)
         if observation.machine_finding.over or finding.verdict is not Health.FAULTY:
             self._seen[machine].pop(finding.key, None)
-        else:
+        elif observation.sequence or not self._is_known(machine, finding):
             self._keep(FindingSeen(observation.id, machine, finding, now_ns, observation.sequence))
 
-    def stands(self, machine: str, findings: Iterable[Finding], now_ns: int) -> None:
-        """What inspections find as the watch begins: it may have been told before there was anybody to hear it."""
-        for finding in findings:
-            about = MachineFinding(machine=machine, finding=finding).about
-            heard = finding.key in self._seen[machine] or self.known.get(about, -1) >= finding.since_ns
-            if finding.verdict is Health.FAULTY and not heard:
-                id = "-".join([machine, *finding.key, str(finding.since_ns)]).replace(" ", "-")
-                self._keep(FindingSeen(id, machine, finding, now_ns))
+    def _is_known(self, machine: str, finding: Finding) -> bool:
+        about = MachineFinding(machine=machine, finding=finding).about
+        return finding.key in self._seen[machine] or self.known.get(about, -1) >= finding.since_ns
 
     def offered(self, anomaly: Anomaly, faults: Iterable[FindingSeen]) -> None:
         """What an anomaly tells."""
@@ -53,6 +51,7 @@ class UntoldFaults:
     def told(self, anomaly: Anomaly, now_ns: int) -> None:
         """The job's workflow took an anomaly."""
         self.told_ns |= {found.finding.reason: now_ns for found in anomaly.findings}
+        self.known = {**self.known, **{found.about: found.finding.since_ns for found in anomaly.findings}}
         gone = self._offered.get(anomaly.id, {anomaly.id})
         self.drop(lambda seen: seen.id in gone)
 

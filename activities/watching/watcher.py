@@ -40,7 +40,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import Once
 from everstep.decisions.keep.disk_schedule import Agreed
-from everstep.errors import AgentUnreachable, EverstepError
+from everstep.errors import EverstepError
 from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
@@ -191,12 +191,10 @@ class Watcher:
                 for loop in (self._judge, self._persist, self._align, self._ask_what_runs, self._look_closely)
             ]
             tasks.append(asyncio.create_task(Acknowledging(self._agents, job, self.watched).run()))
-            asked: list[asyncio.Task[None]] = []
             try:
                 async for machine in in_turns(job.machines):
                     tasks.append(asyncio.create_task(self._observe(job, machine)))
                     tasks.append(asyncio.create_task(self._follow(job, machine)))
-                    asked.append(asyncio.create_task(self._ask_what_stands(job, machine)))
                 # The judge returns when the job's workflow is over; the streams never do.
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -207,31 +205,18 @@ class Watcher:
                 if self._failures.new(job_workflow_id(job.spec.name), error):
                     log.exception("watching failed; it begins anew, and again until it succeeds")
             finally:
-                for task in (*tasks, *asked):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, *asked, return_exceptions=True)
-
-    async def _ask_what_stands(self, job: JobView, machine: Machine) -> None:
-        """Ask a machine once what its inspections find: what was told before this job began is told to nobody again."""
-        backoff = Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
-        while True:
-            try:
-                job.stands(machine.name, await self._agents.get(machine.address).inspect(), steady_ns())
-                return
-            except AgentUnreachable:
-                await asyncio.sleep(backoff.next_s())
-            except EverstepError as error:  # of an earlier release
-                log.debug("a machine does not say what it finds", machine=machine.name, error=str(error))
-                return
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _observe(self, job: JobView, machine: Machine) -> None:
         after, backoff = 0, Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
         while True:
             began = time.monotonic()
-            request = pb.ObserveRequest(after_sequence=after, job=job.spec.name)
+            request = pb.ObserveRequest(after_sequence=after, job=job.spec.name, active_findings=True)
             try:
                 async for observation in self._agents.get(machine.address).observe(request):
-                    after = observation.sequence
+                    after = observation.sequence or after
                     self._take(job, machine, observation)
             except EverstepError as error:
                 log.debug("agent is silent", machine=machine.name, error=str(error))
@@ -249,7 +234,7 @@ class Watcher:
             return
         if observation.HasField("machine_finding"):
             job.found(machine.name, observation, steady_ns())
-        if self._machine_event is not None:
+        if self._machine_event is not None and observation.sequence:
             job.acknowledgements.noted(machine.name, observation, self._machine_event(observation))
 
     async def _follow(self, job: JobView, machine: Machine) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import structlog
@@ -103,13 +103,21 @@ class ObservationLog:
         self._entries = [e for e in self._entries if e.job != job]
         self._rewrite()
 
-    async def follow(self, after: int, job: str = "") -> AsyncIterator[pb.Observation]:
-        """What is kept after a number, then what comes; endless.
+    async def follow(
+        self, after: int, job: str = "", active: Callable[[], Iterable[pb.Finding]] = tuple
+    ) -> AsyncIterator[pb.Observation]:
+        """What is kept after a number, then active findings, then what is observed from now on; endless.
 
         A number that this log never gave means that an earlier log was lost: all is sent.
+
+        Args:
+            after: The number.
+            job: Only observations of this job and of the machine; empty: all.
+            active: Returns what inspections find now. It may have been acknowledged long ago.
         """
         if after > self.last:
             after = 0
+        is_first = True
         while True:
             changed = self._changed
             due = [e for e in self._entries if e.sequence > after]
@@ -117,8 +125,20 @@ class ObservationLog:
                 if not job or entry.job in (job, ""):
                     yield entry
             after = max([after, *(e.sequence for e in due)])
+            for finding in active() if is_first else ():
+                yield self._of_active(finding)
+            is_first = False
             if not any(e.sequence > after for e in self._entries):
                 await changed.wait()
+
+    def _of_active(self, finding: pb.Finding) -> pb.Observation:
+        parts = (self._machine, finding.inspection, finding.reason, finding.item, str(finding.since_ns))
+        return pb.Observation(
+            id="-".join(parts).replace(" ", "-"),
+            time_ns=time.time_ns(),
+            machine=self._machine,
+            machine_finding=pb.MachineFinding(finding=finding),
+        )
 
     def close(self) -> None:
         """Close the file."""

@@ -252,18 +252,21 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
                 checkpoints = await self.held_after_stop(runner, verify_bytes)
             ends = await asyncio.gather(*map(runner.ranks.describe_end, ranks))
-            findings = map(to_message, self._monitor.findings()[:FINDINGS])
             return pb.StopReply(
                 ranks=ends,
                 checkpoints=checkpoints,
                 unknown=unknown,
                 disk_asked=runner.checkpoints.disk_asked,
-                findings=findings,
+                findings=self._findings(),
             )
 
         reply = await self.jobs.command("Stop", request, pb.StopReply, context, carry_out)
         reply.now_ns = time.time_ns()  # not when it was carried out first
         return reply
+
+    def _findings(self) -> list[pb.Finding]:
+        """What inspections find now, the worst first."""
+        return [to_message(finding) for finding in self._monitor.findings()[:FINDINGS]]
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:  # noqa: N802
         """End the job on this machine."""
@@ -297,8 +300,9 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> AsyncIterator[pb.Observation]:  # noqa: N802
         """The observation log, then live."""
-        async for found in self.host.log.follow(request.after_sequence, request.job):
-            yield found
+        active = self._findings if request.active_findings else tuple
+        async for observation in self.host.log.follow(request.after_sequence, request.job, active):
+            yield observation
 
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
         """Where each rank stands: on change, and once a second."""

@@ -1854,17 +1854,22 @@ class ObserveRequest(_message.Message):
 
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    ACTIVE_FINDINGS_FIELD_NUMBER: _builtins.int
     after_sequence: _builtins.int
     job: _builtins.str
+    """empty: all"""
+    active_findings: _builtins.bool
+    """after what is kept, what inspections find now, each with sequence 0"""
     def __init__(
         self,
         *,
         after_sequence: _builtins.int = ...,
         job: _builtins.str = ...,
+        active_findings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_findings", b"active_findings", "after_sequence", b"after_sequence", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1886,6 +1891,7 @@ class Observation(_message.Message):
     MACHINE_FINDING_FIELD_NUMBER: _builtins.int
     METRIC_NOTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    """0: a finding that was active when the stream began; it is not acknowledged"""
     id: _builtins.str
     """"<machine>-<sequence>", the correlation id of all that follows from it"""
     time_ns: _builtins.int

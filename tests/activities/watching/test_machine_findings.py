@@ -190,37 +190,50 @@ def hear(job: JobView, observation: pb.Observation, now_ns: int) -> None:
     job.acknowledgements.noted("m1", observation, written)
 
 
-def standing(**fields: Any) -> pb.InspectReply:
-    found = finding().machine_finding.finding
-    found.MergeFrom(pb.Finding(**fields))
-    healthy = pb.InspectionState(name="cpu")
-    return pb.InspectReply(inspections=[healthy, pb.InspectionState(name="gpu", findings=[found])])
+def active(machine: str = "m1", **fields: Any) -> pb.Observation:
+    """A finding that was active when the stream began."""
+    observation = finding()
+    observation.machine_finding.finding.MergeFrom(pb.Finding(**fields))
+    observation.sequence, observation.id = 0, f"{machine}-gpu-gpu-hot"
+    return observation
 
 
-def test_what_stands_as_the_watch_begins_is_told_once() -> None:
+def test_what_is_active_as_the_watch_begins_is_reported_once() -> None:
     job = watched()
     show(job, 100 * S, 20)
-    job.stands("m1", standing(), 100 * S)
-    job.stands("m0", standing(verdict="unknown"), 100 * S)
-    [told] = anomalies(job, 102 * S)
-    assert (told.id, told.machines) == ("m1-gpu-gpu-hot-GPU-3-1000000000", ["m1"])
-    job.told(told, 102 * S)
+    job.found("m1", active(), 100 * S)
+    job.found("m0", active("m0", verdict="unknown"), 100 * S)
+    [reported] = anomalies(job, 102 * S)
+    assert (reported.id, reported.machines) == ("m1-gpu-gpu-hot", ["m1"])
+    job.told(reported, 102 * S)
     assert anomalies(job, 110 * S) == []
+    job.found("m1", active(), 120 * S)  # the stream began again
+    assert anomalies(job, 130 * S) == []
 
 
-def test_what_stands_and_the_workflow_knows_is_not_told_again() -> None:
+def test_what_is_active_and_observed_too_is_acknowledged_once_it_was_reported() -> None:
+    job = watched()
+    show(job, 100 * S, 20)
+    job.found("m1", finding(number=7), 100 * S)
+    job.found("m1", active(), 101 * S)
+    assert job.faults.first("m1") == 7
+    [reported] = anomalies(job, 103 * S)
+    assert reported.id == "m1-7"
+
+
+def test_what_is_active_and_the_workflow_knows_is_not_reported_again() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.faults.known = {"m1 gpu gpu-hot GPU 3": 5 * S}
-    job.stands("m1", standing(since_ns=5 * S), 100 * S)
+    job.found("m1", active(since_ns=5 * S), 100 * S)
     assert anomalies(job, 110 * S) == []
-    job.stands("m1", standing(since_ns=6 * S), 100 * S)  # it came back
+    job.found("m1", active(since_ns=6 * S), 100 * S)  # it came back
     assert len(anomalies(job, 110 * S)) == 1
 
 
-def test_what_stands_is_told_over_like_anything_else() -> None:
+def test_what_is_active_ends_like_anything_else() -> None:
     job = watched()
     show(job, 100 * S, 20)
-    job.stands("m1", standing(), 100 * S)
+    job.found("m1", active(), 100 * S)
     job.found("m1", finding(over=True), 100 * S)
     assert anomalies(job, 110 * S) == []

@@ -49,14 +49,14 @@ async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: P
 
 async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place) -> None:
     agent, job = place.agents[0], await place.start("later", 1)
-    agent.answer(inspect=pb.InspectReply(inspections=[pb.InspectionState(name="gpu", findings=[HOT])]))
+    agent.active = [HOT]
     agent.shown["later"] = RUNS
     while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
     pool = AgentPool()
     async with cancelled_at_the_end(Watcher(place.client, pool, place.queue).run()):
         await place.until_watched(2)
-        while len(agent.asked("inspect")) < 2:  # noqa: ASYNC110 - nobody tells us
+        while agent.open("observe") < 2:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
         await asyncio.sleep(2)
     [incident] = (await job.query(JobWorkflow.current_state)).incidents

@@ -158,3 +158,15 @@ async def test_a_full_disk_does_not_keep_an_end_from_those_who_listen(tmp_path: 
     assert not (tmp_path / "log.jsonl").exists(), "half a log would be taken for a whole one"
     tell(log, "a")
     assert await kept(opened(tmp_path)) == [1, 2], "all of it, as soon as there is room"
+
+
+async def test_active_findings_come_after_what_is_kept_and_have_no_number(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    tell(log, "a")
+    hot = pb.Finding(inspection="gpu", reason="gpu-hot", item="GPU 3", since_ns=5)
+    following = log.follow(0, "a", lambda: [hot])
+    seen = [await anext(following), await anext(following)]
+    tell(log, "a")
+    seen.append(await anext(following))
+    assert [observation.sequence for observation in seen] == [1, 0, 2]
+    assert (seen[1].id, seen[1].machine_finding.finding) == ("m1-gpu-gpu-hot-GPU-3-5", hot)
