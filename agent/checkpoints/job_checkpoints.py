@@ -26,8 +26,7 @@ from agent.checkpoints.tiers.open_with_timeout import TiersWithTimeout
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
-from everstep.slots.format import DAMAGED, Pin, SlotHeader, same_save
-from everstep.slots.names import backup_slots, own_slots
+from everstep.slots.format import DAMAGED, Pin, SlotHeader, backup_slots, own_slots, same_save
 from everstep.slots.reader import SlotReader
 from everstep.system import private_files as private
 
@@ -52,7 +51,7 @@ class JobCheckpoints:
         self.tiers = JobTiers(place, self._fetch_range)
         self._with_timeout = TiersWithTimeout(self.tiers, place.saved)
         self._connect = partial(exchange.connect, run=place.run)
-        self._bell: SaveWatch | None = None
+        self._save_watch: SaveWatch | None = None
         self._sender: Sender | None = None
         self._stale = False
         """There may be backups that nobody needs any more."""
@@ -86,9 +85,9 @@ class JobCheckpoints:
         self._with_timeout.open(launch)
         self._sender = Sender(self.place, launch, self._connect)
         subscribers = [self._saved, self._with_timeout.on_saved, self._sender.on_saved]
-        self._bell = SaveWatch(self.place.shm, subscribers, on_held=self.place.saved.held)
+        self._save_watch = SaveWatch(self.place.shm, subscribers, on_held=self.place.saved.held)
         self._sender.start()
-        self._bell.start()
+        self._save_watch.start()
 
     def stop(self, generation: int) -> None:
         """Nothing of a generation or older ones is sent, taken or written any more when this returns."""
@@ -106,10 +105,10 @@ class JobCheckpoints:
         self.opened = None
         if self._sender:
             self._sender.close()
-        if self._bell:
-            self._bell.close()
+        if self._save_watch:
+            self._save_watch.close()
         self._with_timeout.shut()
-        self._sender = self._bell = None
+        self._sender = self._save_watch = None
 
     # What happens meanwhile.
 

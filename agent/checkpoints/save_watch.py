@@ -1,9 +1,8 @@
 """Notices each save of each rank on this machine as it is committed.
 
-A rank that committed a slot writes a byte into a FIFO, the *bell*, without
-waiting. The bell's thread then reads the headers of the job's checkpoint files
-and tells of each slot that was not there before. A slow poll stands behind it,
-for ranks that cannot ring and rings that are lost.
+A rank that committed a slot writes a byte into a FIFO, the *save signal*, without
+waiting. A thread then reads the headers of the job's checkpoint files and reports
+each slot that is new. The headers are also polled slowly, for signals that are lost.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from pathlib import Path
 import structlog
 
 from everstep.errors import CorruptCheckpoint
-from everstep.slots.format import SlotHeader
-from everstep.slots.names import BACKUP, OWN
+from everstep.slots.format import BACKUP, OWN, SlotHeader
 from everstep.slots.reader import SlotReader
 from everstep.system import private_files as private
 from everstep.system.wake_up import WakeUp
 
 POLL_S = 0.25
-"""Headers are read this often even when nobody rings."""
-NAME = "bell"
+"""Interval in which headers are read without a signal, seconds."""
+NAME = "save-signal"
 
 Saved = Callable[[int, SlotHeader], None]
 
@@ -34,16 +32,16 @@ logger = structlog.get_logger()
 
 
 class SaveWatch:
-    """Tells of every committed slot of a job's own checkpoint files, in one thread.
+    """Reports every committed slot of a job's own checkpoint files to its subscribers, in one thread.
 
-    What is held when it starts is told too, oldest first: so whoever subscribes
-    after a restart of the agent knows the latest state. A subscriber must
-    return at once; one that raises is logged and not told again of that slot.
+    Slots that exist when it starts are reported too, oldest first: so a subscriber
+    knows the latest state after a restart of the agent. A subscriber must return at
+    once; its errors are logged, and it does not get that slot again.
 
     Args:
         shm: The job's folder in shared memory.
         subscribers: Called as ``on_saved(rank, header)``.
-        on_held: Told of all steps that a rank's slots hold, before of a new one among them.
+        on_held: Called with all steps that a rank's slots hold, before a new one among them is reported.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class SaveWatch:
         self._fifo = _open_fifo(shm / NAME)
         self._wake_up = WakeUp()
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name=f"bell {shm.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"save watch {shm.name}", daemon=True)
 
     def start(self) -> None:
         """Begin."""

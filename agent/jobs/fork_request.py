@@ -16,7 +16,7 @@ from agent.tracer.tracer import server_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import ConfigError
 from everstep.rank import environment
-from everstep.slots.names import own_slots
+from everstep.slots.format import own_slots
 
 
 def check_launch(request: pb.LaunchRequest) -> None:
@@ -117,7 +117,7 @@ def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, st
     return {
         environment.CHECKPOINT_SLOTS: str(slots_of(options)),
         environment.CHECKPOINT_OVERLAP: request.env.get(environment.CHECKPOINT_OVERLAP) or str(int(options.overlap)),
-        environment.CHECKPOINT_BELL: str(shm / save_watch.NAME),
+        environment.SAVE_SIGNAL: str(shm / save_watch.NAME),
         environment.BACKUP_SLOTS: str(backups),
         environment.RESHARD_FROM: options.reshard_from,
     }

@@ -11,7 +11,7 @@ from controlplane.local import cluster_processes, mounts, power, readiness
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from drills.inject.found import await_finding, await_told
 from everstep.errors import ClusterError
-from everstep.slots.names import own_slots
+from everstep.slots.format import own_slots
 
 AMPLE = 4 << 30
 """Room at the beginning, bytes; a memory file system takes only what is used."""

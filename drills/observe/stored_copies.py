@@ -15,8 +15,7 @@ from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.shards.folders import step_name
-from everstep.slots.format import PAGE, SAVING, SLOT, file_header
-from everstep.slots.names import backup_slots, own_slots
+from everstep.slots.format import PAGE, SAVING, SLOT, backup_slots, file_header, own_slots
 from everstep.slots.reader import held
 
 

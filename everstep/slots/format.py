@@ -25,6 +25,7 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import xxhash
 
@@ -172,3 +173,17 @@ def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
         if digest.intdigest() != checksum:
             return broken(DAMAGED)
     return SlotInfo(steps, generation, used, True, saved_ns=saved_ns)
+
+
+OWN, BACKUP = "checkpoint-", "backup-"
+"""Beginnings of the names of slot files; a rank follows."""
+
+
+def own_slots(shm: Path, rank: int) -> Path:
+    """The file of a rank's own slots; ``shm`` is the job's folder of the rank's machine."""
+    return shm / f"{OWN}{rank}"
+
+
+def backup_slots(shm: Path, rank: int) -> Path:
+    """The file of the backups of a rank that another machine runs."""
+    return shm / f"{BACKUP}{rank}"

@@ -12,8 +12,7 @@ from torch import Tensor
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.slots.footprint import footprint, refusal
-from everstep.slots.format import aligned
-from everstep.slots.names import BACKUP, OWN
+from everstep.slots.format import BACKUP, OWN, aligned
 from everstep.system.memory import free, memory_available
 
 MOMENTS = {

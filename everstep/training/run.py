@@ -146,8 +146,8 @@ class Run:
         )
         # With two slots a rank that is a step ahead would have given up the step that the others are still saving.
         overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
-        fifo = os.environ.get(environment.CHECKPOINT_BELL)
-        save_signal = SaveSignal(Path(fifo) if fifo else None)
+        path = os.environ.get(environment.SAVE_SIGNAL)
+        save_signal = SaveSignal(Path(path) if path else None)
         return Checkpoint(things, file, overlap=overlap, save_signal=save_signal)
 
     def steps(

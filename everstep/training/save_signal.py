@@ -1,4 +1,4 @@
-"""Tells the agent of a committed save: one byte into a FIFO; never blocks, errors are ignored."""
+"""The save signal: one byte in a FIFO, which wakes the agent when a save is committed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 REOPEN_S = 1.0
-"""A FIFO that could not be opened or written is opened again so much later."""
+"""Time after which a FIFO that could not be opened or written is opened again, seconds."""
 
 
 class SaveSignal:
     """The rank's end of the FIFO.
 
-    The agent polls as well: a byte that is lost costs it a fraction of a second.
+    The agent polls as well, so a lost byte costs it a fraction of a second.
 
     Args:
         path: The FIFO; None: there is none.
@@ -25,7 +25,7 @@ class SaveSignal:
         self._descriptor = -1
         self._not_before = 0.0
 
-    def ring(self) -> None:
+    def send(self) -> None:
         """Write one wake-up byte; never blocks, errors are ignored."""
         if self._path is None or not self._opened():
             return
@@ -47,6 +47,6 @@ class SaveSignal:
         now = time.monotonic()
         if self._descriptor < 0 and now >= self._not_before and self._path is not None:
             self._not_before = now + REOPEN_S
-            with contextlib.suppress(OSError):  # no such FIFO, or nobody reads it
+            with contextlib.suppress(OSError):  # there is no such FIFO, or it has no reader
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         return self._descriptor >= 0

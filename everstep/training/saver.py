@@ -317,7 +317,7 @@ class Saver:
             if save.torn or save.given_up:
                 self._file.forget(save.completed_steps)
                 return
-        self._save_signal.ring()
+        self._save_signal.send()
 
     def _copy(self, pieces: Pieces, address: int, midway: int | None) -> None:
         for index, (device, batch) in enumerate(pieces):

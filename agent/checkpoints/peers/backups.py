@@ -23,8 +23,7 @@ from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import backup_files
 from everstep.base.text import size_text
 from everstep.errors import BackupRefused, ConfigError, Fenced
-from everstep.slots.format import SlotHeader
-from everstep.slots.names import backup_slots
+from everstep.slots.format import SlotHeader, backup_slots
 from everstep.system import private_files as private
 from everstep.system.memory import free, memory_available
 

@@ -19,7 +19,7 @@ from agent.checkpoints.peers.messages import Offer, Request, as_message, parse
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import STALL_S, Message, Wire, session_key
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
-from everstep.slots.names import backup_slots, own_slots
+from everstep.slots.format import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
 from everstep.system.bulk_threads import yield_the_core
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from agent.checkpoints.options import Place
 from everstep.errors import CorruptCheckpoint
-from everstep.slots.names import own_slots
+from everstep.slots.format import own_slots
 from everstep.slots.reader import SlotReader
 
 

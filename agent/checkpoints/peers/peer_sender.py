@@ -27,8 +27,7 @@ from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_
 from everstep.decisions.keep.disk_schedule import StepRate
 from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
 from everstep.errors import AgentError, CorruptCheckpoint
-from everstep.slots.format import EMPTY, Pin, SlotHeader
-from everstep.slots.names import own_slots
+from everstep.slots.format import EMPTY, Pin, SlotHeader, own_slots
 from everstep.slots.reader import SlotReader
 from everstep.system.bulk_threads import yield_the_core
 

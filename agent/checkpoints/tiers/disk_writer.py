@@ -28,8 +28,7 @@ from everstep.decisions.keep.next_copy import NextDiskStep, next_disk_step, stri
 from everstep.errors import CorruptCheckpoint, EverstepError
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
-from everstep.slots.format import Pin, SlotHeader
-from everstep.slots.names import own_slots
+from everstep.slots.format import Pin, SlotHeader, own_slots
 from everstep.slots.reader import SlotReader
 from everstep.system.bulk_threads import yield_the_core
 

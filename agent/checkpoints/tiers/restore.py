@@ -27,7 +27,7 @@ from everstep.shards.manifest import (
     read_summary,
 )
 from everstep.slots.file import SlotFile
-from everstep.slots.names import own_slots
+from everstep.slots.format import own_slots
 from everstep.system import private_files as private
 
 T = TypeVar("T")

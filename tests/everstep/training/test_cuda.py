@@ -23,7 +23,7 @@ from everstep.training.codec import decode, encode
 from everstep.training.copier import Batch
 from everstep.training.cuda import Cuda, TorchCuda
 from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
-from everstep.training.recording_cuda import RecordingCuda
+from tests.everstep.training.recording_cuda import RecordingCuda
 
 
 class Platform(Protocol):

@@ -15,7 +15,7 @@ from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import encode
 from everstep.training.copier import Batch
 from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
-from everstep.training.recording_cuda import RecordingCuda
+from tests.everstep.training.recording_cuda import RecordingCuda
 
 GPU = torch.device("cuda", 1)
 

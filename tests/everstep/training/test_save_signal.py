@@ -1,4 +1,4 @@
-"""The bell wakes whoever listens and never holds a rank up."""
+"""The save signal wakes its reader, and never makes a rank wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.training.save_signal import SaveSignal
 def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A FIFO; what failed is tried again at once."""
     monkeypatch.setattr(module, "REOPEN_S", 0.0)
-    path = tmp_path / "bell"
+    path = tmp_path / "signal"
     os.mkfifo(path)
     return path
 
@@ -25,49 +25,49 @@ def listen(path: Path) -> int:
 
 
 def test_a_ring_is_one_byte(fifo: Path) -> None:
-    reader, bell = listen(fifo), SaveSignal(fifo)
-    bell.ring()
-    bell.ring()
+    reader, signal = listen(fifo), SaveSignal(fifo)
+    signal.send()
+    signal.send()
     assert len(os.read(reader, 100)) == 2
     os.close(reader)
-    bell.close()
+    signal.close()
 
 
 def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
-    bell = SaveSignal(fifo)
-    bell.ring()
+    signal = SaveSignal(fifo)
+    signal.send()
     reader = listen(fifo)
-    bell.ring()
+    signal.send()
     assert len(os.read(reader, 100)) == 1
     os.close(reader)
-    bell.ring()  # its agent died
+    signal.send()  # its agent died
     reader = listen(fifo)
-    bell.ring()
+    signal.send()
     assert len(os.read(reader, 100)) == 1
     os.close(reader)
-    bell.close()
+    signal.close()
 
 
 def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
-    reader, bell = listen(fifo), SaveSignal(fifo)
+    reader, signal = listen(fifo), SaveSignal(fifo)
     for _ in range(70_000):  # a pipe takes 64 KiB
-        bell.ring()
+        signal.send()
     assert len(os.read(reader, 1 << 20)) == 1 << 16
-    bell.ring()
+    signal.send()
     assert len(os.read(reader, 100)) == 1
     os.close(reader)
-    bell.close()
+    signal.close()
 
 
 def test_what_could_not_be_opened_is_not_tried_again_at_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REOPEN_S", 3600.0)
-    bell = SaveSignal(fifo)
-    bell.ring()
+    signal = SaveSignal(fifo)
+    signal.send()
     reader = listen(fifo)
-    bell.ring()
+    signal.send()
     assert os.read(reader, 100) == b""
     os.close(reader)
 
 
-def test_without_a_bell_nothing_happens() -> None:
-    SaveSignal(None).ring()
+def test_without_a_fifo_nothing_happens() -> None:
+    SaveSignal(None).send()

@@ -34,9 +34,9 @@ file = SlotFile(Path(os.environ["EVERSTEP_CHECKPOINT_FILE"]), slots=slots, gener
 
 def ring():
     try:
-        bell = os.open(os.environ["EVERSTEP_CHECKPOINT_BELL"], os.O_WRONLY | os.O_NONBLOCK)
-        os.write(bell, b".")
-        os.close(bell)
+        signal = os.open(os.environ["EVERSTEP_SAVE_SIGNAL"], os.O_WRONLY | os.O_NONBLOCK)
+        os.write(signal, b".")
+        os.close(signal)
     except OSError:
         pass  # no agent at the moment
 

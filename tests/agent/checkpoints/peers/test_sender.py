@@ -38,9 +38,9 @@ class Mine:
         peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
         launch = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
         self.sender = Sender(place, launch, self._connect)
-        self.bell = SaveWatch(here.shm, [self.sender.on_saved])
+        self.save_watch = SaveWatch(here.shm, [self.sender.on_saved])
         self.sender.start()
-        self.bell.start()
+        self.save_watch.start()
 
     def _connect(self, address: str, job: str, closing: threading.Event) -> Wire:
         if self.failure:
@@ -56,7 +56,7 @@ class Mine:
 
     def close(self) -> None:
         self.sender.close()
-        self.bell.close()
+        self.save_watch.close()
 
 
 @pytest.fixture

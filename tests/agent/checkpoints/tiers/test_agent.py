@@ -38,8 +38,8 @@ for step in range(resume + 1, 100_000):
     with file.tensors() as view:
         view[:] = bytes([step % 251]) * 20_000
     file.commit(step)
-    with open(os.environ["EVERSTEP_CHECKPOINT_BELL"], "wb", buffering=0) as bell:
-        bell.write(b".")
+    with open(os.environ["EVERSTEP_SAVE_SIGNAL"], "wb", buffering=0) as signal:
+        signal.write(b".")
     time.sleep(0.02)
 """
 

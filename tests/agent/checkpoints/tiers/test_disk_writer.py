@@ -110,7 +110,7 @@ def test_a_rank_that_lost_the_step_costs_the_step_and_nothing_else(machine_of: C
     machine.launch()
     machine.save(10, ranks=(0,))
     wait_for(lambda: machine.saved.of(0).disk_step == 10, "rank 0 is on disk")
-    for step in range(9, 15):  # nobody heard the bell of rank 1
+    for step in range(9, 15):  # the save signal of rank 1 was lost
         machine.ranks[1].save(step)
     machine.save(15, ranks=(1,))
     wait_for(lambda: "step 10 is not on disk: rank 1 went on" in machine.problem(), "it is said")
