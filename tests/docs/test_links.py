@@ -54,6 +54,13 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert [str(page) for page in pages() if page.is_relative_to(DOCS) and page not in reached] == []
 
 
+def test_the_index_of_decisions_has_the_title_of_each() -> None:
+    records = sorted((DOCS / "adr").glob("0*.md"))
+    titles = [(record.name, record.read_text().split("\n", 1)[0].partition(": ")[2]) for record in records]
+    index = (DOCS / "adr" / "README.md").read_text()
+    assert [name for name, title in titles if f"({name}) | {title} |" not in index] == []
+
+
 def test_every_file_that_a_page_names_is_there() -> None:
     named = {(str(page.relative_to(ROOT)), name) for page in pages() for name in FILE.findall(page.read_text())}
     assert len(named) > 100
