@@ -19,8 +19,7 @@ import structlog
 from agent.checkpoints.peers.exchange import Exchange
 from agent.code.cache import FOLDER as CODE
 from agent.code.cache import CodeCache
-from agent.jobs.host import Host
-from agent.jobs.network import socket_environment
+from agent.jobs.host import Host, socket_environment
 from agent.jobs.trial import forget_earlier
 from agent.launcher.fork_pool import ForkServers
 from agent.launcher.from_template import end_of

@@ -11,6 +11,8 @@ import getpass
 import hmac
 import ipaddress
 import os
+import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,6 @@ import grpc
 import grpc.aio
 import structlog
 
-from agent.certificates import check_pair
 from everstep.errors import ConfigError
 from everstep.rank import environment
 
@@ -196,3 +197,40 @@ class ClientSecurity:
         if self.token_file is None:
             return ()
         return (("authorization", "Bearer " + read_secret(self.token_file, "token file").decode().strip()),)
+
+
+DAY_S = 86_400.0
+
+
+def check_pair(cert: Path, key: Path) -> float:
+    """Look whether a certificate and its key can be used today.
+
+    Returns:
+        Days until the certificate ends.
+
+    Raises:
+        ConfigError: one is no PEM, they do not belong together, or the certificate is not valid now.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password="")  # never asks a terminal
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f"the key {key} does not belong to the certificate {cert}: give the pair") from error
+        raise ConfigError(f"{cert} and {key} are no certificate and unencrypted key in PEM: {error}") from error
+    begins, ends = _validity(cert)
+    now = time.time()
+    if now > ends:
+        raise ConfigError(f"the certificate {cert} expired {(now - ends) / DAY_S:.0f} days ago: issue another one")
+    if now < begins:
+        raise ConfigError(
+            f"the certificate {cert} is valid in {(begins - now) / DAY_S:.1f} days only: correct it, or this clock"
+        )
+    return (ends - now) / DAY_S
+
+
+def _validity(cert: Path) -> tuple[float, float]:
+    """When a certificate begins and ends, seconds since 1970."""
+    # Python's own reader of certificates has no public name for those that are no authority's.
+    found = ssl._ssl._test_decode_cert(str(cert))  # type: ignore[attr-defined]
+    return ssl.cert_time_to_seconds(found["notBefore"]), ssl.cert_time_to_seconds(found["notAfter"])

@@ -12,8 +12,7 @@ from typing import Any
 import structlog
 
 from agent.jobs.host import Host
-from agent.launcher.endings import EndingWatch, ending_of
-from agent.launcher.processes import End, Watch, kill_family
+from agent.launcher.processes import End, EndingWatch, Watch, ending_of, kill_family
 from agent.reporting import rank_logs
 from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive

@@ -1,4 +1,4 @@
-"""The rpc that runs diagnostic tests."""
+"""The rpcs that look closely: diagnostic tests of a stopped machine, and what running ranks do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from agent.diagnoser.diagnoser import Diagnoser
 from agent.server.checkpoint_service import CheckpointsService
 from agent.server.job_registry import Context, JobRegistry, check_job
 from agent.statuses import status_of
+from agent.tracer.tracer import Tracer, ranks_traced
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.errors import AgentError, EverstepError
@@ -55,3 +56,19 @@ class DiagnoseService(CheckpointsService):
                     f"{self.host.machine} has the job {job}, run {record.run or 'unknown'}, which may start its ranks "
                     "at any time: tests are run for that job or not at all"
                 )
+
+
+class TraceService(CheckpointsService):
+    """Stacks."""
+
+    def __init__(self, jobs: JobRegistry) -> None:
+        super().__init__(jobs)
+        self.tracer = Tracer(self.host.machine)
+
+    async def Stacks(self, request: pb.StacksRequest, context: Context) -> pb.StacksReply:  # noqa: N802
+        """What the processes of a job's newest generation do."""
+        runner = await self.jobs.known(request.job, context)
+        record, shm = runner.record, runner.ranks.shm
+        living = [rank for rank in record.of(record.generation) if rank.end is None and not record.released]
+        ranks = ranks_traced({rank.rank: (rank.pid, rank.start_ticks) for rank in living}, shm)
+        return await self.tracer.look(ranks, record.generation, request.limit_s, ranks_only=request.ranks_only)

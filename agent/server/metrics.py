@@ -9,7 +9,7 @@ from agent.exposition import Samples, verdicts
 from agent.jobs.job_runner import JobRunner
 from agent.monitor.monitor import InspectionState, Monitor
 from agent.server.job_registry import JobRegistry
-from agent.server.replies import progress_of
+from agent.server.progress import progress_of
 from agent.v1 import agent_pb2 as pb
 from everstep.model.finding import together
 

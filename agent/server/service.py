@@ -22,10 +22,9 @@ from agent.monitor.messages import FINDINGS, inspect_reply, to_message
 from agent.monitor.monitor import Monitor
 from agent.reporting import rank_logs
 from agent.server.code_service import CodeService
-from agent.server.diagnose_service import DiagnoseService
+from agent.server.diagnose_service import DiagnoseService, TraceService
 from agent.server.job_registry import Context, JobRegistry
-from agent.server.replies import is_stopped, progress_of
-from agent.server.trace_service import TraceService
+from agent.server.progress import is_stopped, progress_of
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb

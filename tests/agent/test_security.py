@@ -14,10 +14,9 @@ import pytest
 import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from agent import certificates
-from agent.certificates import check_pair
+from agent import security
 from agent.client import AgentClient
-from agent.security import ClientSecurity, ServerSecurity, is_loopback
+from agent.security import ClientSecurity, ServerSecurity, check_pair, is_loopback
 from everstep.errors import AgentError, ConfigError
 from everstep.rank import environment
 from tests.agent.agents import HOST, RunningAgent, running_agent
@@ -137,7 +136,7 @@ def test_a_certificate_of_another_time_is_told_at_the_start(
 ) -> None:
     cert, key = issued(tmp_path, "good", 100)
     now = time.time() + days * 86_400
-    monkeypatch.setattr(certificates, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(security, "time", SimpleNamespace(time=lambda: now))
 
     with pytest.raises(ConfigError, match=told):
         ServerSecurity(tls_cert=cert, tls_key=key).credentials()

@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from agent.jobs.network import LIBRARIES, interface_of, socket_environment
+from agent.jobs.host import LIBRARIES, interface_of, socket_environment
 from tests.agent.agents import Job, RunningAgent
 
 PRINT = "import os; print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.launcher.endings import ending_of
-from agent.launcher.processes import End
+from agent.launcher.processes import End, ending_of
 from everstep.system.procfs import start_ticks
 
 

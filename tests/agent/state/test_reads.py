@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agent.launcher.endings import EndingWatch
+from agent.launcher.processes import EndingWatch
 from agent.state.reads import Reads
 
 

@@ -1,4 +1,4 @@
-"""What the agent says of ranks: where they stand, and how they ended."""
+"""How far each rank of a job is, as the agent reports it."""
 
 from __future__ import annotations
 
