@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.monitor import events
-from everstep.model.finding import Finding, Health, Reason
+from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Reason
 from everstep.system.procfs import PROC
+
+EVENTS = 64
+"""Different events that an inspection notes at the same time, at most; the oldest go first."""
 
 
 class Limits(BaseModel):
@@ -133,9 +135,44 @@ class Inspection(ABC):
         """Somebody has repaired what findings with a reason code tell: events count no more, and what is compared is
         compared with what the next look sees. Called between two looks, in their thread."""
         if "events" in self.kept:
-            self.kept["events"] = events.without(self.kept["events"], reason)
+            kept = self.kept["events"]
+            self.kept["events"] = [event for event in kept if event["finding"]["reason"] != reason]
         for name in self.baselines.get(reason, ()):
             self.kept.pop(name, None)
+
+    def note(self, found: Finding, *, at_ns: int, lasts_s: float | None) -> None:
+        """Note what happened once and counts for some time, as a line of the kernel log does.
+
+        Where it happened before and still counts, its evidence is added, and it counts from now on.
+
+        Args:
+            found: What happened.
+            at_ns: When it did.
+            lasts_s: For how long it counts; None: until the machine is started anew.
+        """
+        until_ns = 0 if lasts_s is None else at_ns + round(lasts_s * 1e9)
+        events = self.kept["events"] = _current(self.kept.get("events", []), at_ns)
+        for event in events:
+            known = Finding.model_validate(event["finding"])
+            if known.key == found.key:
+                evidence = [*known.evidence, *(line for line in found.evidence if line not in known.evidence)]
+                last_ns = max(at_ns, known.last_ns, known.since_ns)
+                # The first lines of evidence say how it began.
+                merged = known.model_copy(update={"evidence": evidence[:EVIDENCE_LINES], "last_ns": last_ns})
+                event.update(finding=merged.model_dump(mode="json"), until_ns=until_ns, count=event["count"] + 1)
+                return
+        events.append({"finding": found.model_dump(mode="json"), "until_ns": until_ns, "count": 1})
+        del events[: max(len(events) - EVENTS, 0)]
+
+    def noted(self) -> list[Finding]:
+        """What was noted and still counts; an event that came several times says how often."""
+        found = []
+        self.kept["events"] = _current(self.kept.get("events", []), self.site.now_ns())
+        for event in self.kept["events"]:
+            finding = Finding.model_validate(event["finding"])
+            times = f" ({event['count']} times)" if event["count"] > 1 else ""
+            found.append(finding.model_copy(update={"text": finding.text + times}))
+        return found
 
     def hurry(self) -> None:  # noqa: B027 - most do not wait in a look
         """End the wait of a look that waits by itself, where that may be long. Called in another thread."""
@@ -166,3 +203,8 @@ class Inspection(ABC):
         return reason.found(
             self.name, item, *evidence, text=text, since_ns=since_ns or self.site.now_ns(), verdict=verdict
         )
+
+
+def _current(events: list[dict[str, Any]], now_ns: int) -> list[dict[str, Any]]:
+    """The events that still count."""
+    return [event for event in events if not event["until_ns"] or event["until_ns"] > now_ns]

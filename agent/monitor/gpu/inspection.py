@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent.monitor import events
 from agent.monitor.gpu import pci
 from agent.monitor.gpu.judges import available, heat, links, memory
 from agent.monitor.gpu.judges.seen import GpuJudge, GpuSeen
@@ -132,7 +131,6 @@ class GpuInspection(Inspection):
 
     def _judged(self, reading: GpusReading) -> Look:
         now_ns = self.site.now_ns()
-        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
         now: list[Finding] = []
         if reading.trouble:
             had_gpus = self._expected([]) > 0
@@ -145,14 +143,14 @@ class GpuInspection(Inspection):
                     continue
                 for seen in self._seen(gpu, item, now_ns):
                     if seen.lasts_s:
-                        events.add(kept, self._finding(seen, item), now_ns=now_ns, lasts_s=seen.lasts_s)
+                        self.note(self._finding(seen, item), at_ns=now_ns, lasts_s=seen.lasts_s)
                     else:
                         now.append(self._finding(seen, item))
             now += self._missing(reading)
             self._remember(reading)
         if self._holds_up(reading, now):
             self._process.end()
-        self._last = [*now, *events.findings(kept)]
+        self._last = [*now, *self.noted()]
         return Look(self._last, measures(reading), facts(reading))
 
     def _seen(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuSeen]:
@@ -161,7 +159,8 @@ class GpuInspection(Inspection):
         known = GpuKnown(self.kept.setdefault("known", {}).get(name, {}))
         if known.went_back("ecc", gpu.ecc_uncorrected):  # it was reset: what was is over
             mine = (self.name, memory.ECC.code, item)
-            self.kept["events"][:] = [one for one in self.kept["events"] if _key(one) != mine]
+            kept = self.kept.get("events", [])
+            self.kept["events"] = [event for event in kept if Finding.model_validate(event["finding"]).key != mine]
         seconds = max(now_ns - known.seen_ns, 0) / 1e9 if known.seen_ns else 0.0
         for judge in JUDGES:
             yield from judge(gpu, known, self.limits, seconds)
@@ -214,7 +213,3 @@ class GpuInspection(Inspection):
 
     def _finding(self, seen: GpuSeen, item: str) -> Finding:
         return self.finding(seen.reason, item, *([seen.evidence] if seen.evidence else []), text=seen.text)
-
-
-def _key(event: dict[str, Any]) -> tuple[str, str, str]:
-    return Finding.model_validate(event["finding"]).key

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
@@ -85,13 +84,12 @@ class ClockInspection(Inspection):
         # Suspended machines: CLOCK_BOOTTIME goes on while they sleep, as the wall clock does.
         now_ns = self.site.now_ns()
         ahead_ns = now_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
         moved_s = 0.0 if self._ahead_ns is None else (ahead_ns - self._ahead_ns) / 1e9
         self._ahead_ns = ahead_ns
         if abs(moved_s) > self.limits.jump_s:
             text = f"the wall clock was set by {moved_s:+.1f} s"
-            events.add(kept, self.finding(JUMPED, "", text, text=text), now_ns=now_ns, lasts_s=self.limits.lasts_s)
-        findings = events.findings(kept)
+            self.note(self.finding(JUMPED, "", text, text=text), at_ns=now_ns, lasts_s=self.limits.lasts_s)
+        findings = self.noted()
         synced = self.synced()
         self.kept["was_synced"] = synced or self.kept.get("was_synced", False)
         if self.kept["was_synced"] and not synced:

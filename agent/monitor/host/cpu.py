@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import pressure
@@ -62,7 +61,7 @@ class CpuInspection(Inspection):
             seen = f"{online} of {most} processors are there"
             findings.append(self.finding(LOST, "", seen, text=seen))
         self._heat(now_ns)
-        findings += events.findings(self.kept["events"])
+        findings += self.noted()
         load = os.getloadavg()[0]
         measures = {"cpu_online": float(online), "cpu_waiting_ratio": waiting, "load1": load}
         return Look(findings, measures, {"processors": str(online)})
@@ -70,7 +69,6 @@ class CpuInspection(Inspection):
     def _heat(self, now_ns: int) -> None:
         """A package that was throttled since the last look: its counter rose."""
         known, counts = self.kept.get("throttled", {}), {}
-        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
         for file in sorted(self.site.sys.glob("devices/system/cpu/cpu*/thermal_throttle/package_throttle_count")):
             cpu = file.parent.parent
             try:
@@ -83,5 +81,5 @@ class CpuInspection(Inspection):
             rose = counts[package] - known.get(package, counts[package])
             if rose > 0:
                 found = self.finding(HOT, f"processor {package}", f"slowed down {rose} times", since_ns=now_ns)
-                events.add(kept, found, now_ns=now_ns, lasts_s=self.limits.hot_lasts_s)
+                self.note(found, at_ns=now_ns, lasts_s=self.limits.hot_lasts_s)
         self.kept["throttled"] = counts

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, RankSeen
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.memory import oom_kills
@@ -65,7 +64,7 @@ class RanksInspection(Inspection):
         now_ns = self.site.now_ns()
         look = Look()
         self._count_kills(now_ns)
-        look.findings += events.findings(self.kept["events"])
+        look.findings += self.noted()
         ranks = [rank for rank in self.site.ranks() if rank.alive]
         since, now = self._since, time.monotonic()
         self._since = {}
@@ -92,7 +91,6 @@ class RanksInspection(Inspection):
         return [self.finding(reason, item, evidence, since_ns=since_ns)]
 
     def _count_kills(self, now_ns: int) -> None:
-        kept = self.kept["events"] = events.current(self.kept.get("events", []), now_ns)
         kills = oom_kills()
         if kills is None:
             return
@@ -100,4 +98,4 @@ class RanksInspection(Inspection):
         self.kept["kills"] = kills
         if rose > 0:
             found = self.finding(OOM_KILLS, "", f"{rose} killed", text=f"the kernel killed {rose} for memory")
-            events.add(kept, found, now_ns=now_ns, lasts_s=self.limits.lasts_s)
+            self.note(found, at_ns=now_ns, lasts_s=self.limits.lasts_s)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agent.monitor import events
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kernel import rules
 from agent.monitor.kernel.reader import KernelLine, KernelLog
@@ -52,19 +51,14 @@ class KernelLogInspection(Inspection):
     def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)
         self.kept.setdefault("last", -1)
-        self.kept.setdefault("events", [])
         self._log = KernelLog(site.kernel_log, self.kept["last"], site.now_ns)
 
     def look(self) -> Look:
         """Wait for lines, and judge them."""
         for line in self._log.read(self.limits.interval_s):
             self._take(line)
-        now_ns = self.site.now_ns()
-        self.kept |= {"last": self._log.last, "events": events.current(self.kept["events"], now_ns)}
-        return Look(
-            findings=events.findings(self.kept["events"]),
-            measures={"kernel_log_missed_records_total": float(self._log.missed)},
-        )
+        self.kept["last"] = self._log.last
+        return Look(self.noted(), {"kernel_log_missed_records_total": float(self._log.missed)})
 
     def hurry(self) -> None:
         """Wait for no line."""
@@ -87,7 +81,7 @@ class KernelLogInspection(Inspection):
         for found, lasts_s in self._judged(text, line.time_ns):
             until_ns = line.time_ns + round((lasts_s or 0.0) * 1e9)
             if lasts_s is None or until_ns > now_ns:
-                events.add(self.kept["events"], found, now_ns=line.time_ns, lasts_s=lasts_s)
+                self.note(found, at_ns=line.time_ns, lasts_s=lasts_s)
 
     def _note_lost(self, line: KernelLine) -> None:
         """Lines before this one are gone."""
@@ -97,7 +91,7 @@ class KernelLogInspection(Inspection):
         numbers = f"record {first}" if line.lost == 1 else f"{line.lost} records ({first} to {line.sequence - 1})"
         seen = f"{numbers}, written {after}before {_utc(line.time_ns)}"
         found = self.finding(LOST, "", seen, since_ns=now_ns)
-        events.add(self.kept["events"], found, now_ns=now_ns, lasts_s=self.limits.application_lasts_s)
+        self.note(found, at_ns=now_ns, lasts_s=self.limits.application_lasts_s)
 
     def _judged(self, text: str, time_ns: int) -> list[tuple[Finding, float | None]]:
         """What a line says, and for how long."""

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 import structlog
 
-from agent.monitor import events
 from agent.monitor.inspection import Look
 from agent.monitor.inspector import HANGS, UNABLE, Inspector
 from everstep.errors import CannotLook
@@ -100,12 +99,11 @@ def test_a_look_that_hangs_is_said_to_hang_and_what_was_seen_before_stays(place:
 
 def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(place: Place) -> None:
     def told() -> Look:
-        kept = inspector.inspection.kept.setdefault("events", [])
-        return Look([*events.findings(kept), inspector.inspection.finding(UNCLEAR)])
+        return Look([*inspector.inspection.noted(), inspector.inspection.finding(UNCLEAR)])
 
     inspector = inspector_of(place, told)
     broken = inspector.inspection.finding(BROKEN, "part 1")
-    events.add(inspector.inspection.kept.setdefault("events", []), broken, now_ns=0, lasts_s=None)
+    inspector.inspection.note(broken, at_ns=0, lasts_s=None)
     inspector._look = inspector.look_once()
     assert (inspector.clear(BROKEN.code), inspector.clear(UNCLEAR.code), inspector.clear("other")) == (1, 1, 0)
     assert reasons(inspector.look_once()) == [(UNCLEAR.code, "")]
@@ -120,13 +118,12 @@ def test_what_is_cleared_is_looked_at_again_at_once(place: Place, waits: bool) -
         if waits and inspector.looks:
             hurried.wait()
             hurried.clear()
-        return Look([*events.findings(kept["events"]), inspector.inspection.finding(UNCLEAR)])
+        return Look([*inspector.inspection.noted(), inspector.inspection.finding(UNCLEAR)])
 
     inspector, hurried = inspector_of(place, told, interval_s=3600.0), threading.Event()
-    kept, inspector.inspection.hurry = inspector.inspection.kept, hurried.set  # type: ignore[method-assign]
+    inspector.inspection.hurry = hurried.set  # type: ignore[method-assign]
     type(inspector.inspection).waits = waits
-    kept["events"] = []
-    events.add(kept["events"], inspector.inspection.finding(BROKEN, "part 1"), now_ns=0, lasts_s=None)
+    inspector.inspection.note(inspector.inspection.finding(BROKEN, "part 1"), at_ns=0, lasts_s=None)
     inspector.start()
     try:
         until(lambda: inspector.looks == 1 and len(inspector.look.findings) == 2)
