@@ -17,7 +17,7 @@ UNSTEADY = Reason(
     "the same calculation does not give the same bits each time",
     remedy=Remedy.REPLACE,
     sure=True,
-    source="ByteRobust, section 4.2; that a machine is compared with itself is ours",
+    source="ByteRobust, section 4.2",
 )
 FAILED = Reason(
     "reference-failed",

@@ -25,7 +25,7 @@ class ReferenceLimits(DiagnosticLimits):
     dtype: str = "bfloat16"
     """``float32``, ``bfloat16`` or ``float16``: the job's."""
     dim: int = Field(default=128, ge=8)
-    """Width (ours, as all sizes below)."""
+    """Width."""
     heads: int = Field(default=4, ge=1)
     layers: int = Field(default=4, ge=1)
     experts: int = Field(default=4, ge=1)

@@ -1,4 +1,4 @@
-"""The inspection of GPUs: asks the process that reads them, and has judges say what each reading means."""
+"""The inspection of GPUs: asks the process that reads them, and applies rules to each reading."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agent.monitor.gpu import pci
-from agent.monitor.gpu.judges import available, heat, links, memory
-from agent.monitor.gpu.judges.seen import GpuJudge, GpuSeen
-from agent.monitor.gpu.known import GpuKnown
-from agent.monitor.gpu.limits import GpuLimits
-from agent.monitor.gpu.measures import facts, measures
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
-from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, item_of
+from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, facts, item_of, measures
+from agent.monitor.gpu.rules import available, heat, links, memory
+from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem, GpuRule
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from everstep.model.finding import Finding, Health, Reason
 from everstep.system import procfs
 
-JUDGES: tuple[GpuJudge, ...] = (
+RULES: tuple[GpuRule, ...] = (
     available.recovery_action,
     available.unreadable,
     memory.ecc,
@@ -125,7 +122,9 @@ class GpuInspection(Inspection):
         reason, sure = available.HANGS, silent.stuck and missed >= FAULT_FROM_MISS
         verdict = reason.verdict if missed >= FAULT_FROM_MISS else Health.UNKNOWN
         text = f"{reason.means}, {missed} times in a row"
-        seen = GpuSeen(replace(reason, sure=sure, verdict=verdict), text if missed > 1 else reason.means, str(silent))
+        seen = GpuProblem(
+            replace(reason, sure=sure, verdict=verdict), text if missed > 1 else reason.means, str(silent)
+        )
         before = [found for found in self._last if found.reason != reason.code]
         return Look([self._finding(seen, ""), *before])
 
@@ -153,8 +152,8 @@ class GpuInspection(Inspection):
         self._last = [*now, *self.noted()]
         return Look(self._last, measures(reading), facts(reading))
 
-    def _seen(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuSeen]:
-        """What the judges say of one GPU that could be read; brings up to date what is known of it."""
+    def _seen(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuProblem]:
+        """What the rules report of one GPU that could be read; brings up to date what is known of it."""
         name = gpu.uuid or item
         known = GpuKnown(self.kept.setdefault("known", {}).get(name, {}))
         if known.went_back("ecc", gpu.ecc_uncorrected):  # it was reset: what was is over
@@ -162,8 +161,8 @@ class GpuInspection(Inspection):
             kept = self.kept.get("events", [])
             self.kept["events"] = [event for event in kept if Finding.model_validate(event["finding"]).key != mine]
         seconds = max(now_ns - known.seen_ns, 0) / 1e9 if known.seen_ns else 0.0
-        for judge in JUDGES:
-            yield from judge(gpu, known, self.limits, seconds)
+        for rule in RULES:
+            yield from rule(gpu, known, self.limits, seconds)
         known.seen_ns = now_ns
         self.kept["known"][name] = known.kept()
 
@@ -194,9 +193,9 @@ class GpuInspection(Inspection):
         gone = sorted(({*reading.on_bus, *self.kept.get("places", {}).values()}) - present)
         evidence = f"{len(reading.gpus)} of {len(reading.gpus) + short} GPUs are there"
         if len(gone) != short:  # which ones are missing is not known
-            return [self._finding(GpuSeen(available.COUNT, f"GPUs are missing: {evidence}", evidence), "")]
+            return [self._finding(GpuProblem(available.COUNT, f"GPUs are missing: {evidence}", evidence), "")]
         text = f"{available.COUNT.means}: {evidence}"
-        return [self._finding(GpuSeen(available.COUNT, text, evidence), item_of(place, -1)) for place in gone]
+        return [self._finding(GpuProblem(available.COUNT, text, evidence), item_of(place, -1)) for place in gone]
 
     def _remember(self, reading: GpusReading) -> None:
         most = self.kept["most"] = max(self.kept.get("most", 0), len(reading.gpus))
@@ -211,5 +210,5 @@ class GpuInspection(Inspection):
         asked = any(gpu.trouble or gpu.recovery_action or gpu.remap_pending for gpu in reading.gpus)
         return counted or asked or reading.trouble in LOADED
 
-    def _finding(self, seen: GpuSeen, item: str) -> Finding:
+    def _finding(self, seen: GpuProblem, item: str) -> Finding:
         return self.finding(seen.reason, item, *([seen.evidence] if seen.evidence else []), text=seen.text)

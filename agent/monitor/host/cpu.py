@@ -18,7 +18,7 @@ OVERLOADED = Reason(
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust, table 1, has it as a symptom; the threshold is ours",
+    source="ByteRobust, table 1, has it as a symptom",
 )
 LOST = Reason("cpu-lost", "processors that were there are not", remedy=Remedy.REPLACE)
 HOT = Reason("cpu-hot", "a processor runs slower because it is too hot", remedy=Remedy.REPLACE, verdict=Health.UNKNOWN)

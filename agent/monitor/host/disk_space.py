@@ -16,7 +16,7 @@ FULL = Reason(
     "disk-full",
     "a file system is full",
     remedy=Remedy.FREE_SPACE,
-    source="ByteRobust, table 1, has it as a symptom; the threshold is ours",
+    source="ByteRobust, table 1, has it as a symptom",
 )
 NO_FILES_LEFT = Reason("disk-full-of-files", "a file system takes no more files", remedy=Remedy.FREE_SPACE)
 

@@ -38,7 +38,7 @@ HANGS = Reason(
     Owner.STORAGE,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust, table 1, has it as a symptom; the threshold is ours",
+    source="ByteRobust, table 1, has it as a symptom",
 )
 NETWORK = frozenset(
     {

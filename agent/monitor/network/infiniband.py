@@ -21,7 +21,7 @@ DOWN = Reason(
     "an InfiniBand or RoCE port that was active is not",
     Owner.NETWORK,
     Remedy.WATCH,
-    source="ByteRobust, table 3, has it as an item; how long it has to stay down is ours",
+    source="ByteRobust, table 3, has it as an item",
 )
 MISSING = Reason(
     "ib-port-missing",
@@ -35,7 +35,7 @@ FLAP = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust tolerates short flaps; the numbers are ours",
+    source="ByteRobust tolerates short flaps",
 )
 REPEATED = Reason(
     "ib-port-flap-repeated",

@@ -21,7 +21,7 @@ DOWN = Reason(
     "the link is down",
     Owner.NETWORK,
     Remedy.WATCH,
-    source="ByteRobust, table 3, has it as an item; how long it has to stay down is ours",
+    source="ByteRobust, table 3, has it as an item",
 )
 FLAP = Reason(
     "nic-flap",
@@ -29,7 +29,7 @@ FLAP = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust tolerates short flaps; the numbers are ours",
+    source="ByteRobust tolerates short flaps",
 )
 REPEATED = Reason(
     "nic-flap-repeated",

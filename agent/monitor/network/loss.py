@@ -23,7 +23,7 @@ LOST = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust, table 3, has packet loss as an item; the threshold is ours",
+    source="ByteRobust, table 3, has packet loss as an item",
 )
 ERRORS = Reason(
     "nic-errors",

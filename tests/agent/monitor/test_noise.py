@@ -17,7 +17,7 @@ import pytest
 
 from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits
 from agent.monitor.gpu.inspection import GpuInspection
-from agent.monitor.gpu.limits import GpuLimits
+from agent.monitor.gpu.rules.rule import GpuLimits
 from agent.monitor.host import mounts
 from agent.monitor.host.mounts import MountsInspection, MountsLimits
 from agent.monitor.inspection import Inspection

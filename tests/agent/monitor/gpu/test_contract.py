@@ -11,9 +11,9 @@ import pytest
 
 from agent.monitor.gpu.fake import FakeReader
 from agent.monitor.gpu.inspection import GpuInspection
-from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.process import GpuProcess
 from agent.monitor.gpu.reading import GpusReading, GpuTrouble
+from agent.monitor.gpu.rules.rule import GpuLimits
 from agent.monitor.inspection import Site
 
 PLACE = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

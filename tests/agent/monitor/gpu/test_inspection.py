@@ -13,9 +13,9 @@ import pytest
 from agent.monitor.gpu import pci
 from agent.monitor.gpu.fake import FakeReader
 from agent.monitor.gpu.inspection import GpuInspection
-from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
+from agent.monitor.gpu.rules.rule import GpuLimits
 from agent.monitor.inspection import Inspection, Look, Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from agent.monitor.gpu.known import GpuKnown
+from agent.monitor.gpu.rules.rule import GpuKnown
 
 COUNTS = some.lists(some.one_of(some.none(), some.integers(min_value=0, max_value=2**64 - 1)), max_size=12)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent.monitor.gpu.judges.seen import GpuSeen
-from agent.monitor.gpu.known import GpuKnown
-from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import FabricReading, GpuReading
+from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem
 from everstep.model.finding import Health, Reason, Remedy
 
 PCIE_WIDTH = Reason(
     "gpu-pcie-width",
     "the GPU has fewer PCIe lanes than it could have",
     remedy=Remedy.REPLACE,
-    source="NVML; looks: ours",
+    source="NVML",
 )
 PCIE_REPLAYS = Reason(
     "gpu-pcie-replays",
@@ -28,7 +26,7 @@ NVLINK_DOWN = Reason(
     "gpu-nvlink-down",
     "an NVLink of the GPU that was up is down",
     remedy=Remedy.RESET_GPU,
-    source="NVRx fails on any link that is down; looks in a row: ours",
+    source="NVRx fails on any link that is down",
 )
 NVLINK_ERRORS = Reason(
     "gpu-nvlink-errors",
@@ -40,7 +38,7 @@ FABRIC = Reason(
     "gpu-fabric",
     "the GPU has no sound connection to the NVSwitch fabric",
     remedy=Remedy.RESET_GPU,
-    source="NVML's fabric information; looks in a row: ours",
+    source="NVML's fabric information",
 )
 REASONS = (PCIE_WIDTH, PCIE_REPLAYS, NVLINK_DOWN, NVLINK_ERRORS, FABRIC)
 
@@ -58,7 +56,7 @@ _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_NONE = 8, 0xF, 1
 _SUMMARIES = {2: ("unhealthy", Health.FAULTY), 3: ("limited capacity", Health.UNKNOWN)}
 
 
-def pcie_width(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def pcie_width(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Fewer lanes than device and machine can, for several looks with work on the GPU: without, lanes may sleep."""
     width, most = gpu.pcie_width, gpu.pcie_width_max
     idle = gpu.utilization == 0
@@ -66,28 +64,30 @@ def pcie_width(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: flo
         return
     narrow = None if idle and width < most else width < most
     if known.in_a_row("narrow", narrow) >= limits.looks:
-        yield GpuSeen(PCIE_WIDTH, f"the GPU has {width} PCIe lanes and could have {most}", f"x{width} of x{most}")
+        yield GpuProblem(PCIE_WIDTH, f"the GPU has {width} PCIe lanes and could have {most}", f"x{width} of x{most}")
 
 
-def pcie_replays(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def pcie_replays(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """The rate since the last look."""
     rose = known.rose("pcie replays", gpu.pcie_replays)
     if rose and seconds > 0 and (rate := rose * MINUTE_S / max(seconds, limits.interval_s)) > limits.replays_per_minute:
         seen = f"{rose} repeated transmissions in {seconds:.0f} s"
-        yield GpuSeen(PCIE_REPLAYS, f"PCIe repeats {rate:.0f} transmissions a minute", seen, limits.link_errors_last_s)
+        yield GpuProblem(
+            PCIE_REPLAYS, f"PCIe repeats {rate:.0f} transmissions a minute", seen, limits.link_errors_last_s
+        )
 
 
-def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Links that were up at some time and are down for several looks, but not while they come up after a start."""
     were_up = known.links_up(_up(gpu))
     down = sorted(one.link for one in gpu.nvlinks if not one.up and one.link in were_up)
     coming_up = gpu.fabric is not None and 0 < gpu.fabric.state < COMPLETED
     if known.in_a_row("links down", None if coming_up else bool(down)) >= limits.looks:
         seen = f"{len(down)} of {len(were_up)} links that were up are down: {', '.join(map(str, down))}"
-        yield GpuSeen(NVLINK_DOWN, f"{len(down)} of {len(were_up)} NVLinks are down", seen)
+        yield GpuProblem(NVLINK_DOWN, f"{len(down)} of {len(were_up)} NVLinks are down", seen)
 
 
-def nvlink_errors(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def nvlink_errors(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Rates since the last look, of the worst link; a recovery counts by itself."""
     bad = []
     for one in gpu.nvlinks:
@@ -98,10 +98,10 @@ def nvlink_errors(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: 
             if rose and seconds > 0 and rose / max(seconds, limits.interval_s) >= limits.nvlink_errors_per_s:
                 bad.append(f"link {one.link}: {rose} {what} in {seconds:.0f} s")
     if bad:
-        yield GpuSeen(NVLINK_ERRORS, f"NVLink: {bad[0]}", "; ".join(bad), limits.link_errors_last_s)
+        yield GpuProblem(NVLINK_ERRORS, f"NVLink: {bad[0]}", "; ".join(bad), limits.link_errors_last_s)
 
 
-def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Registered with the fabric, and healthy there. A GPU without links has nothing to register for."""
     info = gpu.fabric
     if info is None or info.state == 0 or not known.links_up(_up(gpu)):
@@ -109,12 +109,12 @@ def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) 
         return
     seen = f"state {info.state}, status {info.status}, health mask {info.health_mask:#x}, summary {info.summary}"
     if known.in_a_row("no fabric", info.state != COMPLETED) >= limits.looks:
-        yield GpuSeen(FABRIC, "the GPU is not registered with the NVSwitch fabric", seen)
+        yield GpuProblem(FABRIC, "the GPU is not registered with the NVSwitch fabric", seen)
     elif info.state == COMPLETED and (said := _fabric_says(info)):
         verdict = max((verdict for _, verdict in said), key=[Health.UNKNOWN, Health.FAULTY].index)
         remedy = FABRIC.remedy if verdict is Health.FAULTY else Remedy.WATCH
         text = f"the NVSwitch fabric: {', '.join(what for what, _ in said)}"
-        yield GpuSeen(replace(FABRIC, verdict=verdict, remedy=remedy), text, seen)
+        yield GpuProblem(replace(FABRIC, verdict=verdict, remedy=remedy), text, seen)
 
 
 def _up(gpu: GpuReading) -> list[int]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.monitor.gpu.judges.seen import GpuSeen
-from agent.monitor.gpu.known import GpuKnown
-from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import GpuReading
+from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem
 from everstep.model.finding import Health, Reason, Remedy
 
 ECC = Reason(
@@ -34,17 +32,17 @@ REMAP_PENDING = Reason(
 REASONS = (ECC, REMAP_FAILED, REMAP_PENDING)
 
 
-def ecc(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def ecc(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Errors since the last look: what happened before anybody looked says nothing of now."""
     if rose := known.rose("ecc", gpu.ecc_uncorrected):
         seen = f"{rose} more errors that were not corrected, {gpu.ecc_uncorrected} since it was reset"
-        yield GpuSeen(ECC, ECC.means, seen, lasts_s=limits.ecc_lasts_s)
+        yield GpuProblem(ECC, ECC.means, seen, lasts_s=limits.ecc_lasts_s)
 
 
-def rows(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def rows(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Rows that are bad."""
     seen = f"rows replaced: {gpu.remapped_corrected} for corrected errors, {gpu.remapped_uncorrected} for others"
     if gpu.remap_failed:
-        yield GpuSeen(REMAP_FAILED, REMAP_FAILED.means, seen)
+        yield GpuProblem(REMAP_FAILED, REMAP_FAILED.means, seen)
     if gpu.remap_pending:
-        yield GpuSeen(REMAP_PENDING, REMAP_PENDING.means, seen)
+        yield GpuProblem(REMAP_PENDING, REMAP_PENDING.means, seen)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent.monitor.gpu.judges.available import POWER
-from agent.monitor.gpu.judges.seen import GpuSeen
-from agent.monitor.gpu.known import GpuKnown
-from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import GpuReading
+from agent.monitor.gpu.rules.available import POWER
+from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem
 from everstep.model.finding import Health, Reason, Remedy
 
 HOT = Reason("gpu-hot", "the GPU is too hot", remedy=Remedy.REPLACE, source="ByteRobust, table 3: high temperature")
@@ -23,7 +21,7 @@ THROTTLED = Reason(
     "gpu-throttled",
     "the hardware slows the GPU down",
     remedy=Remedy.REPLACE,
-    source="NVML's clock event reasons; looks in a row: ours",
+    source="NVML's clock event reasons",
 )
 REASONS = (HOT, MEMORY_HOT, THROTTLED)
 
@@ -33,7 +31,7 @@ POWER_BRAKE = 0x80
 """Bits of NVML's clock event reasons."""
 
 
-def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Against what is configured, else against the device's own limits.
 
     From its slowdown temperature on a fault; between what it should stay below and that one it is warm, and no more.
@@ -51,7 +49,7 @@ def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> 
         yield _at(warm, now, gpu.max_c, "what it should stay below")
 
 
-def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """The same of the memory, which has one limit."""
     now, configured = gpu.memory_temperature_c, limits.memory_temperature_c
     limit = gpu.memory_max_c if configured is None else configured
@@ -59,7 +57,7 @@ def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: flo
         yield _at(MEMORY_HOT, now, limit, "its limit" if configured is None else "the configured limit")
 
 
-def throttled(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def throttled(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Slowed down by heat, by the power supply, or by the board, for several looks; by software is how GPUs work."""
     bits = gpu.clocks_event_reasons
     if bits is None:
@@ -68,11 +66,11 @@ def throttled(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: floa
     slow = bool(bits & (HARDWARE_SLOWDOWN | HARDWARE_THERMAL)) and not brake
     seen = f"clock event reasons {bits:#x}, {gpu.sm_clock_mhz} MHz, {gpu.temperature_c} °C, {gpu.power_w} W"
     if known.in_a_row("brake", brake) >= limits.looks:
-        yield GpuSeen(POWER, "the power supply slows the GPU down (power brake)", seen)
+        yield GpuProblem(POWER, "the power supply slows the GPU down (power brake)", seen)
     if known.in_a_row("slow", slow) >= limits.looks:
         why = "for heat" if bits & HARDWARE_THERMAL else "for heat or power, it does not say which"
-        yield GpuSeen(THROTTLED, f"the hardware slows the GPU down {why}", seen)
+        yield GpuProblem(THROTTLED, f"the hardware slows the GPU down {why}", seen)
 
 
-def _at(reason: Reason, now: int, limit: int, which: str) -> GpuSeen:
-    return GpuSeen(reason, f"{reason.means}: {now} °C", f"{now} °C, and {which} is {limit} °C")
+def _at(reason: Reason, now: int, limit: int, which: str) -> GpuProblem:
+    return GpuProblem(reason, f"{reason.means}: {now} °C", f"{now} °C, and {which} is {limit} °C")

@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent.monitor.gpu.judges.seen import GpuSeen
-from agent.monitor.gpu.known import GpuKnown
-from agent.monitor.gpu.limits import GpuLimits
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
+from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
 UNAVAILABLE = "ByteRobust, figure 5, step 1: GPU unavailable"
@@ -39,7 +37,7 @@ POWER = Reason(
     "gpu-power",
     "the GPU lacks power",
     remedy=Remedy.REPLACE,
-    source="NVML error 8, and the power brake of NVML's clock event reasons; looks in a row: ours",
+    source="NVML error 8, and the power brake of NVML's clock event reasons",
 )
 UNREADABLE = Reason(
     "gpu-unreadable",
@@ -72,7 +70,7 @@ HANGS = Reason(
     "gpu-driver-hangs",
     "the GPU driver does not answer",
     remedy=Remedy.REBOOT,
-    source="ByteRobust, table 3: driver hang, 10 s; a fault from the second miss on: ours",
+    source="ByteRobust, table 3: driver hang, 10 s",
 )
 REASONS = (
     LOST,
@@ -112,7 +110,7 @@ _ACTIONS = {
 _OTHER_ACTION = replace(RECOVERY_ACTION, remedy=Remedy.WATCH, verdict=Health.UNKNOWN)
 
 
-def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuSeen]:
+def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuProblem]:
     """Why none can be read.
 
     Args:
@@ -124,26 +122,26 @@ def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuSeen]:
     if reading.trouble is GpuTrouble.LIBRARY_MISSING and not had_gpus:
         # Nobody says that this machine's GPUs are to be used, or the agent's container was not given them.
         reason = replace(reason, owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
-    yield GpuSeen(reason, reason.means, reading.text)
+    yield GpuProblem(reason, reason.means, reading.text)
 
 
-def of_one(gpu: GpuReading) -> Iterator[GpuSeen]:
+def of_one(gpu: GpuReading) -> Iterator[GpuProblem]:
     """Why a GPU cannot be read, of which ``trouble`` is set."""
     assert gpu.trouble
     reason = _OF_ONE.get(gpu.trouble, UNREADABLE)
-    yield GpuSeen(reason, reason.means, gpu.text)
+    yield GpuProblem(reason, reason.means, gpu.text)
 
 
-def recovery_action(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def recovery_action(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """What the driver itself asks for."""
     if gpu.recovery_action:
         reason = _ACTIONS.get(gpu.recovery_action, _OTHER_ACTION)
         asked = reason.means if reason is not _OTHER_ACTION else "something that this release does not know"
-        yield GpuSeen(reason, f"the driver asks to {asked}", f"recovery action {gpu.recovery_action}")
+        yield GpuProblem(reason, f"the driver asks to {asked}", f"recovery action {gpu.recovery_action}")
 
 
-def unreadable(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuSeen]:
+def unreadable(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Values that should be there and cannot be read."""
     if known.in_a_row("unreadable", bool(gpu.errors)) >= limits.looks:
         said = "; ".join(f"{name}: {error}" for name, error in sorted(gpu.errors.items()))
-        yield GpuSeen(UNREADABLE, f"the driver does not say {', '.join(sorted(gpu.errors))}", said)
+        yield GpuProblem(UNREADABLE, f"the driver does not say {', '.join(sorted(gpu.errors))}", said)

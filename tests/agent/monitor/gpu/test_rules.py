@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent.monitor.gpu.inspection import JUDGES
-from agent.monitor.gpu.judges import available, heat, links, memory
-from agent.monitor.gpu.judges.seen import GpuJudge, GpuSeen
-from agent.monitor.gpu.known import GpuKnown
-from agent.monitor.gpu.limits import GpuLimits
+from agent.monitor.gpu.inspection import RULES
 from agent.monitor.gpu.reading import FabricReading, GpuReading, GpusReading, GpuTrouble, NvLinkReading
+from agent.monitor.gpu.rules import available, heat, links, memory
+from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem, GpuRule
 from everstep.model.finding import Health, Owner, Remedy
 
 LIMITS = GpuLimits(looks=2)
@@ -26,11 +24,11 @@ def gpu(**values: Any) -> GpuReading:
 
 
 def looks(
-    judge: GpuJudge, *readings: GpuReading, limits: GpuLimits = LIMITS, seconds: float = INTERVAL_S
-) -> list[GpuSeen]:
+    judge: GpuRule, *readings: GpuReading, limits: GpuLimits = LIMITS, seconds: float = INTERVAL_S
+) -> list[GpuProblem]:
     """What the last of some looks says; the agent is started anew between them."""
     kept: dict[str, Any] = {}
-    said: list[GpuSeen] = []
+    said: list[GpuProblem] = []
     for number, reading in enumerate(readings):
         known = GpuKnown(kept)
         said = list(judge(reading, known, limits, seconds if number else 0.0))
@@ -38,12 +36,12 @@ def looks(
     return said
 
 
-def codes(seen: list[GpuSeen]) -> list[tuple[str, Health]]:
+def codes(seen: list[GpuProblem]) -> list[tuple[str, Health]]:
     return [(one.reason.code, one.reason.verdict) for one in seen]
 
 
-@pytest.mark.parametrize("judge", JUDGES)
-def test_what_is_not_supported_is_never_an_alarm(judge: GpuJudge) -> None:
+@pytest.mark.parametrize("judge", RULES)
+def test_what_is_not_supported_is_never_an_alarm(judge: GpuRule) -> None:
     assert looks(judge, *[gpu()] * 5) == []
 
 
