@@ -1,4 +1,4 @@
-"""What diagnostic tests of stopped machines say: of each machine, of pairs, and of all together.
+"""The results of diagnostic tests of stopped machines: of each machine, of pairs, and of all together.
 
 These models cross Temporal and are stored in histories: fields are only added, with defaults.
 """
@@ -14,7 +14,7 @@ from everstep.model.message import Model, Words
 
 
 class Diagnostic(Words):
-    """The tests (``agent.diagnoser.all`` has them; docs/concepts/diagnostic-tests.md says what each does)."""
+    """The names of the tests (``agent.diagnoser.all``); docs/concepts/diagnostic-tests.md describes each."""
 
     DCGM = "dcgm"
     EUD = "eud"
@@ -29,65 +29,65 @@ class Diagnostic(Words):
 
 
 BETWEEN_MACHINES = frozenset({Diagnostic.ALL_GATHER, Diagnostic.NIC})
-"""Tests that two machines run together; the others are of one machine."""
+"""Tests that two machines run together; all other tests run on one machine."""
 STEADY = frozenset({Diagnostic.MEMORY, Diagnostic.GPU_COPY, Diagnostic.LOOPBACK, Diagnostic.ALL_TO_ALL})
 """Tests that take the fastest of several rounds: other work hardly changes what they measure. Only their bandwidths can
 show a fault."""
 SPEED = "bytes_per_second"
-"""How the name of a measure ends that is a bandwidth: it is compared with that of other machines."""
+"""End of the name of a measure that is a bandwidth, which is compared with that of other machines."""
 
 
 class DiagnosticResult(Model):
-    """What one test says of the machine on which it ran."""
+    """The result of one test on one machine."""
 
     test: str
     findings: list[Finding] = Field(default_factory=list)
-    """What it found; empty: all was well, or there was nothing to test."""
+    """The faults and doubts that it reports; empty: it passed, or there was nothing to test."""
     nothing: str = ""
-    """Why there was nothing to test, e.g. ``no GPU``; empty: there was."""
+    """Why there was nothing to test, e.g. ``no GPU``; empty: something was tested."""
     measures: dict[str, float] = Field(default_factory=dict)
     """Name with unit, e.g. ``write_bytes_per_second``."""
     digests: dict[str, str] = Field(default_factory=dict)
-    """What was computed → its digest, e.g. ``rank 3 gradients``; compared between machines of one kind."""
+    """Name of a computed value, e.g. ``rank 3 gradients`` → its digest, compared between machines of one kind."""
     kind: str = ""
-    """What machines have in common whose digests and bandwidths can be compared."""
+    """The kind of the machine: digests and bandwidths can be compared among machines of one kind."""
     seconds: float = 0.0
 
     @property
     def verdict(self) -> Health:
-        """What it says of the machine."""
+        """The verdict about the machine."""
         return verdict_of(self.findings)
 
 
 class PairResult(Model):
-    """What a test between two machines says of the pair."""
+    """The result of a test between two machines."""
 
     test: str
     machines: tuple[str, str]
     passed: bool | None
-    """None: it could not be run, for a reason that says nothing of what connects them."""
+    """Whether it passed; None: it could not be run, for a reason that is not the connection."""
     text: str = ""
-    """Where it did not pass: how."""
+    """How it failed; empty: it did not."""
     measures: dict[str, float] = Field(default_factory=dict)
-    """The lower one of both machines."""
+    """Name with unit → the lower value of the two machines."""
     kind: str = ""
-    """What both are, e.g. a new machine and an old one: bandwidths of pairs of one kind can be compared."""
+    """The kinds of both machines; bandwidths can be compared among pairs of one kind."""
     seconds: float = 0.0
 
 
 class MachineDiagnosis(Model):
-    """What is known of one machine after all tests."""
+    """The verdict about one machine after all tests."""
 
     machine: str
     verdict: Health
     findings: list[Finding] = Field(default_factory=list)
-    """Of its own tests, of pairs, and of comparisons with other machines; the worst first."""
+    """From its own tests, from pairs, and from comparisons with other machines; the worst first."""
     results: list[DiagnosticResult] = Field(default_factory=list)
-    """Of its own tests."""
+    """The results of its own tests."""
 
 
 class BadLink(Model):
-    """What lies between two machines does not work; each of them works with others."""
+    """A broken connection between two machines, each of which works with other machines."""
 
     machines: tuple[str, str]
     test: str
@@ -95,7 +95,7 @@ class BadLink(Model):
 
 
 class Measured(Model):
-    """One figure over all machines that have it."""
+    """One measure over all machines that have it."""
 
     name: str
     """Test and measure."""
@@ -108,7 +108,7 @@ class Measured(Model):
 
 
 class Diagnosis(Model):
-    """What tests of several machines say."""
+    """The outcome of the tests of several machines."""
 
     machines: list[MachineDiagnosis] = Field(default_factory=list)
     links: list[BadLink] = Field(default_factory=list)
@@ -120,23 +120,23 @@ class Diagnosis(Model):
     @property
     def faulty(self) -> list[str]:
         """Machines at fault."""
-        return [one.machine for one in self.machines if one.verdict is Health.FAULTY]
+        return [machine.machine for machine in self.machines if machine.verdict is Health.FAULTY]
 
     @property
     def verdict(self) -> Health:
         """Faulty: a machine or a link is. Unknown: something could not be judged."""
         if self.faulty or self.links:
             return Health.FAULTY
-        return Health.HEALTHY if all(one.verdict is Health.HEALTHY for one in self.machines) else Health.UNKNOWN
+        return Health.HEALTHY if all(machine.verdict is Health.HEALTHY for machine in self.machines) else Health.UNKNOWN
 
     def short(self) -> Diagnosis:
-        """The same without what only healthy tests measured: a history keeps it, of thousands of machines too."""
-        machines = [one.model_copy(update={"results": list(_told(one.results))}) for one in self.machines]
+        """This diagnosis without the measures of passed tests, so that a history can hold thousands of machines."""
+        machines = [machine.model_copy(update={"results": list(_failed(machine.results))}) for machine in self.machines]
         pairs = [pair for pair in self.pairs if not pair.passed]
         return self.model_copy(update={"machines": machines, "pairs": pairs})
 
 
-def _told(results: Iterable[DiagnosticResult]) -> Iterable[DiagnosticResult]:
-    for one in results:
-        if one.findings:
-            yield one.model_copy(update={"digests": {}, "findings": []})
+def _failed(results: Iterable[DiagnosticResult]) -> Iterable[DiagnosticResult]:
+    for result in results:
+        if result.findings:
+            yield result.model_copy(update={"digests": {}, "findings": []})

@@ -13,24 +13,24 @@ from everstep.model.state_copy import StateCopy, Tier
 
 
 class Classification(Model):
-    """What ended a rank, by its exit, exception and last output (``everstep.decisions.blame.classify``)."""
+    """The cause of a rank's end, from its exit, exception and last output (``everstep.decisions.blame.classify``)."""
 
     fault: str
-    """The class, e.g. ``gpu out of memory``; ``unknown`` where nothing says it."""
+    """The class, e.g. ``gpu out of memory``, or ``unknown``."""
     owner: str
-    """Who has to act: machine, network, code, data, storage, scheduler or unknown."""
+    """The ``Owner`` of the fault, who has to act."""
     reason: str
     """Reason code: the name of the rule, e.g. ``gpu-out-of-memory``."""
     consequence: bool = False
-    """It follows from the end of another process."""
+    """The end follows from the end of another process."""
     place: str = ""
-    """Of an exception: ``file:line in function`` of the user's code."""
+    """Where an exception was raised: ``file:line in function`` of the user's code."""
     evidence: list[str] = Field(default_factory=list)
-    """The lines that say so, the first one first; empty: the exit alone does, or they are not kept."""
+    """The lines of output that show it, in order; empty: the exit alone shows it, or they are not kept."""
 
 
 class RankExit(Model):
-    """How one rank ended."""
+    """The end of one rank."""
 
     rank: int
     machine: str
@@ -45,7 +45,7 @@ class RankExit(Model):
     shown_steps: int = -1
     """Steps that it showed: the most of reports, calls of the optimizer, and 0 or 1 ``run.steps``; -1: not known."""
     classification: Classification | None = None
-    """What ended it, as its agent classified it; None: it lived until a stop killed it."""
+    """Its cause, as the agent classified it; None: the rank lived until a stop killed it."""
 
 
 class Unlisted(Model):
@@ -53,12 +53,12 @@ class Unlisted(Model):
 
     tier: Tier
     machines: list[str] = Field(default_factory=list)
-    """Whose disks; of remote storage none: one machine that lists it suffices."""
+    """The machines whose disks these are; empty for remote storage, which any machine can list."""
     reason: str = ""
 
 
 class Evidence(Model):
-    """What the machines know once a generation is stopped."""
+    """All that the machines know once a generation is stopped."""
 
     generation: int
     exits: list[RankExit] = Field(default_factory=list)
@@ -73,14 +73,14 @@ class Evidence(Model):
     dying: list[str] = Field(default_factory=list)
     """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
     left_out: str = ""
-    """What was told and is not kept here, in numbers; empty: nothing."""
+    """Counts of what was reported and is not kept here; empty: all is kept."""
     held_cut: bool = False
     """Copies are among what is not kept."""
     unlisted: list[Unlisted] = Field(default_factory=list)
-    """Disks and remote storage that were asked for copies and did not tell, by reason."""
+    """Disks and remote storage that could not list their copies, by reason."""
     searched: bool = False
-    """All disks and remote storage were asked, those too of which a machine that came back empty knows nothing."""
+    """All disks and remote storage were asked, also those unknown to a machine that lost its memory."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """What the inspections of the machines say, the worst first, not more than fit."""
+    """Findings of inspections, the worst first, as many as fit."""
     disk_asked: int | None = None
     """The newest step asked for on disk since the launch, beside those due; 0: none; None: no machine can say."""

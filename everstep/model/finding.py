@@ -15,61 +15,61 @@ from everstep.base.text import printable
 from everstep.model.message import Model, Words
 
 EVIDENCE_LINES = 5
-"""Of one finding."""
+"""The most lines of evidence of a finding."""
 EVIDENCE_CHARACTERS = 300
-"""Of one line of evidence."""
+"""The most characters of a line of evidence."""
 ITEM_CHARACTERS = 100
-"""Of the part of a machine that a finding is about."""
+"""The most characters of the part that a finding is about."""
 
 
 class Owner(Words):
-    """Where a fault comes from, and so who has to do something about it."""
+    """Where a fault comes from, and so who has to repair it."""
 
     MACHINE = "machine"
     NETWORK = "network"
-    """What lies between machines; a link that goes down and comes back may be a switch's."""
+    """The connections between machines; a link that flaps may be the fault of a switch."""
     CODE = "code"
     """The job's own program, or its settings."""
     DATA = "data"
-    """What the job reads."""
+    """The input of the job."""
     STORAGE = "storage"
     """File systems and object storage that machines share."""
     SCHEDULER = "scheduler"
-    """Who gave the machines took them away, or ended what ran on them."""
+    """The scheduler took the machines away, or ended the processes on them."""
     UNKNOWN = "unknown"
 
 
 class Health(Words):
-    """What is known of a machine, or of a part of it. Not being able to look is no fault."""
+    """The state of a machine, or of a part of it. A part that cannot be inspected is not faulty."""
 
     HEALTHY = "healthy"
     FAULTY = "faulty"
     UNKNOWN = "unknown"
-    """It could not be looked at, or what was seen does not say whose fault it is."""
+    """It could not be inspected, or the owner of the fault is not clear."""
 
 
 class Remedy(Words):
-    """What to do about a finding, as vendors and operators of such machines say."""
+    """What to do about a finding, as vendors and operators recommend."""
 
     NOTHING = "nothing"
     WATCH = "watch"
-    """Alone it means little; count how often it comes."""
+    """Alone it means little: count how often it occurs."""
     RESTART_JOB = "restart the job"
     CHECK_CODE = "check the code"
     FREE_SPACE = "free space"
     CHECK_SETUP = "check the setup"
-    """What the inspection needs is missing, or it may not look."""
+    """The inspection lacks a tool or a permission."""
     RESET_GPU = "reset the GPU"
     REBOOT = "reboot"
     REPLACE = "replace the machine"
-    """It is of no use until somebody has repaired it."""
+    """The machine is useless until it is repaired."""
 
 
 class FindingSource(Words):
-    """What a finding rests on. Whoever may ask that a machine is evicted is one of these."""
+    """The source of a finding: everything that can ask for an eviction."""
 
     INSPECTION = "inspection"
-    """An inspection of the machine, while its ranks go on or once they ended (``agent.monitor``)."""
+    """An inspection of the machine (``agent.monitor``), while ranks run or after they ended."""
     TEST = "test"
     """A diagnostic test of the machine, whose ranks are stopped (``agent.diagnoser``)."""
     REPLAY = "replay"
@@ -79,22 +79,22 @@ class FindingSource(Words):
     VOTE = "vote"
     """A vote over samples of all ranks of a job that became slow."""
     SILENCE = "silence"
-    """Neither the agent nor the ranks of the machine answer."""
+    """The machine is silent: neither its agent nor its ranks answer."""
     OPERATOR = "operator"
-    """A person wants the machine out."""
+    """An operator asks for it."""
 
 
 class Finding(Model):
-    """One fault, or one doubt, about a machine: from an inspection, or from another source."""
+    """A fault of a machine, or a doubt about it, from an inspection or another source."""
 
     inspection: str
-    """Name of the inspection (``agent.monitor.all``) or of the test; of another source: its name."""
+    """Name of the inspection (``agent.monitor.all``), of the test, or of the other source."""
     source: FindingSource = FindingSource.INSPECTION
     reason: str
     """Reason code, e.g. ``gpu-lost``; it does not change from release to release."""
     verdict: Health = Health.FAULTY
     item: str = ""
-    """Which part of the machine, e.g. ``GPU 3`` or ``eth0``; empty: the machine."""
+    """The part of the machine, e.g. ``GPU 3`` or ``eth0``; empty: the whole machine."""
     text: str = ""
     """One line for a person."""
     owner: Owner = Owner.MACHINE
@@ -102,46 +102,46 @@ class Finding(Model):
     sure: bool = False
     """It names this machine with high confidence: no further test is needed to act (ByteRobust, figure 5, step 1)."""
     evidence: list[str] = Field(default_factory=list)
-    """What was seen, e.g. lines of the kernel log."""
+    """The evidence, e.g. lines of the kernel log."""
     since_ns: int = 0
-    """When it was seen first, by the machine's clock."""
+    """When it was seen first, nanoseconds of the machine's clock."""
     last_ns: int = 0
-    """When it happened last, where it did again, by the machine's clock; 0: it did not, or it is a state that lasts."""
+    """When it happened last, likewise; 0: it happened once, or it is a state that lasts."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is about: the same fault of the same part is one finding, however often it is seen."""
+        """Inspection, reason and part: the same fault of the same part is one finding, however often it is seen."""
         return self.inspection, self.reason, self.item
 
     @property
     def headline(self) -> str:
-        """The part and what is wrong with it."""
+        """The part and its fault."""
         return f"{self.item}: {self.text or self.reason}" if self.item else self.text or self.reason
 
 
 class MachineFinding(Model):
-    """A finding, and on which machine."""
+    """A finding and its machine."""
 
     machine: str
     finding: Finding
 
     @property
     def about(self) -> str:
-        """Machine, inspection, reason and part: what is the same for the same fault of the same part."""
+        """Machine, inspection, reason and part: equal for the same fault of the same part."""
         return " ".join([self.machine, *self.finding.key])
 
     @property
     def headline(self) -> str:
-        """The machine, the part, and what is wrong with it, with the reason code."""
+        """The machine, the part and its fault, with the reason code."""
         return f"{self.machine}: {self.finding.headline} ({self.finding.reason})"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that an inspection or a diagnostic test can find."""
+    """A fault or a doubt that an inspection or a diagnostic test can report."""
 
     code: str
-    """Does not change from release to release; with dashes, e.g. ``gpu-lost``."""
+    """Words with dashes, e.g. ``gpu-lost``; a code does not change from release to release."""
     means: str
     """One line for a person."""
     owner: Owner = Owner.MACHINE
@@ -186,12 +186,12 @@ class Reason:
 
 
 def verdict_of(findings: Iterable[Finding]) -> Health:
-    """What findings say of a machine together: one fault makes it faulty, and what is not known makes it unknown."""
+    """The verdict about a machine with these findings: faulty with any fault, else unknown with any doubt."""
     return together(finding.verdict for finding in findings)
 
 
 def together(verdicts: Iterable[Health]) -> Health:
-    """The verdict of a whole, from those of its parts."""
+    """The verdict about a whole, from the verdicts about its parts."""
     found = set(verdicts)
     if Health.FAULTY in found:
         return Health.FAULTY
@@ -199,6 +199,6 @@ def together(verdicts: Iterable[Health]) -> Health:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Faults before what is unknown; those that name the machine with confidence, and the oldest, first."""
+    """Findings in order: faults first, then doubts; among them sure ones first, then the oldest."""
     order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
     return sorted(findings, key=lambda found: (order.get(found.verdict, 2), not found.sure, found.since_ns, found.key))

@@ -1,4 +1,4 @@
-"""What looks at the ranks of a job say of why it stands still.
+"""The verdict on a job that hangs, from samples of what its ranks do.
 
 These models are stored in histories and in the ledger: fields are only added, with defaults.
 """
@@ -11,22 +11,22 @@ from everstep.model.message import Model, Words
 
 
 class HangConclusion(Words):
-    """What an analysis came to."""
+    """The conclusion of an analysis."""
 
     NAMES = "names"
-    """The rank, or the pair of ranks, that the others wait for."""
+    """It names the rank, or the pair of ranks, that all others wait for."""
     OVER_EVICTS = "over-evicts"
-    """A parallel group in which the fault is; most of its machines are innocent, and go on purpose."""
+    """It names a parallel group with the fault. All machines of the group are evicted, though most are innocent."""
     NOT_A_MACHINE = "not a machine"
-    """The script itself has its ranks wait for each other: evicting helps nothing, another version may."""
+    """The script itself makes its ranks wait for each other: only other code can help."""
     NOT_HUNG = "not hung"
-    """Ranks that wait for others came on between two looks."""
+    """Ranks progressed between two samples."""
     UNKNOWN = "nothing known"
-    """The evidence names nobody; nobody is to be evicted for it."""
+    """The evidence names no rank: no machine is evicted."""
 
 
 class HangMethod(Words):
-    """What an analysis rests on."""
+    """The method of an analysis."""
 
     STATE = "process state"
     WAIT_FOR = "wait-for graph"
@@ -38,39 +38,39 @@ class HangFound(Model):
     """The verdict of one analysis, as an incident keeps it (``everstep.decisions.blame.hang``)."""
 
     generation: int
-    """Of the ranks that were looked at."""
+    """The generation of the sampled ranks."""
     conclusion: HangConclusion
     method: HangMethod = HangMethod.NONE
     reason: str = ""
-    """In one sentence."""
+    """The verdict in one sentence."""
     ranks: list[int] = Field(default_factory=list)
-    """Those that are named, or that the shared group was found by; of very many the first."""
+    """Ranks that are named, or from which the shared group follows; of very many the first."""
     machines: list[str] = Field(default_factory=list)
-    """To leave the job; none unless it names or over-evicts."""
+    """Machines to evict; empty unless the conclusion names or over-evicts."""
     suspects: list[str] = Field(default_factory=list)
-    """Those of them that have one of these ranks."""
+    """Machines among them that run one of ``ranks``."""
     innocent: int = 0
-    """So many of ``machines`` leave though nothing points at them."""
+    """Number of ``machines`` against which there is no evidence."""
     evidence: list[str] = Field(default_factory=list)
-    """What it rests on, the strongest first."""
+    """The evidence, the strongest first."""
     picture: str = ""
-    """The topology with what each rank does, as text; of a large job its beginning."""
+    """The topology with the state of each rank, as text; of a large job its beginning."""
     silent: list[str] = Field(default_factory=list)
-    """Machines that did not say what their ranks do."""
+    """Machines that did not report what their ranks do."""
     unknown: int = 0
-    """Ranks of which nothing is known; that is no sign of health."""
+    """Number of ranks whose state is unknown, which is no sign of health."""
     looks: int = 0
     seconds: float = 0.0
-    """That the looks took, with the time between them."""
+    """Duration of the samples and of the time between them."""
     left_out: str = ""
-    """Why not all of what was seen is kept in the ledger; empty: all is."""
+    """Why the ledger keeps only a part of the samples; empty: it keeps all."""
 
     @property
     def evicts(self) -> bool:
-        """Whether machines are to leave."""
+        """Whether machines are to be evicted."""
         return bool(self.machines)
 
     @property
     def over_evicts(self) -> bool:
-        """Whether innocent machines leave with the one at fault, on purpose."""
+        """Whether innocent machines are evicted with the faulty one, on purpose."""
         return self.conclusion is HangConclusion.OVER_EVICTS

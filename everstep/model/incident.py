@@ -1,4 +1,4 @@
-"""What is seen of a failure, and what an incident made of it.
+"""A failure as it is reported, and the incident that handles it.
 
 These models cross Temporal and are stored in histories and in the ledger:
 fields are only added, with defaults.
@@ -33,29 +33,29 @@ class Symptom(Words):
     EARLY_EXIT = "early exit"
     """A rank left with code 0 while the job was not over."""
     HANG = "hang"
-    """No rank completed a step for too long."""
+    """No rank has completed a step for too long."""
     UNSAVED = "saves stopped"
-    """Steps go on, and the newest checkpoint in memory is too old."""
+    """Ranks step, but the newest checkpoint in memory is too old."""
     NOT_FINITE = "not finite"
-    """The loss or the gradient norm is NaN or infinite, while steps go on."""
+    """Ranks step, but the loss or the gradient norm is NaN or infinite."""
     LAUNCH_FAILED = "launch failed"
     """The ranks could not be started."""
     MACHINE_FAULT = "machine fault"
-    """An inspection found a machine faulty while its ranks go on."""
+    """An inspection reports a faulty machine while its ranks step."""
     MACHINE_SILENT = "machine silent"
-    """Nothing is heard of a machine, and no rank of the job steps."""
+    """A machine does not answer, and no rank of the job steps."""
     SLOW = "slow"
-    """Steps go on, and take longer than they did."""
+    """Steps take longer than they did."""
     UPDATE = "update"
-    """Nothing failed: another version of the code is to run."""
+    """Nothing failed: another version of the code has to run."""
 
 
 GOES_ON = frozenset({Symptom.MACHINE_FAULT, Symptom.SLOW})
-"""With these the job goes on until its incident says otherwise."""
+"""Symptoms with which the job goes on until its incident stops it."""
 
 
 class Anomaly(Model):
-    """One fault as a watcher reports it to the job."""
+    """A fault as a watcher reports it to the job."""
 
     id: str
     """Id of the observation that it follows from: the correlation id from agent to incident."""
@@ -66,41 +66,41 @@ class Anomaly(Model):
     ranks: list[int] = Field(default_factory=list)
     machines: list[str] = Field(default_factory=list)
     seen_ns: int = 0
-    """When the machine saw it, nanoseconds of the wall clock."""
+    """When the machine noticed it, nanoseconds of the wall clock."""
     quiet_s: float = 0.0
-    """How long no step had been seen by then, seconds: the job had stopped earlier than it was seen."""
+    """Time without a step until then, seconds: the job had stopped before this was noticed."""
     not_after: int | None = None
-    """The state to go on from is of this many completed steps at most: later ones are not to be trusted. None: any."""
+    """The most completed steps of a state that may be restored, since later ones are suspect; None: any."""
     rule: str = ""
-    """Name of the rule that found it (``everstep.decisions.detect.rules``); empty: none did, e.g. a launch failed."""
+    """The rule that detected it (``everstep.decisions.detect.rules``); empty: none did, e.g. a launch failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """What inspections said, where it rests on that; of very many the first."""
+    """The findings that it rests on; of very many the first."""
     more_findings: int = 0
-    """How many more they said."""
+    """Number of findings that are left out."""
     classification: Classification | None = None
-    """Of the rank that ended; None: none did, or the release that wrote it did not say."""
+    """How the end of the rank is classified; None: no rank ended."""
 
 
 class Failure(Model):
-    """A failure of the job, as kept for the decision about the next one."""
+    """A failure of the job, kept for decisions about later ones."""
 
     generation: int
     step: int
-    """Completed steps when it failed; -1: unknown."""
+    """Completed steps when it failed; -1: not known."""
     symptom: Symptom
     cause: str
     """Signature of the cause, equal for equal causes, e.g. ``SIGKILL`` or ``ValueError``."""
     time_ns: int = 0
     shown: int = -1
-    """Steps that the process that failed had shown; -1: not known. Says the place where ``step`` does not."""
+    """Steps that the failed process had shown; -1: not known. Used where ``step`` is not known."""
     classification: Classification | None = None
-    """Of the rank that failed first; None: none did, or it is not known."""
+    """How the end of the first failed rank is classified; None: no rank failed, or it is not known."""
     machine: str = ""
-    """On which that rank ran, or the one that is named; empty: not known."""
+    """The machine of that rank, or the one that is named; empty: not known."""
     explained: bool = False
-    """A machine was to blame, and was dealt with before the next launch."""
+    """A machine caused it, and was dealt with before the next launch."""
     over_ns: int = 0
-    """When the job stepped again after it; 0: not known."""
+    """When the job stepped again, nanoseconds of the wall clock; 0: not known."""
 
 
 class IncidentReport(Model):
@@ -114,55 +114,55 @@ class IncidentReport(Model):
     step: int
     lost_steps: int | None
     evicted: list[str]
-    """Machines that were taken out of the job."""
+    """Machines that were evicted."""
     stages: list[str]
     generation: int
     recovered: bool
-    """The job goes on; ``confirmed`` says whether it was seen to step."""
+    """Whether the job goes on; ``confirmed`` says whether it was seen to step."""
     seconds: float | None
-    """From the fault as seen by the machine to the first step of all ranks; None: none was seen."""
+    """From the fault, as the machine noticed it, to the first step of all ranks; None: none was seen."""
     failures: list[Failure]
     confirmation: Confirmation | None = None
     timings: list[StageRecord] = Field(default_factory=list)
     resume_step: int = -1
-    """Where the newest generation began; -1: the script restores by itself."""
+    """The step from which the newest generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]] = Field(default_factory=list)
-    """Of each generation that was launched: its number and where it began."""
+    """Number and first step of each generation that was launched."""
     accepted_loss: str = ""
-    """Who let the job go on although something newer might exist, and what; empty: nobody had to."""
+    """Who accepted that newer state may be lost, and which; empty: that was not necessary."""
     confirmed: bool = True
-    """Where the job goes on: its ranks did again what the script was seen to do."""
+    """The ranks of the job were seen to step again, as its script showed it before."""
     showing: Showing = Field(default_factory=Showing)
-    """How the script shows its steps, as far as it was seen."""
+    """How the script shows its steps, as far as known."""
     first_step_s: float = 0.0
     """From the last launch to the first step of all ranks; 0: none was seen."""
     unwritten: int = 0
-    """Place of the last entry in the ledger, where that did not take it in time: the job writes it; 0: it did."""
+    """Position of the last ledger entry, which the job has to write because the ledger was down; 0: it is written."""
     launched: Launched | None = None
-    """What was launched last, where the job writes that too."""
+    """The newest launch, where the job has to write that entry too."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """What inspections of the machines said, the worst first."""
+    """Findings of inspections, the worst first."""
     classification: Classification | None = None
-    """Of the failure that opened it: class, owner and the lines that say so; None: no rank failed by itself."""
+    """Classification of the failure that opened it; None: no rank failed by itself."""
     asked: list[EvictAnswer] = Field(default_factory=list)
-    """What the rules of eviction said, "no" included (``everstep policy explain``)."""
+    """The answers of the rules of eviction, "no" included (``everstep policy explain``)."""
     machines: list[Machine] = Field(default_factory=list)
-    """All of the job, in order, where they are others than before; empty: they are the same."""
+    """All machines of the job, in order, if they changed; empty: they did not."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """When machines left without an operator, one entry for each."""
+    """When each machine left that left without an operator, nanoseconds of the wall clock."""
     approved: dict[str, str] = Field(default_factory=dict)
-    """Machine that left because an operator approved it → who that was, and the note."""
+    """Machine that left because an operator approved it → the operator, and the note."""
     version: int = 0
-    """Of the code that the job runs on; 0: versions are not known."""
+    """Number of the version that the job runs; 0: not known."""
     versions: list[JobVersion] = Field(default_factory=list)
-    """Those that came, went, or are suspect, as they are now; empty: none did."""
+    """Versions that changed in this incident, as they are now."""
     hang: HangFound | None = None
     slow: SlowFound | None = None
-    """What looks at the ranks showed of why the job stood still; None: nobody looked."""
+    """The verdict of a vote; None: there was none."""
     tried: list[Tried] = Field(default_factory=list)
-    """What was tried, rung by rung of the ladder, with what came of it; in order."""
+    """The rungs of the ladder that were tried, in order, with their outcomes."""
     begun_again_ns: int = 0
-    """When an operator resumed it, or it went on for other code, last: what was before does not count any more."""
+    """When it was last resumed by an operator or went on with other code, nanoseconds: attempts before do not count."""
 
 
 CLOSED_OUTSIDE = "closed from outside"
@@ -170,17 +170,17 @@ CLOSED_OUTSIDE = "closed from outside"
 
 
 class Left(Model):
-    """What an incident did before it was closed from outside."""
+    """The effects of an incident that was closed from outside."""
 
     how: str
-    """How it was closed, and by whom, e.g. ``terminated by ada: too slow``."""
+    """How it was closed and by whom, e.g. ``terminated by ada: too slow``."""
     known: bool = True
-    """False: its history is gone, and with it what it did."""
+    """Whether its history still exists; without it, its effects are unknown."""
     launches: list[tuple[int, int]] = Field(default_factory=list)
-    """Of each generation that it launched, or began to launch: its number and where it began."""
+    """Number and first step of each generation that it launched, or began to launch."""
     resume_step: int = -1
-    """Where the newest of them began, from whatever it was; -1: the script restores by itself."""
+    """The step from which the newest of them began; -1: the script restores by itself."""
     launched: Launched | None = None
-    """The newest of them, where its launch succeeded and nothing was stopped since."""
+    """The newest launch, if it succeeded and nothing was stopped since."""
     emptied: list[str] = Field(default_factory=list)
-    """Machines that said, since the newest launch, that they lost what they had; they say so once."""
+    """Machines that reported since the newest launch that they lost their memory; they report it only once."""

@@ -1,4 +1,4 @@
-"""The ladder of stop-time checks: what was tried about a fault, and how far each of its stages may go.
+"""The ladder of stop-time checks: its rungs, how far each may go, and what was tried about a fault.
 
 These models cross Temporal and are stored in histories: fields are only added, with defaults.
 """
@@ -9,14 +9,14 @@ from everstep.model.message import Model, Words
 
 
 class Rung(Words):
-    """What can be done about a stopped job, the dearer the further down (ByteRobust, section 4.2 and figure 5)."""
+    """The actions on a stopped job, each more expensive than the one before (ByteRobust, section 4.2, figure 5)."""
 
     REATTEMPT = "reattempt"
-    """It is launched again as it is."""
+    """The job is launched again as it is."""
     DIAGNOSE = "diagnose"
     """Its machines are tested."""
     ROLLBACK = "rollback"
-    """It goes back to an earlier version of its code."""
+    """The job goes back to an earlier version of its code."""
     REPLAY = "replay"
     """Its script runs on groups of its machines, twice, and the groups are compared."""
 
@@ -26,32 +26,32 @@ class RungMode(Words):
 
     ACT = "act"
     APPROVE = "approve"
-    """An operator is asked first; the job is parked meanwhile."""
+    """The job is parked until an operator approves."""
     SHADOW = "shadow"
-    """It is written down that its turn would have come, and the next one is taken."""
+    """The rung is only recorded, and the next rung is tried."""
     OFF = "off"
 
 
 class Tried(Model):
-    """One thing that was tried about a fault."""
+    """A rung that was tried about a fault."""
 
     rung: Rung
     symptom: str
-    """Of the failure that it was tried for."""
+    """The symptom of the failure."""
     cause: str = ""
     step: int = -1
     """Completed steps when the job failed; -1: not known."""
     machine: str = ""
-    """On which the first rank failed; empty: not known."""
+    """The machine on which the first rank failed; empty: not known."""
     time_ns: int = 0
-    """When the job failed."""
+    """When the job failed, nanoseconds of the wall clock."""
     why: str = ""
-    """Why this was tried."""
+    """Why this rung was tried."""
     found: str = ""
-    """What came of it, for people; empty: nothing is known yet."""
+    """The outcome, for people; empty: it is not known yet."""
     seconds: float = 0.0
-    """What it cost."""
+    """How long it took."""
     generation: int
-    """That failed."""
+    """The generation that failed."""
     path: str = ""
-    """Of the ladder's table, by its name; empty: not known."""
+    """Name of the path of the ladder's table; empty: not known."""

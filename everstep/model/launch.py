@@ -13,44 +13,44 @@ from everstep.model.message import AnyWord, Model
 
 
 class Launched(Model):
-    """A generation was started."""
+    """A launch of a generation that succeeded."""
 
     generation: int
     resume_step: int
     """Completed steps of the restored state; 0: from the beginning; -1: the script restores by itself."""
     started_ns: int
     forked_ns: int = 0
-    """When the last rank was forked."""
+    """When the last rank was forked, nanoseconds of the wall clock."""
     backups: str = ""
-    """Where the backups lie and what may be lost with their owners, for people; empty: there are none."""
+    """Where the backups are and what may be lost together with their owners, for people; empty: there are none."""
 
 
 class Showing(Model):
-    """How a script shows that it steps, as far as it was seen."""
+    """How a script shows that it steps, as far as known."""
 
     kind: Annotated[Literal["", "calls", "steps"], AnyWord] = ""
-    """``steps``: bodies of ``run.steps``; ``calls``: of ``run.report`` or of the optimizer; empty: nothing was seen."""
+    """``steps``: by ``run.steps``; ``calls``: by calls of ``run.report`` or the optimizer; empty: not known."""
     silent: list[int] = Field(default_factory=list)
-    """Ranks that showed nothing while others went on."""
+    """Ranks that showed no step while others did."""
 
 
 class Confirmation(Model):
-    """Whether all ranks stepped again."""
+    """The answer to whether all ranks stepped again."""
 
     generation: int
     ok: bool
     """The job goes on."""
     reason: str
     confirmed: bool = True
-    """Where it goes on: its ranks did again what the script was seen to do; False: they live, more is not known."""
+    """Whether a job that goes on was seen to step as its script did before; False: it is only known to live."""
     showing: Showing = Field(default_factory=Showing)
-    """How the script shows its steps, as far as it was seen now and earlier."""
+    """How the script shows its steps, as far as known now."""
     timed_out: bool = False
-    """No rank ended, but not all of them stepped in time."""
+    """No rank ended, but not all ranks stepped in time."""
     emptied: list[str] = Field(default_factory=list)
-    """Machines that lost the ranks that were launched there, and know nothing of them."""
+    """Machines that lost their memory, and the launched ranks with it."""
     stepped_ns: int = 0
     """When the last rank completed its first step, nanoseconds of the wall clock."""
     completed_steps: int = -1
     parts: dict[str, float] = Field(default_factory=dict)
-    """Seconds from fork to the first step by part, in order (the slowest rank of each)."""
+    """Part of the time from fork to first step → its seconds for the slowest rank, in order."""

@@ -1,7 +1,7 @@
-"""What somebody is told: an event that needs a person, and what came of telling it.
+"""A notice: an event that needs a person, and the result of its delivery.
 
-These models cross Temporal and are stored in histories: fields are only added, with
-defaults. ``Notice.body`` is what receivers get, and as stable.
+These models cross Temporal and are stored in histories: fields are only added, with defaults. ``Notice.body`` is what
+receivers get, and just as stable.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from pydantic import Field
 from everstep.model.message import Model, Words
 
 NOTICE_WORKFLOW = "Notice"
-"""Type of the workflow that delivers one."""
+"""Type of the workflow that delivers a notice."""
 PATIENCE_S = 24 * 3600.0
-"""A receiver that does not take a notice is tried again for so long, seconds."""
+"""Time for which a receiver that does not accept a notice is tried again, seconds."""
 
 
 class NoticeKind(Words):
-    """What it is about. Receivers choose by these names."""
+    """The kinds of events. Receivers choose by these names."""
 
     PARKED = "parked"
-    """A job is stopped, and waits for an operator or for machines."""
+    """A job is stopped and waits for an operator or for machines."""
     BREAKER_TRIPPED = "breaker-tripped"
     """More machines would be evicted than the policy allows without an operator."""
     POOL_SHORT = "pool-short"
-    """Fewer machines can take the place of others than there should be."""
+    """There are fewer standby machines than wanted."""
     POOL_EMPTY = "pool-empty"
-    """None can."""
+    """There is no standby machine left."""
     EVICTED_TWICE = "evicted-twice"
     """A machine was evicted again."""
     JOB_FAILED = "job-failed"
-    """A job ended, and was neither finished nor stopped by somebody."""
+    """A job ended without being finished or stopped by an operator."""
     TEST = "test"
-    """Somebody wants to know whether notices arrive."""
+    """A person tests whether notices arrive."""
 
 
 class Notice(Model):
-    """One event."""
+    """A notice about one event."""
 
     kind: NoticeKind
     id: str
-    """Of the event: who sees it again, in another process or later, gives it the same one."""
+    """Id of the event: the same one whenever and wherever the event is noticed again."""
     text: str
-    """For people: one line, with what to do where there is something."""
+    """The event in one line for people, with what to do about it."""
     time_ns: int
-    """Of the event, nanoseconds of the wall clock."""
+    """When the event happened, nanoseconds of the wall clock."""
     cluster: str = ""
     """Task queue of the cluster."""
     job: str = ""
     incident: str = ""
     machines: list[str] = Field(default_factory=list)
     link: str = ""
-    """Page in Temporal's Web UI; empty: it is not known where that is."""
+    """Page in Temporal's Web UI; empty: its address is not known."""
 
     def body(self) -> bytes:
-        """What a receiver gets: JSON in one line, UTF-8."""
+        """The text that a receiver gets: JSON in one line, UTF-8."""
         fields: dict[str, Any] = {
             "kind": self.kind,
             "id": self.id,
@@ -74,26 +74,26 @@ class Notice(Model):
 
 
 class NoticeInput(Model):
-    """A notice, and who is to get it."""
+    """A notice and its receivers."""
 
     notice: Notice
     receivers: list[str]
-    """Names in the file of the workers."""
+    """Names of receivers in the notices file of the workers."""
     patience_s: float = PATIENCE_S
 
 
 class NoticeResult(Model):
-    """What came of it. Field order is the order shown."""
+    """The result of a delivery. Field order is the order shown."""
 
     headline: str
     taken: dict[str, str] = Field(default_factory=dict)
-    """Receiver that took it → what it answered."""
+    """Receiver that accepted it → its answer."""
     failed: dict[str, str] = Field(default_factory=dict)
-    """Receiver that did not take it in time → why, the last time that it was tried."""
+    """Receiver that did not accept it in time → the error of the last try."""
 
 
 def notice_workflow_id(task_queue: str, event: str) -> str:
-    """Id of the workflow that delivers the notice of an event: there is one, whoever saw the event."""
+    """Id of the workflow that delivers the notice of an event: one workflow, however often the event is noticed."""
     return f"notice/{task_queue}/{event}"
 
 

@@ -1,4 +1,4 @@
-"""The machines of a cluster and whose they are, as their pool keeps it: leases, standbys, quarantine.
+"""The record of a cluster's machine pool: leases, standbys, quarantine.
 
 One workflow for each cluster, ``pool/<task queue>``, owns this (``workflows.pool``).
 These models are stored in histories: fields are only added, with defaults.
@@ -22,59 +22,58 @@ def pool_workflow_id(task_queue: str) -> str:
 
 
 class PoolPlace(Words):
-    """What a machine is there for at present."""
+    """The place of a machine in the pool."""
 
     ACTIVE = "active"
-    """A job has it."""
+    """A job has leased it."""
     STANDBY = "standby"
     """It is checked and kept for replacement."""
     FREE = "free"
-    """No job has it, and it is no standby: jobs that start take such machines."""
+    """No job has leased it, and it is no standby: jobs that start can lease it."""
     PROVISIONING = "provisioning"
-    """It has come into the list of the cluster and was not found fit yet: nobody is replaced by it before."""
+    """It is new in the list of the cluster and was not inspected yet: until then it replaces no machine."""
     CORDONED = "cordoned"
     """An operator keeps it away from jobs."""
     QUARANTINED = "quarantined"
-    """It was evicted; it is tested, and comes back only by passing, or by an operator."""
+    """It was evicted. It returns when it passes its tests, or when an operator releases it."""
 
 
 class PoolMachine(Model):
-    """One machine of the cluster."""
+    """A machine of the cluster."""
 
     machine: Machine
     place: PoolPlace
     job: str = ""
-    """Which has it, or from which it was evicted; empty: none."""
+    """The job that has leased it, or from which it was evicted; empty: none."""
     run: str = ""
     """Id of that job's run."""
     since_ns: int = 0
     by: str = ""
-    """Who put it there: a job, an incident, an operator, or the pool."""
+    """The job, incident, operator or pool that put it there."""
     why: str = ""
     evicted_ns: list[int] = Field(default_factory=list)
     """When it was evicted, the last 10 times."""
     uncleaned: bool = False
-    """Ranks of the job it was evicted from may live there: they were not ended yet."""
+    """Ranks of the job from which it was evicted may still live there."""
     wanted_out: bool = False
-    """It is cordoned once its job leaves it: an operator said so."""
+    """An operator wants it cordoned as soon as its job leaves it."""
     fault: str = ""
-    """Why it cannot be used, as the newest look has it; empty: nothing speaks against it."""
+    """Why it cannot be used, by the newest poll; empty: it can be."""
     passed: int = 0
-    """So many looks in a row found nothing against it, in quarantine."""
+    """Number of polls in a row without a fault, in quarantine."""
     until_released: bool = False
     """It stays in quarantine until an operator releases it: a test of the stopped machine found the fault, and no
     inspection can."""
     unlisted_ns: int = 0
-    """Since when it is not in the list of the cluster any more; 0: it is, or that is not known."""
+    """Since when it is missing in the list of the cluster; 0: it is listed, or that is not known."""
     absent: int = 0
-    """So many looks in a row found that its job does not have it."""
+    """Number of polls in a row in which its job did not name it."""
     ready: dict[str, str] = Field(default_factory=dict)
-    """Versions of jobs' code that were brought to it and tried there, by their ids, the last ones → what was found
-    against them there; empty: nothing."""
+    """Id of a version of a job's code that was tried there → why it failed; empty: it did not. The last ones."""
 
 
 class LeaseRequest(Model):
-    """A job that starts wants machines, by name. Asked twice by the same run, it is the same lease."""
+    """A starting job leases machines, by name. A repeated request of the same run gets the same lease."""
 
     job: str
     run: str
@@ -82,40 +81,40 @@ class LeaseRequest(Model):
 
 
 class Leased(Model):
-    """What a job gets: all that it named, or none."""
+    """The answer to a lease: all machines that the job named, or none."""
 
     refused: dict[str, str] = Field(default_factory=dict)
-    """Machine → why the job cannot have it; empty: it has them all."""
+    """Machine → why the job cannot have it; empty: the job has them all."""
     may_change: bool = False
-    """It is refused because other jobs have machines, and for no other reason: they may be over soon."""
+    """It is refused only because other jobs have machines, which may end soon."""
 
 
 class ReplaceRequest(Model):
-    """An incident evicts machines of its job and wants others in their places: for all of them, or for none.
+    """An incident evicts machines of its job and asks for replacements: for all of them, or for none.
 
-    Asked twice with the same ``id`` it is the same replacement.
+    A repeated request with the same ``id`` gets the same replacement.
     """
 
     id: str
-    """Of the incident, with what tells its requests apart."""
+    """Id of the incident and number of the request."""
     job: str
     run: str
     evict: list[Eviction]
     keep: list[Machine] = Field(default_factory=list)
     """The job's other machines, whose failure domains matter for the choice."""
     back: dict[str, str] = Field(default_factory=dict)
-    """Machine of ``evict`` that came for another one and is not fit → that other one, whose ranks still go on. Where
-    there are too few others the first leaves all the same, and the second stays in the job."""
+    """Unfit replacement in ``evict`` → the machine for which it came, whose ranks still run. Where machines are
+    short the replacement leaves all the same, and that machine stays in the job."""
 
 
 class Replaced(Model):
     """The answer to a replacement."""
 
     machines: dict[str, Machine] = Field(default_factory=dict)
-    """Evicted machine → the one in its place, which may be the one that it came for (``ReplaceRequest.back``); empty:
-    there are too few, and nothing was evicted."""
+    """Evicted machine → its replacement, which may be the machine for which it came (``ReplaceRequest.back``); empty:
+    machines are short, and nothing was evicted."""
     why: str = ""
-    """Where there are too few: how many are needed, and how many there are."""
+    """Where machines are short: how many are needed, and how many there are."""
 
 
 class GiveBack(Model):
@@ -126,33 +125,33 @@ class GiveBack(Model):
 
 
 class RunningJob(Model):
-    """A job that runs, as its workflow says."""
+    """A running job, as its workflow describes it."""
 
     job: str
     run: str
     machines: list[Machine]
     launched: bool = True
-    """Ranks of it may live there; False: it is still starting."""
+    """Whether its ranks may live there; False: it is still starting."""
     settled: bool = False
-    """Its ranks run and it is in no incident: it has no use for a machine that it does not name."""
+    """Its ranks run and it has no open incident: it needs no machine that it does not name."""
     version: str = ""
-    """Id of the version of its code that runs; empty: it runs in place."""
+    """Id of the version that it runs; empty: it runs in place."""
 
 
 class ReadyRequest(Model):
-    """Bring the code that a job runs to idle machines, and try it there: any of them may take the place of another."""
+    """Bring a job's code to idle machines and try it there, since any of them may become a replacement."""
 
     job: str
     version: str
-    """Id of the version that it ran when it was looked at."""
+    """Id of the version that the job ran when it was polled."""
     machines: list[Machine]
 
 
 class Readied(Model):
-    """What came of it."""
+    """The result of trying a version on idle machines."""
 
     machines: dict[str, str] = Field(default_factory=dict)
-    """Machine → what was found against the version there; empty: nothing. Those that did not answer are left out."""
+    """Machine → why the version failed there; empty: it did not. Machines that did not answer are left out."""
 
 
 class ToClean(Model):
@@ -164,49 +163,49 @@ class ToClean(Model):
 
 
 class LookRequest(Model):
-    """What the pool wants to know."""
+    """The questions of a poll by the pool."""
 
     idle: list[Machine] = Field(default_factory=list)
-    """Machines that no job has: are they fit?"""
+    """Machines that no job has leased, to be inspected."""
     clean: list[ToClean] = Field(default_factory=list)
     fresh: bool = False
-    """Nothing is known yet: all machines are asked which jobs they have."""
+    """The pool is new and asks all machines which jobs they have."""
     leased: list[str] = Field(default_factory=list)
-    """Jobs that have machines, or had one that is to be cleaned: do they run?"""
+    """Jobs that have machines, or had a machine that has to be cleaned: do they run?"""
 
 
 class Looked(Model):
-    """What there is."""
+    """The answers to a poll."""
 
     machines: list[Machine] | None = None
-    """All of the cluster, the standbys last; None: it is not known."""
+    """All machines of the cluster, the standbys last; None: not known."""
     standbys: int = 0
-    """How many of them there should be."""
+    """Number of standbys that there should be."""
     at_most: int = 0
-    """The cluster can be asked for machines until it has so many; 0: it does not grow by itself."""
+    """The most machines to which the cluster can grow on request; 0: it cannot."""
     jobs: list[RunningJob] = Field(default_factory=list)
-    """That run, as far as they answer."""
+    """Running jobs, as far as they answer."""
     over: list[str] = Field(default_factory=list)
-    """Jobs that have machines, and do not run any more."""
+    """Jobs that have machines and do not run any more."""
     unknown: list[str] = Field(default_factory=list)
-    """Jobs of which this is not known."""
+    """Jobs of which it is not known whether they run."""
     listed: bool = True
-    """It is known which jobs run; False: there may be others."""
+    """Whether all running jobs are known; False: there may be more."""
     faults: dict[str, str] = Field(default_factory=dict)
-    """Idle machine that is not fit, or does not answer → why."""
+    """Idle machine that is not fit or does not answer → why."""
     cleaned: list[str] = Field(default_factory=list)
-    """Machines on which nothing of the evicted job is left."""
+    """Machines on which no rank of the evicted job is left."""
     problem: str = ""
-    """Why something is not known."""
+    """Why a question has no answer; empty: all have one."""
 
 
 class Shortage(Model):
-    """A job asked for machines in the places of others, and there were too few."""
+    """A job asked for replacements, and there were too few machines."""
 
     machines: int
-    """It needs."""
+    """Number of machines that it needs."""
     asked_ns: int = 0
-    """When it asked last."""
+    """When it last asked, nanoseconds of the wall clock."""
 
 
 class PoolState(BaseModel):
@@ -215,35 +214,35 @@ class PoolState(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     machines: dict[str, PoolMachine] = Field(default_factory=dict)
-    """By name."""
+    """Name → machine."""
     standbys: int = 0
-    """How many there should be."""
+    """Number of standbys that there should be."""
     listed: int = 0
-    """Machines that the list of the cluster has."""
+    """Number of machines in the list of the cluster."""
     at_most: int = 0
-    """The cluster can be asked for machines until it has so many; 0: it does not grow by itself."""
+    """The most machines to which the cluster can grow on request; 0: it cannot."""
     short: dict[str, Shortage] = Field(default_factory=dict)
-    """Job that waits for machines in the places of others → how many it needs."""
+    """Job that waits for replacements → how many it needs."""
     provisioned: str = ""
-    """What came of asking the cluster for more machines last; empty: it was not asked, or there are enough now."""
+    """The result of last asking the cluster for more machines; empty: it was not asked, or there are enough now."""
     replaced: dict[str, Replaced] = Field(default_factory=dict)
-    """Answers to requests, by their ids; the last ones."""
+    """Id of a request → its answer; the last ones."""
     known: bool = False
-    """The jobs that run were found at least once, with their machines: before that, nobody gets any."""
+    """The running jobs and their machines are known: before that, no job gets a machine."""
     looks: int = 0
-    """So many were done while that was not so."""
+    """Number of polls before the jobs were known."""
     problem: str = ""
-    """What the newest look could not find out."""
+    """What the newest poll did not learn."""
 
     @property
     def spare(self) -> int:
-        """Machines that could take the place of others now."""
+        """Number of machines that can replace others now."""
         places = {PoolPlace.STANDBY, PoolPlace.FREE}
-        return sum(one.place in places and not one.fault for one in self.machines.values())
+        return sum(machine.place in places and not machine.fault for machine in self.machines.values())
 
 
 class OperatorMove(Model):
-    """A person takes a machine away from jobs, or lets it come back."""
+    """An operator keeps a machine away from jobs, or releases it."""
 
     machine: str = Field(min_length=1, max_length=100)
     operator: str = Field(min_length=1, max_length=100)

@@ -1,4 +1,4 @@
-"""What a dual-phase replay showed: each run of a group, and what all of them say together.
+"""The outcome of a dual-phase replay: each trial of a group of machines, and the verdict of all together.
 
 These models cross Temporal and are stored in histories: fields are only added, with defaults.
 """
@@ -11,87 +11,87 @@ from everstep.model.message import Model, Words
 
 
 class RunEnd(Words):
-    """How a group's run of the script ended."""
+    """How a group's trial of the script ended."""
 
     RAN = "ran"
-    """All ranks came to the last step of the replay: what they computed can be compared."""
+    """All ranks completed the last step: what they computed can be compared."""
     CRASHED = "crashed"
-    """A rank ended before."""
+    """A rank ended before the last step."""
     HUNG = "hung"
-    """All ranks did a first step, and the time was up before the last one: nothing went on any more."""
+    """All ranks completed a first step, and no step was completed any more when the time was over."""
     SLOW = "slow"
-    """The same, and steps went on until then: that may be for want of time alone."""
+    """Ranks still completed steps when the time was over: it may have been too short."""
     NOT_STARTED = "not started"
-    """Ranks did not come to a first step in time: that may be a slow start, and is tried again."""
+    """Not all ranks completed a first step in time. It may be a slow start, so the trial is repeated."""
     NOT_FINITE = "not finite"
     """A loss or a gradient norm was NaN or infinite."""
     UNABLE = "unable"
-    """It could not be run, for a reason that says nothing of its machines."""
+    """The trial could not be run, for a reason that says nothing about its machines."""
 
 
 class GroupRun(Model):
-    """One run of the job's script on one group of machines, or several that ended alike."""
+    """One trial: the job's script on one group of machines; or several trials that ended alike."""
 
     group: str
-    """``row 3`` or ``column 1``."""
+    """The group, ``row 3`` or ``column 1``."""
     machines: list[str]
-    """Empty: of several runs; the plan says it."""
+    """The machines of the group; empty for several trials, whose machines the plan names."""
     end: RunEnd
     count: int = 1
-    """So many runs: this is the first of them."""
+    """Number of trials that this record stands for; its fields are those of the first."""
     repeat: int = 1
-    """Of several the last one."""
+    """Which repeat of the two phases it was; of several trials the last."""
     why: str = ""
-    """Where it did not come to its end: what was seen, for people."""
+    """Why it did not complete, for people; empty: it did."""
     steps: int = 0
-    """Completed by all of its ranks."""
+    """Steps that all of its ranks completed."""
     losses: list[str] = Field(default_factory=list)
-    """Of each step a digest of the losses and gradient norms of all ranks, bit for bit."""
+    """For each step one digest of the losses and gradient norms of all ranks, bit for bit."""
     steps_each: int = 1
-    """Steps in a row that share one of them, but for the last ones."""
+    """Consecutive steps that share one digest; the last digest may have fewer."""
     states: list[str] = Field(default_factory=list)
-    """Of each rank the digest of its state at the end; empty: the script keeps no state that is known here."""
+    """For each rank the digest of its state at the end; empty: the script saves no state with everstep."""
     ranks_each: int = 1
-    """Ranks in a row that share one of them, but for the last ones."""
+    """Consecutive ranks that share one digest; the last digest may have fewer."""
     shape: str = ""
-    """Of how many steps and ranks these are, in words: what is missing is no difference. Empty: not said."""
+    """Number of steps and ranks in the digests, in words; empty: not known. A missing digest is no difference."""
     answer: str = ""
-    """One digest of all of these, where they are not kept."""
+    """One digest of all digests, where those are not kept."""
     kind: str = ""
-    """What hardware its machines have, in their order: only groups of one kind can be compared."""
+    """The hardware of its machines, in order: only groups of one kind can be compared."""
     seconds: float = 0.0
-    """Of several all together."""
+    """Duration; of several trials the sum."""
 
 
 class ReplayFound(Words):
-    """What a replay says."""
+    """The conclusion of a replay."""
 
     NOTHING = "nothing"
-    """No group showed a fault: that clears nobody."""
+    """No group showed a fault. That does not prove any machine healthy."""
     ONE = "one"
-    """A single machine at fault explains what was seen: it is among the suspects, alone where m ≤ n."""
+    """One faulty machine explains all faults: it is among the suspects, alone where m ≤ n."""
     SEVERAL = "several"
-    """No single machine does: several are at fault, and all that may be are suspects."""
+    """Only several faulty machines explain the faults: all possible ones are suspects."""
     EVERYWHERE = "everywhere"
-    """All groups showed it: it is not of a machine."""
+    """All groups showed the fault: no machine causes it."""
     INCONSISTENT = "inconsistent"
-    """One phase showed a fault that no machine explains: it does not show in every run."""
+    """One phase showed a fault that no machine explains: it does not occur in every trial."""
     INCOMPLETE = "incomplete"
-    """Groups that could not be run to their end, or compared, leave open who is at fault."""
+    """Trials that failed or cannot be compared leave open which machine is at fault."""
     UNABLE = "unable"
     """The replay could not be carried out."""
 
 
 class Replayed(Model):
-    """What a replay of a job found."""
+    """The outcome of a replay of a job."""
 
     found: ReplayFound
     text: str
-    """For people."""
+    """The outcome in one sentence."""
     suspects: list[str] = Field(default_factory=list)
     """Machines to evict."""
     evidence: list[str] = Field(default_factory=list)
-    """What the groups that showed a fault showed."""
+    """The faults of the groups that showed one."""
     repeats: int = 0
-    """How often both phases were run."""
+    """Number of times that both phases were run."""
     seconds: float = 0.0

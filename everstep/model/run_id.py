@@ -1,11 +1,10 @@
 """The id of a run: one submission of a job's name.
 
-A name may be used again while a machine still has what an earlier run of it left:
-its agent was down when the run ended. Generations alone do not tell the two
-apart, since they count on only as long as the ledger answers. So every command
-to an agent and every file on disk says of which run it is, and ids of later runs
-sort after those of earlier ones: what a newer run finds of an older one it throws
-away, and what an older one still asks for is refused.
+A job's name may be used again while a machine still has files of an earlier run, whose
+agent was down when that run ended. Generations do not tell the two runs apart, since they
+count on only as long as the ledger answers. So every command to an agent and every file on
+disk names its run, and ids of later runs sort after those of earlier runs: a newer run
+deletes what an older run left, and commands of an older run are refused.
 """
 
 from __future__ import annotations
@@ -25,5 +24,5 @@ def run_id(started_ns: int, unique: str) -> str:
 
 
 def is_older(run: str, than: str) -> bool:
-    """Whether a run began before another; one without an id is from before there were ids."""
+    """Whether a run began before another run, by their ids."""
     return run < than

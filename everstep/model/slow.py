@@ -1,4 +1,4 @@
-"""What a vote over the ranks of a slow job says, round by round and in the end.
+"""The vote over the ranks of a slow job: its rounds and its verdict.
 
 These models are stored in histories and in the ledger: fields are only added, with defaults.
 """
@@ -11,22 +11,22 @@ from everstep.model.message import Model, Words
 
 
 class SlowConclusion(Words):
-    """What slows a job down."""
+    """What makes a job slow."""
 
     MACHINE = "machine"
-    """A machine, or a group of them, is slower than its peers at the same work."""
+    """A machine, or a group of machines, is slower than its peers at the same work."""
     HEAVY_STAGE = "heavy stage"
     """A pipeline stage has more to do than the others: the job's layout."""
     UNEVEN_WORK = "uneven work"
     """Ranks have more to do in some steps than in others, e.g. longer sequences: the job's data."""
     SUSPECT = "suspect"
-    """Looks name a machine, and nothing else says that it is slow."""
+    """Samples name a machine, without other evidence that it is slow."""
     ALL_SLOWER = "all slower"
     """All ranks compute longer than before: what the job does, or what the machines share."""
     WAITING = "waiting"
     """No rank computes longer than before: the network, storage, or what the script waits for."""
     EVEN = "even"
-    """Nobody is slower than others."""
+    """No rank is slower than others."""
     UNKNOWN = "nothing known"
     """Too few steps, ranks or operations to compare."""
 
@@ -36,26 +36,26 @@ class SlowRound(Model):
 
     number: int
     looks: int = 0
-    """At all ranks."""
+    """Number of samples of all ranks."""
     outliers: list[int] = Field(default_factory=list)
-    """Ranks that wait for others less often than their peers; of very many the first."""
+    """Ranks that wait for others less often than their peers do; of very many the first."""
     flagged: str = ""
-    """The group with most of them, for people; empty: none."""
+    """The group with the most outliers, for people; empty: none."""
     machines: list[str] = Field(default_factory=list)
-    """Of that group."""
+    """Machines of that group."""
     ranks: list[int] = Field(default_factory=list)
-    """Outliers on these; of very many the first."""
+    """Outliers on these machines; of very many the first."""
     longer: dict[str, str] = Field(default_factory=dict)
-    """Machine of that group → the ``Growth`` that its ranks' CPU time shows."""
+    """Machine of that group → the ``Growth`` of its ranks' CPU time."""
     why: list[str] = Field(default_factory=list)
-    """The same for people."""
+    """What ``longer`` says, as text."""
     job: str = ""
-    """The ``JobGrowth`` of all ranks."""
+    """The ``JobGrowth`` over all ranks."""
     job_why: str = ""
     problem: str = ""
-    """Why nothing is known of this round; empty: something is."""
+    """Why the round has no result; empty: it has one."""
     silent: list[str] = Field(default_factory=list)
-    """Machines that did not say what their ranks do."""
+    """Machines that did not report what their ranks do."""
 
 
 class SlowFound(Model):
@@ -64,15 +64,15 @@ class SlowFound(Model):
     generation: int
     conclusion: SlowConclusion
     reason: str = ""
-    """In one sentence."""
+    """The verdict in one sentence."""
     machines: list[str] = Field(default_factory=list)
-    """To leave the job; none unless the conclusion is a machine."""
+    """Machines to evict; empty unless the conclusion is a machine."""
     suspects: list[str] = Field(default_factory=list)
-    """That were flagged most often, whatever follows from it."""
+    """Machines that were flagged most often, whatever the conclusion."""
     ranks: list[int] = Field(default_factory=list)
-    """Outliers on these."""
+    """Outliers on these machines."""
     flags: int = 0
-    """In so many rounds."""
+    """Number of rounds in which they were flagged."""
     rounds: int = 0
     evidence: list[str] = Field(default_factory=list)
-    """What it rests on, round by round."""
+    """The evidence, round by round."""

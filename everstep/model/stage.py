@@ -1,4 +1,4 @@
-"""The stages of an incident: which there are, what each that is over cost, and the one that it is in now.
+"""The stages of an incident: their names, the record of each that is over, and the current one.
 
 These models are stored in histories: fields are only added, with defaults.
 """
@@ -12,15 +12,15 @@ from everstep.model.message import Model, Words
 
 
 class Stage(Words):
-    """Where an incident stands, in the order in which it gets there."""
+    """The stages of an incident, in their order."""
 
     OPEN = "open"
     ALIGN = "align"
-    """Before an update the ranks come to the end of the same step, and save it."""
+    """Before an update, or before a machine whose ranks step leaves, all ranks end the same step and save it."""
     VOTE = "vote"
-    """The ranks of a job that became slow are looked at, round by round, while it goes on."""
+    """The ranks of a job that became slow are sampled, round by round, while it goes on."""
     TRACE = "trace"
-    """The ranks of a job that stands still are looked at, to see on which machine it hangs."""
+    """The ranks of a job that hangs are sampled, to see which machine causes it."""
     STOP = "stop"
     """Every rank of the failed generation is ended, and the machines are asked what they know."""
     FIND = "find"
@@ -39,11 +39,11 @@ class Stage(Words):
     REATTEMPT = "reattempt"
     CONFIRM = "confirm"
     PARKED = "parked"
-    """It waits for an operator, or for machines that are silent."""
+    """The incident waits for an operator, or for silent machines."""
     ACCEPTED = "accepted"
     """An operator gave up what may be newer; only noted, an incident does not stay in it."""
     OBSERVED = "observed"
-    """A fault was seen with which the job goes on; nothing was done."""
+    """The job goes on with the fault; nothing was done."""
     RECOVERED = "recovered"
     NOT_CONFIRMED = "running, not confirmed"
     ABANDONED = "abandoned"
@@ -52,30 +52,30 @@ class Stage(Words):
 
 
 NOT_CONFIRMED = str(Stage.NOT_CONFIRMED)
-"""What a job is called that goes on as far as anybody can see, and was not seen to step."""
+"""The name of the state of a job that runs, as far as known, and was not seen to step."""
 
 
 class StageRecord(Model):
-    """Its name, what it cost, and what came of it."""
+    """A stage that is over: its name, duration and result."""
 
     name: str
     seconds: float
     found: str = ""
     to_accept: str = ""
-    """Of a parked incident: from where an operator may let the job go on though something newer may exist."""
+    """Of a parked incident: the state with which an operator may resume although a newer one may exist."""
 
 
 class StageAtHand(StageRecord):
-    """The stage at hand, with what somebody has to be told of it. Fields are only added, with defaults."""
+    """The current stage, with what an operator has to know about it."""
 
     job: str = ""
     opened_ns: int = 0
     """When the incident was opened, nanoseconds of the wall clock."""
     since_ns: int = 0
-    """When it came into this stage; 0: a release that does not say so answered."""
+    """When the incident entered this stage, nanoseconds of the wall clock."""
     machines: list[str] = Field(default_factory=list)
-    """That the fault concerns."""
+    """Machines that the fault concerns."""
     to_approve: list[Eviction] = Field(default_factory=list)
-    """Machines that leave the job once an operator approves it (``everstep approve``)."""
+    """Evictions that wait for the approval of an operator (``everstep approve``)."""
     tripped: str = ""
-    """Why the breaker of evictions has an operator asked; empty: it did not trip in this incident."""
+    """Why the breaker of evictions asks for an operator; empty: it did not trip in this incident."""

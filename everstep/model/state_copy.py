@@ -1,4 +1,4 @@
-"""Copies of the state of ranks: where they lie, which are to be restored, and what came of that.
+"""Copies of the state of ranks: where they are, which have to be restored, and the result of a restore.
 
 These models cross Temporal and are stored in histories: fields are only added, with defaults.
 """
@@ -11,7 +11,7 @@ from everstep.model.message import Model, Words
 
 
 class Tier(Words):
-    """Where a copy of a rank's state lies, in the order in which a restore prefers them."""
+    """The kind of storage of a copy, in the order in which a restore prefers them."""
 
     OWN = "own memory"
     """Shared memory of the machine that runs the rank."""
@@ -24,7 +24,7 @@ class Tier(Words):
 
 
 CopyKey = tuple[int, int, Tier, str, int]
-"""Which copy of which rank: rank, completed steps, tier, machine, and when it was saved."""
+"""The identity of a copy: rank, completed steps, tier, machine, and when it was saved."""
 
 
 class StateCopy(Model):
@@ -32,53 +32,53 @@ class StateCopy(Model):
 
     rank: int
     machine: str
-    """Where it is; of a remote copy: the machine whose agent listed it."""
+    """The machine that has it; of a remote copy the machine whose agent listed it."""
     completed_steps: int
     bytes: int = 0
     valid: bool = True
     reason: str = ""
     tier: Tier = Tier.OWN
     generation: int = 0
-    """Of the job, when it was saved."""
+    """Generation of the job that saved it."""
     saved_ns: int = 0
     digest: str = ""
-    """Of its tensors, on disk and remote: equal for equal bytes, so that one rank can read for its whole dp group."""
+    """Digest of its tensors on disk or remote: where they are equal, one rank can read for its whole dp group."""
     run: str = ""
-    """That saved it; in memory: that holds it. Empty: not known (``everstep.model.run_id``)."""
+    """The run that saved it; in memory: that holds it (``everstep.model.run_id``). Empty: not known."""
     topology: str = ""
-    """Of the job that saved it, on disk and remote; empty: not known."""
+    """Topology of the job that saved it, on disk or remote; empty: not known."""
     verified: bool = True
-    """Of what is valid in memory: its contents were compared with their checksum; else only its header."""
+    """Of a valid copy in memory: whether its contents were compared with their checksum, and not only its header."""
 
     @property
     def key(self) -> CopyKey:
-        """Which copy it is."""
+        """The identity of the copy."""
         return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
 
     @property
     def unlisted(self) -> bool:
-        """Whether it stands for a folder or storage that could not be listed, with the reason; nothing is known bad."""
+        """Whether it stands for a folder or storage that could not be listed, with the reason; no copy is known bad."""
         return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
 
 
 class CopyToRestore(Model):
-    """What one rank has to be given before it can restore: which copy, and where it is."""
+    """A copy that has to be brought to a rank before the rank can restore, and where it is."""
 
     rank: int
     completed_steps: int
     tier: Tier
     machine: str
     saved_ns: int = 0
-    """When the rank saved it: two copies of a rank's step are the same when they say the same here. 0: any."""
+    """When the rank saved it, which tells two saves of the same step apart; 0: any."""
 
     @property
     def key(self) -> CopyKey:
-        """Which copy it is."""
+        """The identity of the copy."""
         return self.rank, self.completed_steps, self.tier, self.machine, self.saved_ns
 
 
 class Restored(Model):
-    """What came of bringing copies to the machines that need them."""
+    """The result of bringing copies to the machines that need them."""
 
     moved: list[CopyToRestore] = Field(default_factory=list)
     failed: list[StateCopy] = Field(default_factory=list)
@@ -90,4 +90,4 @@ class Restored(Model):
     bytes: int = 0
     seconds: float = 0.0
     unreachable: list[str] = Field(default_factory=list)
-    """Machines that should have been given copies and did not answer."""
+    """Machines that needed copies and did not answer."""

@@ -1,7 +1,7 @@
-"""Versions of a job's code: what ran when, who changed it and why, and what is asked to run next.
+"""Versions of a job's code: what ran when, who changed it and why, and what has to run next.
 
-They cross Temporal, and lie in histories, in the store of versions and in the ledger: fields are only added, with
-defaults.
+These models cross Temporal, and are stored in histories, in the store of versions and in the ledger: fields are only
+added, with defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everstep.model.job import VARIABLE, JobSpec
 from everstep.model.message import Model, Words
 
 NAME_CHARACTERS = 12
-"""Of a content address, where people read it."""
+"""Characters of a content address that people are shown."""
 
 
 class Urgency(Words):
@@ -31,7 +31,7 @@ class Urgency(Words):
 
 
 class VersionStatus(Words):
-    """Where a version of a job stands."""
+    """The status of a version of a job."""
 
     CHECKING = "checking"
     """It is shipped to the machines and tried there."""
@@ -40,25 +40,25 @@ class VersionStatus(Words):
     PENDING = "pending"
     """It waits for the next restart."""
     WITHDRAWN = "withdrawn"
-    """Somebody took it back before it was applied."""
+    """It was withdrawn before it was applied."""
     SUPERSEDED = "superseded"
-    """A later one was applied in the same restart: it ran no step."""
+    """A later version was applied in the same restart: it ran no step."""
     RUNNING = "running"
     REPLACED = "replaced"
-    """It ran until a later one was applied."""
+    """It ran until a later version was applied."""
     SUSPECT = "suspect"
-    """It was rolled back, by a rule or by an operator, and is not run again unless somebody asks for it."""
+    """It was rolled back, by a rule or an operator, and runs again only on request."""
 
 
 class Origin(Model):
     """Where the code of a version came from."""
 
     folder: str = ""
-    """Of which a snapshot was taken."""
+    """The folder of the snapshot."""
     commit: str = ""
-    """Full id, where the folder is in a git repository."""
+    """Full id of the commit, if the folder is in a git repository."""
     author: str = ""
-    """Of the commit, e.g. ``Ada <ada@example.org>``."""
+    """Author of the commit, e.g. ``Ada <ada@example.org>``."""
     subject: str = ""
     """First line of the commit's message."""
     dirty: bool = False
@@ -66,33 +66,33 @@ class Origin(Model):
 
 
 class CodeVersion(Model):
-    """What one version runs. ``id`` is made of all that decides what runs, and of nothing else."""
+    """The code and settings of one version. ``id`` is a digest of exactly what decides what runs."""
 
     code: str = ""
     """Digest of the snapshot of its files (``activities/versions``); empty: it runs in place, as its files are."""
     script: str
-    """Relative to the snapshot; an absolute path where it runs in place."""
+    """Path relative to the snapshot; an absolute path if it runs in place."""
     args: list[str] = Field(default_factory=list)
     cwd: str = ""
     """Working directory on the machines; empty: the folder of the script."""
     cwd_by_default: bool = False
-    """Nobody named it: a machine that does not have it takes the script's folder in the snapshot."""
+    """``cwd`` is a default: a machine without it uses the script's folder in the snapshot."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     packages: dict[str, str] = Field(default_factory=dict)
-    """Distribution → version of the interpreter that made it. They are noted, and do not decide what runs."""
+    """Distribution → its version in the interpreter of the snapshot. It is recorded, and does not decide what runs."""
     origin: Origin = Field(default_factory=Origin)
     files: int = 0
     bytes: int = 0
 
     @property
     def id(self) -> str:
-        """Its content address, 64 hexadecimal digits."""
+        """The content address, 64 hexadecimal digits."""
         decides = [self.code, self.script, self.args, self.cwd, self.python, sorted(self.env.items())]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def without_secrets(self, patterns: Sequence[str] = PATTERNS) -> CodeVersion:
-        """As it may be shown: without the values of variables that look like secrets."""
+        """A copy that may be shown: without the values of variables that look like secrets."""
         return self.model_copy(update={"env": redacted(self.env, patterns)})
 
     def applied(self, spec: JobSpec, number: int) -> JobSpec:
@@ -112,7 +112,7 @@ class CodeVersion(Model):
 
     @classmethod
     def of(cls, spec: JobSpec) -> CodeVersion:
-        """What a job runs, as far as its spec says."""
+        """The version that a job's spec describes."""
         return cls(
             code=spec.code,
             script=spec.script,
@@ -125,10 +125,10 @@ class CodeVersion(Model):
 
 
 class UpdateRequest(Model):
-    """What somebody asks for, by the command or by a signal that is typed by hand.
+    """A request for an update, by the command or by a signal that is typed by hand.
 
-    One of ``code``, ``git`` and ``version`` says which code; none of them: the code that runs, e.g. with other
-    arguments. A relative path is not taken: nobody knows to what it would be relative.
+    One of ``code``, ``git`` and ``version`` names the code; without them it is the code that runs, e.g. with other
+    arguments. Relative paths are refused, since it is not known to what they are relative.
     """
 
     operator: str = "unknown"
@@ -140,24 +140,24 @@ class UpdateRequest(Model):
     version: int = 0
     """Number of a version that the job has, 0: none."""
     script: str = ""
-    """Relative to the folder; empty: as it is."""
+    """Path relative to the folder; empty: unchanged."""
     args: list[str] | None = None
-    """All arguments of the script; None: as they are."""
+    """All arguments of the script; None: unchanged."""
     env: dict[str, str] | None = None
-    """Variables that are set beside those that there are, or instead of them; None: none."""
+    """Variables to add or to replace; None: none."""
     urgency: Urgency = Urgency.LAZY
     window_h: float = Field(24.0, gt=0, le=24 * 365)
-    """A lazy one is forced after so long, hours (ByteRobust, section 6.1)."""
+    """Time after which a lazy update is forced, hours (ByteRobust, section 6.1)."""
     cancel: int = 0
-    """Number of a version that is withdrawn instead; 0: none."""
+    """Number of a version that has to be withdrawn; 0: none."""
     rollback: bool = False
-    """The version that runs is suspect: go back to ``version``, or else to the last steady one."""
+    """The running version is suspect: go back to ``version``, or else to the last steady one."""
     made: CodeVersion | None = None
-    """What the command made already and put into the store; None: a worker makes it."""
+    """The version that the command has already put into the store; None: a worker makes it."""
 
     @property
     def problem(self) -> str:
-        """What makes no sense in it; empty: nothing."""
+        """Why the request makes no sense; empty: it does."""
         if sum(map(bool, (self.code and not self.git, self.git, self.version, self.cancel))) > 1:
             return "code, git, version and cancel exclude each other (code beside git is where its repository is)"
         if self.code and not self.code.startswith("/"):
@@ -180,32 +180,32 @@ class UpdateRequest(Model):
 
 
 class JobVersion(Model):
-    """A version of one job: its number, how it came, and what became of it."""
+    """A version of one job: its number, its request, and its fate."""
 
     number: int
-    """From 1 on, in the order in which they were asked for; 1 is what the job was started with."""
+    """Number in the order of requests; 1 is the version with which the job started."""
     runs: CodeVersion | None = None
-    """None: it is not made yet, or could not be made."""
+    """Its code and settings; None: it is not made yet, or could not be made."""
     request: UpdateRequest = Field(default_factory=UpdateRequest)
     status: VersionStatus = VersionStatus.PENDING
     why: str = ""
-    """Why it was refused, withdrawn, or is suspect; of what is checked: how far it is."""
+    """Why it was refused, withdrawn or rolled back; while it is checked: the progress."""
     changed: str = ""
-    """What changed against the version before it, for people: files, arguments, variables."""
+    """Changes against the version before it, for people: files, arguments, variables."""
     asked_ns: int = 0
     due_ns: int = 0
-    """When it is forced; 0: it is not pending."""
+    """When it is forced, nanoseconds of the wall clock; 0: it is not pending."""
     again: UpdateRequest | None = None
-    """What asks for it now, where it ran before: an update that names it, or a rollback; None: nothing does."""
+    """The request for it to run again, by an update or a rollback; None: there is none."""
     began_ns: int = 0
-    """When it was launched first since it came into the job last; 0: it never was."""
+    """When it was first launched after its newest request, nanoseconds of the wall clock; 0: never."""
     ranges: list[tuple[int, int, int]] = Field(default_factory=list)
-    """Which steps ran under it: the generation that it came with, the completed steps at which that began and at which
-    it ended (-1: it runs); the last ones. A script that does not number its steps has -1."""
+    """Its steps, the last ones: generation that launched it, completed steps at its begin, and at its end (-1: it
+    runs). Steps of a script that does not number them are -1."""
     steady: bool = False
     """It made steady progress: a rollback goes to it."""
     proven: bool = False
-    """It came through its first steps: what fails later is not held against it at once. So is what was steady."""
+    """It survived its first steps, so a later failure does not blame it at once. A steady version is proven too."""
     failed: int = 0
     """Failures in its first steps."""
     ended: str = ""
@@ -213,19 +213,19 @@ class JobVersion(Model):
 
     @property
     def wanted(self) -> UpdateRequest:
-        """What asks for it, the last time."""
+        """The newest request for it."""
         return self.again or self.request
 
     @property
     def name(self) -> str:
-        """For people: ``v3 (1f3870be274f)``."""
+        """The version for people, e.g. ``v3 (1f3870be274f)``."""
         return f"v{self.number}" + (f" ({self.runs.id[:NAME_CHARACTERS]})" if self.runs else "")
 
     def without_secrets(self, patterns: Sequence[str] = PATTERNS) -> JobVersion:
-        """As it may be shown and kept: without the values of variables that look like secrets.
+        """A copy that may be shown and kept: without the values of variables that look like secrets.
 
         Args:
-            patterns: Names of such variables; a job has its own (``JobSpec.redact``).
+            patterns: Patterns of the names of such variables; a job has its own (``JobSpec.redact``).
         """
 
         def asked(request: UpdateRequest | None) -> UpdateRequest | None:
@@ -245,10 +245,10 @@ class JobVersion(Model):
 
 
 def read_update(raw: Any = None, *more: Any) -> UpdateRequest:
-    """A request as a person typed it.
+    """Read a request that a person typed.
 
     Raises:
-        ValueError: says what is wrong with it, in one line.
+        ValueError: the request is wrong; the message says how, in one line.
     """
     if more or not isinstance(raw, dict):
         example = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada"}'
@@ -260,7 +260,7 @@ def read_update(raw: Any = None, *more: Any) -> UpdateRequest:
     try:
         request = UpdateRequest.model_validate(raw)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise ValueError("; ".join(problems[:3])) from error
     if request.problem:
         raise ValueError(request.problem)
