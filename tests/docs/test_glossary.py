@@ -22,7 +22,7 @@ def gone() -> Iterator[tuple[str, str]]:
     for row in filter(lambda row: row.startswith("| `"), rows):
         words, _, places = row.strip("|").split("|")
         for place in filter(None, (place.strip() for place in places.split(","))):
-            yield from ((word, place) for word in re.findall(r"`(\w+)`", words))
+            yield from ((word, place) for word in re.findall(r"`([\w ]+)`", words))
 
 
 @cache
@@ -53,8 +53,11 @@ def _stored(node: ast.AST) -> str | None:
 
 @cache
 def prose() -> dict[str, str]:
-    """The pages for readers, without code and without the glossary's own table."""
+    """The pages that people wrote, without code and without the glossary's own table; the reference says what the code
+    says."""
+    made = ROOT / "docs" / "reference"
     pages = [path for path in tracked(".md") if path.is_relative_to(ROOT / "docs") or path.parent == ROOT]
+    pages = [page for page in pages if page.parent != made]
     texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
     texts[str(PAGE.relative_to(ROOT))] = PAGE.read_text().partition("## Words gone")[0]
     return {
