@@ -17,8 +17,8 @@ from agent.tracer.messages import files_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.analysis import found_of, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
-from everstep.decisions.blame.hang.progress import Standstill, UsedUp, standstill, work_of
-from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.progress import HangCheck, UsedUp, check_hang, work_of
+from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.dumps.folder import STOPPED, FolderReader, evidence_of
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import DumpError, EverstepError
@@ -101,8 +101,8 @@ async def look(
 class Judged:
     """What looks say together."""
 
-    standstill: Standstill
-    evidence: HangEvidence
+    check: HangCheck
+    evidence: JobSamples
     unread: list[str]
     """What could not be read."""
 
@@ -112,7 +112,7 @@ def judge_looks(
     spec: JobSpec,
     machines: Sequence[Machine],
     *,
-    stands_still: bool = False,
+    is_hung: bool = False,
     limits: HangLimits | None = None,
 ) -> Judged:
     """Judge looks at one job, the first of them first. Takes CPU time: call it in a thread.
@@ -121,7 +121,7 @@ def judge_looks(
         looks: One or more; the last one counts.
         spec: Of the job.
         machines: Its machines, in order.
-        stands_still: It is known from elsewhere that the job does not step.
+        is_hung: It is known from elsewhere that the job does not step.
         limits: How far to go.
     """
     stacks, readers, unread = StackReader(), [], list[str]()
@@ -135,12 +135,12 @@ def judge_looks(
                     unread.append(str(error))
         readers.append(reader)
     evidence = evidence_of(readers)
-    if stands_still:
-        evidence = replace(evidence, stands_still=True)
+    if is_hung:
+        evidence = replace(evidence, is_hung=True)
     names = [machine.name for machine in machines]
     verdict = judge_hang(evidence, spec.topology(), limits, names)
     work = work_of(looks[0].used(), looks[-1].used(), looks[-1].at_s - looks[0].at_s)
-    return Judged(standstill(verdict, evidence, work), evidence, unread)
+    return Judged(check_hang(verdict, evidence, work), evidence, unread)
 
 
 async def trace(
@@ -150,7 +150,7 @@ async def trace(
     *,
     apart_s: float,
     generation: int = 0,
-    stands_still: bool = False,
+    is_hung: bool = False,
     limit_s: float = LOOK_S,
     say: Say = lambda _: None,
 ) -> tuple[list[RankLook], Judged]:
@@ -162,7 +162,7 @@ async def trace(
         machines: Its machines, in order.
         apart_s: Between the two looks, seconds.
         generation: Of the ranks; 0: the newest.
-        stands_still: It is known from elsewhere that the job does not step.
+        is_hung: It is known from elsewhere that the job does not step.
         limit_s: Of each look.
         say: Is told how far it is.
     """
@@ -171,15 +171,15 @@ async def trace(
         say(f"look {len(looks) + 1} at the ranks on {len(machines)} machines")
         looks.append(await look(agents, spec.name, machines, generation=generation, limit_s=limit_s))
         if len(looks) > 1 or looks[-1].stopped():
-            judged = await asyncio.to_thread(judge_looks, looks, spec, machines, stands_still=stands_still)
-            if len(looks) > 1 or judged.standstill.verdict.evicts:
+            judged = await asyncio.to_thread(judge_looks, looks, spec, machines, is_hung=is_hung)
+            if len(looks) > 1 or judged.check.verdict.evicts:
                 return looks, judged
         await asyncio.sleep(apart_s)
 
 
 def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machines: Sequence[Machine]) -> HangFound:
     """What looks say, as an incident keeps it."""
-    verdict = judged.standstill.verdict
+    verdict = judged.check.verdict
     last = looks[-1]
     found = found_of(
         verdict,

@@ -35,7 +35,7 @@ class TraceActivities:
                 machines,
                 apart_s=given.apart_s,
                 generation=given.generation,
-                stands_still=True,
+                is_hung=True,
                 limit_s=given.look_s,
                 say=say,
             )

@@ -18,7 +18,7 @@ from activities.watching.copy_rules import CopyRules
 from activities.watching.shown import FirstShown, Shown, stored
 from activities.watching.untold import UntoldFaults
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.hang.progress import Standstill
+from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.hang import bound_s
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, ObservedExit
@@ -107,7 +107,7 @@ class JobView:
     """When the end of a generation was told last: its incident asks the machines for what they had found by then."""
     latest: JobFacts | None = None
     """What the rules looked at last, of the newest generation."""
-    _standing: tuple[StepsSeen, Standstill] | None = None
+    _hang_check: tuple[StepsSeen, HangCheck] | None = None
     """What looks at the ranks showed, and at which steps."""
     _copies: CopyRules = field(init=False)
     _names: frozenset[str] = field(init=False)
@@ -302,7 +302,7 @@ class JobView:
             unheard_s=self._unheard_s(now_ns),
             findings=self.faults.all(),
             faults_told=self.faults.told_ns,
-            standing=self._standing[1] if self._standing and self._standing[0] == self.steps_seen else None,
+            hang_check=self._hang_check[1] if self._hang_check and self._hang_check[0] == self.steps_seen else None,
             machine_names=[machine.name for machine in self.machines],
         )
         return self.latest
@@ -322,9 +322,9 @@ class JobView:
         steps = self._steps.get(generation)
         return StepsSeen(generation, steps.total if steps else 0)
 
-    def looked_at(self, seen: StepsSeen, standing: Standstill) -> None:
-        """Looks at the ranks showed this, while no step was seen."""
-        self._standing = (seen, standing)
+    def looked_at(self, seen: StepsSeen, hang_check: HangCheck) -> None:
+        """Samples of the ranks showed this, while no step was seen."""
+        self._hang_check = (seen, hang_check)
         self.woken.set()
 
     def rest_s(self, longest_s: float, now_ns: int) -> float:

@@ -15,8 +15,8 @@ from activities.agents.looks import judge_looks, look
 from activities.heartbeat import steady_ns
 from activities.watching.job_view import JobView
 from agent.client import AgentPool
-from everstep.decisions.blame.hang.progress import Standstill
-from everstep.decisions.detect.hang import LOOK_AGAIN, apart_s, first_look_s
+from everstep.decisions.blame.hang.progress import HangCheck
+from everstep.decisions.detect.hang import SAMPLE_AGAIN, apart_s, first_sample_s
 
 TICK_S = 0.1
 """Between two looks at how long nothing happened, seconds."""
@@ -45,19 +45,19 @@ class Looking:
                 continue
             if seen != job.steps_seen:
                 seen, due_s = job.steps_seen, 0.0
-            first_s = first_look_s(facts)
+            first_s = first_sample_s(facts)
             if first_s is None or not facts.quiet_s:
                 continue
             quiet_s = facts.quiet_s + max(steady_ns() - facts.now_ns, 0) / 1e9
             if quiet_s < max(first_s, due_s):
                 continue
-            standing = await self._twice(apart_s(facts.typical_step_s))
-            due_s = LOOK_AGAIN * quiet_s
-            if seen == job.steps_seen and seen.generation not in job.reported and standing is not None:
-                log.info("looked at ranks that do not step", quiet_s=round(quiet_s, 1), found=standing.text)
-                job.looked_at(seen, standing)
+            check = await self._twice(apart_s(facts.typical_step_s))
+            due_s = SAMPLE_AGAIN * quiet_s
+            if seen == job.steps_seen and seen.generation not in job.reported and check is not None:
+                log.info("looked at ranks that do not step", quiet_s=round(quiet_s, 1), found=check.text)
+                job.looked_at(seen, check)
 
-    async def _twice(self, apart: float) -> Standstill | None:
+    async def _twice(self, apart: float) -> HangCheck | None:
         """What two looks show; None: a step came in between."""
         job, seen = self._job, self._job.steps_seen
         looks = []
@@ -67,5 +67,5 @@ class Looking:
             await asyncio.sleep(max(wait_s - (time.monotonic() - began), LEAST_S * bool(wait_s)))
             if job.steps_seen != seen:
                 return None
-        judged = await asyncio.to_thread(judge_looks, looks, job.spec, job.machines, stands_still=True)
-        return judged.standstill
+        judged = await asyncio.to_thread(judge_looks, looks, job.spec, job.machines, is_hung=True)
+        return judged.check

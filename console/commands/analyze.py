@@ -120,7 +120,7 @@ def hang(  # noqa: PLR0917 - options of a command
     from everstep.errors import DumpError
     from everstep.model.hang import HangConclusion, HangMethod
 
-    evidence = replace(read_folder(folder, pickles=pickles), stands_still=hung)
+    evidence = replace(read_folder(folder, pickles=pickles), is_hung=hung)
     known = [*evidence.ranks, *(rank for ranks in evidence.groups.values() for rank in ranks)]
     topology = _topology(max(known) + 1, machines, ranks_per_machine, tp, pp, mesh, group)
     if max(known) >= topology.world_size:

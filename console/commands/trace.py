@@ -73,10 +73,10 @@ async def _trace(job: str, apart: float, ranks: Sequence[int], out: Path | None,
         state = await control.state(job)
         machines = state.machines
         if apart:
-            looks, judged = await trace(control.agents, state.spec, machines, apart_s=apart, stands_still=flags["hung"])
+            looks, judged = await trace(control.agents, state.spec, machines, apart_s=apart, is_hung=flags["hung"])
         else:
             looks = [await look(control.agents, job, machines)]
-            judged = judge_looks(looks, state.spec, machines, stands_still=flags["hung"])
+            judged = judge_looks(looks, state.spec, machines, is_hung=flags["hung"])
     for name, why in sorted(looks[-1].silent.items()):
         print(f"{name}: {why}", file=sys.stderr)
     for text in judged.unread:
@@ -85,7 +85,7 @@ async def _trace(job: str, apart: float, ranks: Sequence[int], out: Path | None,
         for number, one in enumerate(looks, 1):
             write_look(out, number, list(one.replies.values()))
         print(f"written to {out}", file=sys.stderr)
-    verdict, topology = judged.standstill.verdict, state.spec.topology()
+    verdict, topology = judged.check.verdict, state.spec.topology()
     names = [machine.name for machine in machines]
     print(as_object(verdict, topology, names) if flags["as_json"] else text_of(verdict, topology, names))
     if (flags["stacks"] or ranks) and not flags["as_json"]:

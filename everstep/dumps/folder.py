@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from everstep.decisions.blame.hang.rank_samples import NOTHING, CommunicationRecord, HangEvidence, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import NOTHING, CommunicationRecord, JobSamples, RankSample
 from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.dumps.flight_records import PICKLE, flight_record, parse_record
 from everstep.dumps.nccl_ras import parse_ras, ras_evidence
@@ -65,7 +65,7 @@ class FolderReader:
         self._positions: dict[int, int] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
         self._labels: dict[str, str] = {}
-        self._ras: dict[int, RankEvidence] = {}
+        self._ras: dict[int, RankSample] = {}
         self._stopped: set[int] = set()
         self._ranks: set[int] = set()
 
@@ -85,7 +85,7 @@ class FolderReader:
         launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
         return frames, self._positions.get(rank), launched
 
-    def evidence(self, before: FolderReader | None = None) -> HangEvidence:
+    def evidence(self, before: FolderReader | None = None) -> JobSamples:
         """What was read, of all ranks of which there was a file.
 
         Args:
@@ -97,7 +97,7 @@ class FolderReader:
             trainer = self._trainers.get(rank)
             helpers = (dump.signature(role) for dump, role in self._helpers.get(rank, []))
             of_ras = self._ras.get(rank, NOTHING)
-            ranks[rank] = RankEvidence(
+            ranks[rank] = RankSample(
                 trainer[1].signature(ProcessRole.TRAINER) if trainer else None,
                 tuple(one for one in helpers if one),
                 self._records.get(rank) or of_ras.record or earlier._records.get(rank),
@@ -106,7 +106,7 @@ class FolderReader:
             )
         ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
         groups, labels = earlier._groups | self._groups, earlier._labels | self._labels
-        return HangEvidence(ranks, groups, labels, ras_ranks=ras_ranks)
+        return JobSamples(ranks, groups, labels, ras_ranks=ras_ranks)
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
@@ -169,7 +169,7 @@ class FolderReader:
         return None
 
 
-def evidence_of(looks: Sequence[FolderReader]) -> HangEvidence:
+def evidence_of(looks: Sequence[FolderReader]) -> JobSamples:
     """What looks at one job say together, the first of them first: the last one counts, and whoever came on since."""
     first, last = looks[0], looks[-1]
     evidence = last.evidence(first)
@@ -179,7 +179,7 @@ def evidence_of(looks: Sequence[FolderReader]) -> HangEvidence:
     return replace(evidence, moved=frozenset(moved))
 
 
-def read_folder(folder: Path, *, pickles: bool = False) -> HangEvidence:
+def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
     """What lies in a folder, and in the folders below it.
 
     Args:

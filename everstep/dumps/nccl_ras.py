@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, PendingOperation, RankSample
 from everstep.dumps.unreadable import UNREADABLE, rank_number
 from everstep.errors import DumpError
 
@@ -34,7 +34,7 @@ def parse_ras(name: str, data: bytes) -> dict[str, Any]:
     return dict(found)
 
 
-def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[dict[int, RankEvidence], Groups]:
+def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[dict[int, RankSample], Groups]:
     """What the report says of each rank, and the ranks of each communicator.
 
     Ranks of a communicator are numbered within it; the largest one has all ranks of the job and gives their numbers.
@@ -74,11 +74,11 @@ def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[di
     except UNREADABLE as error:
         raise DumpError(f"{name}: a communicator cannot be read ({error!r})") from error
     evidence = {
-        rank: RankEvidence(record=CommunicationRecord(last[rank], tuple(pending[rank])))
+        rank: RankSample(record=CommunicationRecord(last[rank], tuple(pending[rank])))
         for rank in ranks.values()
         if rank not in silent
     }
-    return evidence | {rank: RankEvidence(is_unresponsive=True) for rank in silent}, groups
+    return evidence | {rank: RankSample(is_unresponsive=True) for rank in silent}, groups
 
 
 def _members(comm: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

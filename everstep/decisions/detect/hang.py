@@ -7,7 +7,7 @@ that becomes a hang only if it lasts. Ranks are stopped, and continued, one afte
 from __future__ import annotations
 
 from everstep.base.text import listed
-from everstep.decisions.blame.hang.progress import Stillness
+from everstep.decisions.blame.hang.progress import HangSign
 from everstep.decisions.blame.hang.verdict import names_of
 from everstep.decisions.detect.job_facts import JobFacts, Rule
 from everstep.model.incident import Anomaly, Symptom
@@ -15,12 +15,12 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 PAUSES = 1.5
 """A pause for an evaluation or a checkpoint is at most so many times as long as the longest one seen before."""
-LOOKS_APART_S = (1.0, 10.0)
-"""Between two looks at a job that stands still: a median step, at least and at most, seconds."""
-TWO_LOOKS_S = 0.5
-"""Two looks take so long themselves; where they take longer, a hang is told later."""
-LOOK_AGAIN = 2.0
-"""Looks come again after so many times as long a standstill."""
+SAMPLES_APART_S = (1.0, 10.0)
+"""Between two samples of a job that makes no steps: a median step, at least and at most, seconds."""
+TWO_SAMPLES_S = 0.5
+"""Two samples take so long themselves; where they take longer, a hang is reported later."""
+SAMPLE_AGAIN = 2.0
+"""The ranks are sampled again after so many times as long without a step."""
 
 
 def hang_unseen_s(facts: JobFacts) -> float:
@@ -49,33 +49,34 @@ def _learnt_hang_seen_s(facts: JobFacts) -> float:
 
 
 def bound_s(facts: JobFacts) -> float:
-    """How long without a step is a hang, by what looks at its ranks show; seconds."""
-    if facts.standing is None:
+    """How long without a step is a hang, by what samples of its ranks show; seconds."""
+    if facts.hang_check is None:
         return hang_unseen_s(facts)
-    match facts.standing.standing:
-        case Stillness.NEVER:
+    match facts.hang_check.sign:
+        case HangSign.NEVER:
             return min(facts.spec.policy.hang.stopped_s, hang_seen_s(facts))
-        case Stillness.QUIET:
+        case HangSign.QUIET:
             return hang_seen_s(facts)
-        case Stillness.COMPUTES:
+        case HangSign.COMPUTES:
             return max(hang_unseen_s(facts), facts.spec.policy.hang.ceiling_s)
     return hang_unseen_s(facts)
 
 
 def apart_s(typical_step_s: float) -> float:
-    """Between two looks, seconds."""
-    least, most = LOOKS_APART_S
+    """Between two samples, seconds."""
+    least, most = SAMPLES_APART_S
     return min(max(typical_step_s, least), most)
 
 
-def first_look_s(facts: JobFacts) -> float | None:
-    """How long a standstill is looked at first, so that a second look is over when it may be a hang; None: never."""
-    early_s = apart_s(facts.typical_step_s) + TWO_LOOKS_S
-    return max(_learnt_hang_seen_s(facts) - early_s, 0.0) if looks(facts.spec.policy) else None
+def first_sample_s(facts: JobFacts) -> float | None:
+    """How long without a step until the ranks are sampled first, in time for a second sample once it may be a hang;
+    None: never."""
+    early_s = apart_s(facts.typical_step_s) + TWO_SAMPLES_S
+    return max(_learnt_hang_seen_s(facts) - early_s, 0.0) if samples_ranks(facts.spec.policy) else None
 
 
-def looks(policy: RecoveryPolicy) -> bool:
-    """Whether ranks of a job that stands still are looked at."""
+def samples_ranks(policy: RecoveryPolicy) -> bool:
+    """Whether the ranks of a job that makes no steps are sampled."""
     return policy.hang.trace_s > 0
 
 
@@ -92,8 +93,8 @@ def find_hang(facts: JobFacts) -> Anomaly | None:
     ranks: list[int] = []
     if facts.silent:
         headline = f"no step was seen for {facts.quiet_s:.0f} s: the agent of {listed(facts.silent)} does not answer"
-    elif facts.standing is not None and facts.standing.verdict.evicts:
-        verdict = facts.standing.verdict
+    elif facts.hang_check is not None and facts.hang_check.verdict.evicts:
+        verdict = facts.hang_check.verdict
         ranks = list(verdict.ranks[:RANKS_NAMED])
         machines = list(names_of(verdict.machines, facts.machine_names))[:RANKS_NAMED]
         headline = f"{headline}: {verdict.reason}"
@@ -112,17 +113,16 @@ def find_hang(facts: JobFacts) -> Anomaly | None:
 HANG = Rule(
     name="hang",
     finds="no rank completes a step any more",
-    threshold="{policy.hang.idle_factor:g} median step times, at least {policy.hang.idle_floor_s:g} s, where looks "
-    "show that all wait for some that do nothing; {policy.hang.factor:g}, at least {policy.hang.floor_s:g} s, "
-    "where they do not; "
-    "{policy.hang.ceiling_s:g} s where ranks are seen to compute",
-    source="where looks show nothing: hang threshold of ByteRobust, section 4.1; the others: ours",
+    threshold="{policy.hang.idle_factor:g} median step times, at least {policy.hang.idle_floor_s:g} s, where "
+    "samples show that all wait for some that do nothing; {policy.hang.factor:g}, at least {policy.hang.floor_s:g} s, "
+    "where they do not; {policy.hang.ceiling_s:g} s where ranks are seen to compute",
+    source="where samples show nothing: hang threshold of ByteRobust, section 4.1; the others: ours",
     find=find_hang,
 )
 
 
 CONTINUED_S = 2.0
-"""Agents tell within this time that a rank goes on, so that all are told of that are continued together."""
+"""Agents report within this time that a rank was continued: by then all that were continued together are known."""
 
 
 def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
@@ -131,8 +131,8 @@ def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
     if not facts.newest or facts.quiet_s < least_s:
         return None
     alive = [rank for rank in facts.ranks if rank.alive]
-    going_on = [rank for rank in alive if not rank.stopped_ns]
-    if not going_on or any((facts.now_ns - rank.continued_ns) / 1e9 < CONTINUED_S for rank in going_on):
+    running = [rank for rank in alive if not rank.stopped_ns]
+    if not running or any((facts.now_ns - rank.continued_ns) / 1e9 < CONTINUED_S for rank in running):
         return None
     stopped = [rank for rank in alive if rank.stopped_ns and (facts.now_ns - rank.stopped_ns) / 1e9 >= least_s]
     if not stopped:

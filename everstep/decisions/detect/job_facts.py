@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.blame.hang.progress import Standstill
+from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.model.evidence import RankExit
 from everstep.model.finding import Finding
 from everstep.model.incident import Anomaly
@@ -54,7 +54,7 @@ class RankPace:
     slow_since: int = -1
     """Step from which on it is slower than it was; -1: it is not."""
     slow_looks: int = 0
-    """So many looks in a row found most of its steps slower."""
+    """So many comparisons in a row found most of its steps slower."""
     tokens_per_s: float = 0.0
     """0: not known, or the script gives none."""
     typical_tokens_per_s: float = 0.0
@@ -104,7 +104,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class FindingSeen:
-    """What an inspection found on a machine of the job, and no incident told yet."""
+    """A finding of an inspection of a machine of the job that no incident has reported yet."""
 
     id: str
     """Id of the observation; of what was asked for: machine, finding, and since when."""
@@ -139,8 +139,8 @@ class JobFacts:
     """The most steps that any rank has shown."""
     slower_s: float = 0.0
     """How long most ranks have been slower than they were, as far as that was watched."""
-    standing: Standstill | None = None
-    """What looks at its ranks show since the last step; None: there were none."""
+    hang_check: HangCheck | None = None
+    """What samples of its ranks show since the last step; None: there were none."""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
     machine_names: Sequence[str] = ()
@@ -152,7 +152,7 @@ class JobFacts:
     findings: Sequence[FindingSeen] = ()
     """In the order in which they were heard of."""
     faults_told: Mapping[str, int] = field(default_factory=dict)
-    """Reason code → when the job was told last of a machine with such a fault."""
+    """Reason code → when such a fault of a machine was reported to the job last."""
 
 
 @dataclass(frozen=True, slots=True)

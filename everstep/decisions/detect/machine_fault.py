@@ -1,7 +1,7 @@
 """A machine that an inspection found faulty while its ranks go on.
 
-What is done about it is not decided here: the job goes on, and an incident tells it. Where ranks end meanwhile, the
-incident of their end has the finding among its evidence. What many machines find at the same time, as when a switch
+What is done about it is not decided here: the job continues, and an incident reports it. Where ranks end meanwhile, the
+incident of their end has the finding among its evidence. What many machines report at the same time, as when a switch
 fails, is one anomaly.
 """
 
@@ -19,9 +19,9 @@ from everstep.model.pool import OperatorMove
 WAIT_S = 1.0
 """A rank that the same fault ends does so within this time, and its incident tells of both."""
 GATHER_S = 10.0
-"""Faults of the same reason on several machines are gathered for this long, and told together."""
+"""Faults of the same reason on several machines are gathered for this long, and reported together."""
 LATELY_S = 60.0
-"""So are those that come within this time after one of the same reason was told."""
+"""So are those that arrive within this time after a fault of the same reason was reported."""
 FINDINGS_LISTED = 64
 """Of one anomaly; the others are counted."""
 EVIDENCE_OF_OTHERS = 1
@@ -29,7 +29,7 @@ EVIDENCE_OF_OTHERS = 1
 
 
 def due(facts: JobFacts) -> list[FindingSeen]:
-    """The faults to be told now, all of one reason code; empty: none."""
+    """The faults to be reported now, all of one reason code; empty: none."""
     if not facts.newest or facts.exits or facts.lost:
         return []
     groups: dict[str, list[FindingSeen]] = defaultdict(list)
@@ -46,7 +46,7 @@ def due(facts: JobFacts) -> list[FindingSeen]:
 
 
 def find_machine_fault(facts: JobFacts) -> Anomaly | None:
-    """The fault that was heard of first and is not told yet, with those of the same reason."""
+    """The fault that was received first and is not reported yet, with those of the same reason."""
     group = sorted(due(facts), key=lambda seen: (seen.machine, seen.finding.key))
     if not group:
         return None
@@ -70,7 +70,7 @@ def without(anomaly: Anomaly, known: Collection[str]) -> Anomaly | None:
 
     Args:
         anomaly: Of machines that are faulty.
-        known: What the faults are about that were told already (``MachineFinding.about``).
+        known: What the faults are about that were reported already (``MachineFinding.about``).
     """
     new = [found for found in anomaly.findings if found.about not in known]
     if len(new) == len(anomaly.findings):
@@ -84,7 +84,7 @@ def without(anomaly: Anomaly, known: Collection[str]) -> Anomaly | None:
 
 
 def _id(group: Sequence[FindingSeen]) -> str:
-    """The same for watchers that gathered the same, and only for them: the job takes each id once."""
+    """The id is equal for watchers that gathered the same findings, and only for them: the job accepts each id once."""
     if len(group) == 1:
         return group[0].id
     digest = hashlib.sha256(" ".join(seen.id for seen in group).encode()).hexdigest()[:12]
@@ -128,8 +128,8 @@ def operator_anomaly(move: OperatorMove, generation: int, now_ns: int) -> Anomal
 
 MACHINE_FAULT = Rule(
     name="machine-fault",
-    finds="an inspection found a machine faulty, and its ranks go on",
-    threshold="1 s after it was found, 10 s where several machines have it; the job goes on, and an incident tells it",
+    finds="an inspection found a machine faulty, and its ranks continue",
+    threshold="1 s after it was found, 10 s where several machines have it; the job continues, an incident reports it",
     source="ByteRobust, section 4.1: inspections",
     find=find_machine_fault,
 )

@@ -26,11 +26,11 @@ RULES: tuple[Rule, ...] = (
     MACHINE_FAULT,
     SLOW_STEPS,
 )
-"""In the order in which they are asked: what names a rank or a machine comes first, with what the job goes on last."""
+"""In order: what names a rank or a machine comes first, faults with which the job continues come last."""
 
 
 def anomalies(facts: JobFacts) -> Iterator[Anomaly]:
-    """What the rules find, each anomaly with the name of its rule; the job takes the first one."""
+    """The anomalies that the rules detect, each with the name of its rule; the job accepts the first."""
     for rule in RULES:
         if anomaly := rule.find(facts):
             yield anomaly.model_copy(update={"rule": rule.name})

@@ -2,8 +2,8 @@
 
 Its own recent past says what is slow: most ranks find most of their last steps a quarter longer than those before
 (``metric_watch``), twice in a row. So a checkpoint or an evaluation now and then is none, and a noisy neighbour that
-goes away soon is over before it is told. Whoever gives tokens is measured by them: a step that has more to do is not
-slow.
+goes away soon is over before it is reported. A rank that reports tokens is measured by them: a step that has more to do
+is not slow.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from everstep.decisions.detect.step_watch import LOOK_LIMIT_S
 from everstep.model.incident import Anomaly, Symptom
 
 LOOKS = 2
-"""So many looks at a rank's pace, each at other steps, have to find it slower."""
+"""So many comparisons of a rank's pace, each of other steps, have to find it slower."""
 MOST_RANKS = 0.5
 """More than this share of the ranks that report has to be slower: they wait for each other."""
 QUIET_STEPS = 10.0
-"""A job that made no step for so many step times stands still: that is another matter."""
+"""A job that made no step for so many step times hangs: that is for another rule."""
 
 
 def is_slower(pace: RankPace) -> bool:
@@ -54,7 +54,7 @@ class SlowWatch:
 
 
 def find_slow_steps(facts: JobFacts) -> Anomaly | None:
-    """The decline, when it has lasted; what ends ranks, or holds them up, is told by others."""
+    """The decline, when it has lasted; what ends ranks, or holds them up, other rules report."""
     policy = facts.spec.policy
     if not facts.newest or facts.exits or facts.lost or not policy.slow.after_s or facts.slower_s < policy.slow.after_s:
         return None

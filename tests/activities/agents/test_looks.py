@@ -11,7 +11,7 @@ from activities.agents.looks import Judged, RankLook, hang_found, trace
 from agent.client import AgentPool
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.hang.progress import Stillness
+from everstep.decisions.blame.hang.progress import HangSign
 from everstep.errors import AgentUnreachable, UnknownJob
 from everstep.model.hang import HangConclusion
 from everstep.model.job import JobSpec
@@ -59,41 +59,41 @@ async def seen(name: str, other: dict[int, FakeAgent] | None = None, **of: Any) 
 
 
 async def traced(pool: AgentPool, spec: JobSpec, machines: list[Machine]) -> tuple[list[RankLook], Judged]:
-    return await trace(pool, spec, machines, apart_s=APART_S, generation=3, stands_still=True, limit_s=2.0)
+    return await trace(pool, spec, machines, apart_s=APART_S, generation=3, is_hung=True, limit_s=2.0)
 
 
 @pytest.mark.parametrize("name", ["deadlock", "skip", "loader", "gil"])
 async def test_the_rank_is_named_and_does_nothing(name: str) -> None:
     found, judged, culprit = await seen(name)
 
-    verdict = judged.standstill.verdict
+    verdict = judged.check.verdict
     assert (verdict.conclusion, verdict.ranks, len(found)) == (HangConclusion.NAMES, (culprit,), 2), verdict.reason
-    assert judged.standstill.standing is Stillness.QUIET
+    assert judged.check.sign is HangSign.QUIET
     assert judged.unread == []
 
 
 async def test_a_rank_that_computes_may_have_a_long_phase() -> None:
     _, judged, culprit = await seen("spin", cpu_s={1: 600.0})
-    assert (judged.standstill.verdict.ranks, judged.standstill.standing) == ((culprit,), Stillness.BUSY)
+    assert (judged.check.verdict.ranks, judged.check.sign) == ((culprit,), HangSign.BUSY)
 
 
 async def test_of_a_stopped_rank_one_look_is_enough() -> None:
     found, judged, culprit = await seen("stop")
-    assert (judged.standstill.verdict.ranks, len(found)) == ((culprit,), 1)
-    assert judged.standstill.standing is Stillness.NEVER
+    assert (judged.check.verdict.ranks, len(found)) == ((culprit,), 1)
+    assert judged.check.sign is HangSign.NEVER
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy-pp4", "evaluation"])
 async def test_a_job_that_comes_on_does_not_hang(name: str) -> None:
     _, judged, _ = await seen(name)
-    assert judged.standstill.standing is Stillness.COMPUTES
-    assert judged.standstill.verdict.machines == ()
+    assert judged.check.sign is HangSign.COMPUTES
+    assert judged.check.verdict.machines == ()
 
 
 async def test_the_scripts_own_order_is_of_no_machine() -> None:
     _, judged, _ = await seen("order")
-    assert judged.standstill.verdict.conclusion is HangConclusion.NOT_A_MACHINE
-    assert judged.standstill.standing is Stillness.NEVER
+    assert judged.check.verdict.conclusion is HangConclusion.NOT_A_MACHINE
+    assert judged.check.sign is HangSign.NEVER
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_who_says_nothing_is_left_out_and_the_rank_is_named_all_the_same(o
 
     topology, _, _ = looks("deadlock")
     assert topology.machine(culprit) != 7
-    assert judged.standstill.verdict.ranks == (culprit,)
+    assert judged.check.verdict.ranks == (culprit,)
     kept = hang_found(found, judged, job(topology), [Machine(name=f"m{i}", address="-") for i in range(8)])
     assert (kept.machines, kept.suspects, kept.looks) == ([f"m{culprit // 2}"], [f"m{culprit // 2}"], 2)
     assert (kept.unknown, len(kept.silent)) == (2, 1)

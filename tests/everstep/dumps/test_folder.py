@@ -159,7 +159,7 @@ def test_a_running_job_that_ras_looked_at_is_not_hung(tmp_path: Path) -> None:
 
     both = judge_hang(read_folder(tmp_path), topology)
     one = judge_hang(read_folder(tmp_path / "snapshot-1"), topology)
-    hangs = judge_hang(replace(read_folder(tmp_path / "snapshot-1"), stands_still=True), topology)
+    hangs = judge_hang(replace(read_folder(tmp_path / "snapshot-1"), is_hung=True), topology)
 
     assert both.conclusion is HangConclusion.NOT_HUNG
     assert (one.conclusion, one.machines) == (HangConclusion.UNKNOWN, ())

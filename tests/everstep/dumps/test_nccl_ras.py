@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep.decisions.blame.hang.analysis import judge_hang
-from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, JobSamples, RankSample
 from everstep.dumps.nccl_ras import parse_ras, ras_evidence
 from everstep.errors import DumpError
 from everstep.model.hang import HangConclusion
@@ -44,7 +44,7 @@ def report(*communicators: dict[str, Any]) -> bytes:
 
 def judge(data: bytes) -> Any:
     ranks, groups = ras_evidence(parse_ras("ras.json", data))
-    return judge_hang(HangEvidence(ranks, groups), Topology.of(8, 1, tp=2))
+    return judge_hang(JobSamples(ranks, groups), Topology.of(8, 1, tp=2))
 
 
 def test_whoever_launched_fewer_is_named() -> None:
@@ -70,7 +70,7 @@ def test_what_nccl_wrote_on_a_gpu_is_read() -> None:
 
     group = "0x30a6db1285ad92f8 0xd0a24eabdfa7be8c:0x6498e6e5608549b7"
     assert groups == {group: (0,)}
-    assert ranks == {0: RankEvidence(record=CommunicationRecord({group: 0}, ()))}
+    assert ranks == {0: RankSample(record=CommunicationRecord({group: 0}, ()))}
 
 
 def test_equal_counts_name_nobody() -> None:

@@ -17,7 +17,7 @@ from everstep.decisions.blame.hang.conclusions import (
 )
 from everstep.decisions.blame.hang.outliers import find_outliers
 from everstep.decisions.blame.hang.picture import picture
-from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.shared_group import shared_group
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
@@ -29,7 +29,7 @@ ONE_LOOK = "there was one look only: that the job does not move is taken for gra
 
 
 def judge_hang(
-    evidence: HangEvidence, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
+    evidence: JobSamples, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
 ) -> HangVerdict:
     """Judge a job that does not step, or say that nothing is known.
 
@@ -56,7 +56,7 @@ def judge_hang(
 def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
     """What one look allows: in a healthy job too some wait for one that computes, and stacks differ."""
     evidence = case.evidence
-    if evidence.moved is not None or evidence.stands_still or verdict.conclusion is HangConclusion.UNKNOWN:
+    if evidence.moved is not None or evidence.is_hung or verdict.conclusion is HangConclusion.UNKNOWN:
         return verdict
     at_any_time = bool(evidence.ras_ranks) or any(known.trainer for known in evidence.ranks.values())
     if verdict.evicts and at_any_time and verdict.method is not HangMethod.STATE:

@@ -24,7 +24,7 @@ from everstep.decisions.blame.hang.conclusions import (
     over_evicted,
 )
 from everstep.decisions.blame.hang.outliers import stage_of
-from everstep.decisions.blame.hang.rank_samples import WORLD, HangEvidence
+from everstep.decisions.blame.hang.rank_samples import WORLD, JobSamples
 from everstep.decisions.blame.hang.shared_group import shared_group
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import OpenCollective, Sink, WaitGraph, members_of, sinks
@@ -35,7 +35,7 @@ MOST_PEERS = 8
 """Peers that a rank is compared with."""
 
 
-def out_of_order(ranks: Sequence[int], evidence: HangEvidence, topology: Topology) -> int | None:
+def out_of_order(ranks: Sequence[int], evidence: JobSamples, topology: Topology) -> int | None:
     """The one rank, of some that wait for each other, whose collectives are in another order than its peers'.
 
     Where none is seen to be, and all but one are seen not to be, it is that one: it came to where no peer has been.
@@ -50,7 +50,7 @@ def out_of_order(ranks: Sequence[int], evidence: HangEvidence, topology: Topolog
 
 
 def _is_odd(
-    rank: int, ranks: Sequence[int], evidence: HangEvidence, topology: Topology, kinds: dict[str, str]
+    rank: int, ranks: Sequence[int], evidence: JobSamples, topology: Topology, kinds: dict[str, str]
 ) -> bool | None:
     """Whether most peers were elsewhere in the other groups when they entered what a rank waits in; None: none did."""
     order = _order(rank, evidence, topology, kinds)
@@ -69,7 +69,7 @@ def _is_odd(
     return differing > alike if differing + alike else None
 
 
-def _order(rank: int, evidence: HangEvidence, topology: Topology, kinds: dict[str, str]) -> tuple[tuple[str, int], ...]:
+def _order(rank: int, evidence: JobSamples, topology: Topology, kinds: dict[str, str]) -> tuple[tuple[str, int], ...]:
     """Kind of group and number of the newest collectives of a rank: groups of one kind count alike."""
     record = evidence.of(rank).record
     found = []
@@ -80,7 +80,7 @@ def _order(rank: int, evidence: HangEvidence, topology: Topology, kinds: dict[st
     return tuple(found)
 
 
-def _kind(group: str, evidence: HangEvidence, topology: Topology) -> str:
+def _kind(group: str, evidence: JobSamples, topology: Topology) -> str:
     members = members_of(group, evidence, topology)
     if group == WORLD or not members:
         return group
@@ -252,7 +252,7 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
 def _may_move(case: HangCase, ranks: Sequence[int]) -> bool:
     """Whether there was one look only, at stacks. Records alone are written by who waited long enough."""
     return (
-        not case.evidence.stands_still
+        not case.evidence.is_hung
         and case.evidence.moved is None
         and any(case.evidence.of(rank).trainer for rank in ranks)
     )

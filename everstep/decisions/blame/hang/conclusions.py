@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everstep.base.text import listed
 from everstep.decisions.blame.hang.outliers import Outliers
-from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.shared_group import MOST_OF_JOB, SharedGroup
 from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
@@ -38,7 +38,7 @@ class HangLimits:
 class HangCase:
     """A job that does not step."""
 
-    evidence: HangEvidence
+    evidence: JobSamples
     topology: Topology
     limits: HangLimits
     names: Sequence[str]
@@ -127,7 +127,7 @@ def unknown(reason: str, evidence: tuple[str, ...] = ()) -> HangVerdict:
     return HangVerdict(HangConclusion.UNKNOWN, HangMethod.NONE, reason, evidence=evidence)
 
 
-def held_up(rank: int, evidence: HangEvidence) -> str:
+def held_up(rank: int, evidence: JobSamples) -> str:
     """What holds a rank up that others wait for, as far as is known."""
     known = evidence.of(rank)
     busy = [one for one in known.helpers if one.role is ProcessRole.DATA_LOADER and one.leaf.kind is not LeafKind.IDLE]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
@@ -91,10 +91,10 @@ def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> 
     return found
 
 
-class Stillness(StrEnum):
-    """Why a job has no steps, as far as two looks show it."""
+class HangSign(StrEnum):
+    """Why a job has no steps, as far as two samples show it."""
 
-    NEVER = "nothing will come"
+    NEVER = "nothing will happen"
     QUIET = "all wait for some that do nothing"
     BUSY = "all wait for some that work"
     COMPUTES = "ranks compute"
@@ -102,39 +102,39 @@ class Stillness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
-    """What two looks showed of a job without steps."""
+class HangCheck:
+    """What two samples showed of a job without steps."""
 
-    standing: Stillness
+    sign: HangSign
     verdict: HangVerdict
 
     @property
     def text(self) -> str:
         """For people."""
-        return f"{self.standing.value}: {self.verdict.reason}"
+        return f"{self.sign.value}: {self.verdict.reason}"
 
 
-def standstill(verdict: HangVerdict, evidence: HangEvidence, work: Mapping[int, RankWork]) -> Standstill:
+def check_hang(verdict: HangVerdict, evidence: JobSamples, work: Mapping[int, RankWork]) -> HangCheck:
     """Judge how sure a hang is.
 
     Args:
-        verdict: Over the looks.
+        verdict: Of the analysis of both samples.
         evidence: That it rests on.
-        work: What ranks did between the looks; of who is left out it is not known.
+        work: What ranks did between the samples; of a rank that is left out it is not known.
     """
-    return Standstill(_standing(verdict, evidence, work), verdict)
+    return HangCheck(_sign(verdict, evidence, work), verdict)
 
 
-def _standing(verdict: HangVerdict, evidence: HangEvidence, work: Mapping[int, RankWork]) -> Stillness:
+def _sign(verdict: HangVerdict, evidence: JobSamples, work: Mapping[int, RankWork]) -> HangSign:
     if verdict.method is HangMethod.STATE and verdict.evicts:
-        return Stillness.NEVER
+        return HangSign.NEVER
     moved = bool(evidence.moved) and verdict.conclusion is HangConclusion.UNKNOWN
     if moved or verdict.conclusion is HangConclusion.NOT_HUNG:
-        return Stillness.COMPUTES
+        return HangSign.COMPUTES
     of_script = verdict.conclusion is HangConclusion.NOT_A_MACHINE
     suspects = set(work) if of_script else set(verdict.ranks) if verdict.evicts else set()
     if evidence.moved is None or not suspects or not work.keys() >= suspects:
-        return Stillness.UNKNOWN
+        return HangSign.UNKNOWN
     if any(work[rank].works for rank in suspects):
-        return Stillness.BUSY
-    return Stillness.NEVER if of_script else Stillness.QUIET
+        return HangSign.BUSY
+    return HangSign.NEVER if of_script else HangSign.QUIET

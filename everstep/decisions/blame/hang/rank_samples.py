@@ -41,7 +41,7 @@ class CommunicationRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RankEvidence:
+class RankSample:
     """What is known of one rank."""
 
     trainer: Signature | None = None
@@ -71,10 +71,10 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class HangEvidence:
+class JobSamples:
     """What is known of a job that does not step."""
 
-    ranks: Mapping[int, RankEvidence]
+    ranks: Mapping[int, RankSample]
     """Those of which something was looked for."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Process group → its ranks, where the records say so."""
@@ -84,12 +84,12 @@ class HangEvidence:
     """Ranks whose stacks or records changed between two looks; None: there was one look only."""
     ras_ranks: int = 0
     """NCCL's RAS was asked what ranks did, and numbers so many; it may be asked at any time. 0: it was not."""
-    stands_still: bool = False
+    is_hung: bool = False
     """It is known from elsewhere that the job does not step. One look at stacks does not show it."""
 
-    def of(self, rank: int) -> RankEvidence:
+    def of(self, rank: int) -> RankSample:
         """What is known of one rank."""
         return self.ranks.get(rank, NOTHING)
 
 
-NOTHING = RankEvidence()
+NOTHING = RankSample()

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.blame.hang.rank_samples import WORLD, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import WORLD, JobSamples, PendingOperation, RankSample
 from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.model.topology import Topology
 
@@ -77,7 +77,7 @@ class Sink:
     """All members of its group are inside of it."""
 
 
-def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
+def wait_graph(evidence: JobSamples, topology: Topology) -> WaitGraph:
     """Who waits for whom, of all ranks of which something is known."""
     collectives = open_collectives(evidence, topology)
     inside: dict[int, list[int]] = defaultdict(list)
@@ -110,7 +110,7 @@ def wait_graph(evidence: HangEvidence, topology: Topology) -> WaitGraph:
     return WaitGraph(edges, frozenset(by_frames), frozenset(uncertain), frozenset(blind), collectives)
 
 
-def open_collectives(evidence: HangEvidence, topology: Topology) -> tuple[OpenCollective, ...]:
+def open_collectives(evidence: JobSamples, topology: Topology) -> tuple[OpenCollective, ...]:
     """The collectives that hold ranks up: of each rank and group the oldest that it has not finished."""
     by_number: dict[tuple[str, int], dict[int, PendingOperation]] = defaultdict(dict)
     for rank, known in evidence.ranks.items():
@@ -141,7 +141,7 @@ def open_collectives(evidence: HangEvidence, topology: Topology) -> tuple[OpenCo
     return tuple(sorted(found, key=lambda one: (-len(one.entered), one.group, one.number)))
 
 
-def members_of(group: str, evidence: HangEvidence, topology: Topology) -> tuple[int, ...]:
+def members_of(group: str, evidence: JobSamples, topology: Topology) -> tuple[int, ...]:
     """The ranks of a process group: by the records, by its name, else the smallest parallel group that has all those
     which used it, where exactly one has."""
     if told := evidence.groups.get(group):
@@ -160,7 +160,7 @@ def members_of(group: str, evidence: HangEvidence, topology: Topology) -> tuple[
     return fitting[0]
 
 
-def sinks(graph: WaitGraph, evidence: HangEvidence) -> tuple[Sink, ...]:
+def sinks(graph: WaitGraph, evidence: JobSamples) -> tuple[Sink, ...]:
     """Where waiting ends, the one with most ranks behind it first."""
     order = sorted(set(graph.edges) | {other for targets in graph.edges.values() for other in targets}, reverse=True)
     components = _components(order, graph.edges)
@@ -179,7 +179,7 @@ def sinks(graph: WaitGraph, evidence: HangEvidence) -> tuple[Sink, ...]:
     return tuple(sorted(found.values(), key=lambda sink: (-len(sink.behind), sink.ranks)))
 
 
-def _alone(graph: WaitGraph, evidence: HangEvidence) -> list[int]:
+def _alone(graph: WaitGraph, evidence: JobSamples) -> list[int]:
     """Ranks for which nobody is known to wait: those inside a collective which all entered; and where others wait, for
     whom is not known, those which do something of their own."""
     found = [rank for one in graph.collectives if one.is_stuck for rank in one.entered]
@@ -188,7 +188,7 @@ def _alone(graph: WaitGraph, evidence: HangEvidence) -> list[int]:
     return [rank for rank in found if rank not in graph.edges]
 
 
-def _is_own(rank: int, evidence: HangEvidence) -> bool:
+def _is_own(rank: int, evidence: JobSamples) -> bool:
     """Whether a rank is held up by something of its own. With a GPU, Python is anywhere while the device waits in a
     collective: so none that is inside of one."""
     known = evidence.of(rank)
@@ -197,12 +197,12 @@ def _is_own(rank: int, evidence: HangEvidence) -> bool:
     return known.trainer is not None and known.trainer.leaf.is_own and not (known.record and known.record.pending)
 
 
-def _waits_in_python(known: RankEvidence) -> bool:
+def _waits_in_python(known: RankSample) -> bool:
     """Whether a rank that is inside of a collective waits by its stack, too; with a GPU Python may be anywhere."""
     return known.trainer is not None and known.trainer.leaf.kind in (LeafKind.COLLECTIVE, LeafKind.P2P)
 
 
-def _has_told(known: RankEvidence) -> bool:
+def _has_told(known: RankSample) -> bool:
     """Whether something but its stack says what a rank is inside of; that no record was read is no sign of that."""
     return known.record is not None or known.is_unresponsive
 
@@ -222,7 +222,7 @@ def _behind(ranks: Iterable[int], graph: WaitGraph) -> set[int]:
     return {node for node in seen | graph.blind if node >= 0} - set(ranks)
 
 
-def _by_records(rank: int, evidence: HangEvidence) -> set[int]:
+def _by_records(rank: int, evidence: JobSamples) -> set[int]:
     """Peers of what a rank sends or receives. One that is inside of the other side waits for it in turn: a pair."""
     record = evidence.of(rank).record
     return {one.peer for one in (record.pending if record else ()) if one.peer is not None}
@@ -239,7 +239,7 @@ def _neighbours(rank: int, toward: str, topology: Topology) -> set[int]:
     return set(chosen) if chosen else {*before, *after}
 
 
-def _entered(rank: int, group: str, evidence: HangEvidence) -> int:
+def _entered(rank: int, group: str, evidence: JobSamples) -> int:
     record = evidence.of(rank).record
     return record.last.get(group, -1) if record else -1
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from everstep.base.text import listed
 from everstep.decisions.blame.hang.outliers import stage_of
-from everstep.decisions.blame.hang.rank_samples import RankEvidence
+from everstep.decisions.blame.hang.rank_samples import RankSample
 from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.decisions.blame.slow.by_timings import LEAST_FLAGGED
 from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
@@ -55,7 +55,7 @@ class RankLooks(NamedTuple):
 class RankAtWork(NamedTuple):
     """One rank in one look."""
 
-    evidence: RankEvidence
+    evidence: RankSample
     sleeps: bool = False
     """Its process was waiting for something, and used no CPU (state S)."""
 

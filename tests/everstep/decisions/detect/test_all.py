@@ -25,7 +25,7 @@ def test_every_rule_of_the_folder_is_in_the_list() -> None:
 def test_every_rule_says_its_threshold_with_the_numbers_of_the_job() -> None:
     said = {rule.name: rule.threshold.format(policy=job().policy, checkpoint=job().checkpoint) for rule in RULES}
 
-    assert said["hang"].startswith("10 median step times, at least 3 s, where looks show that all wait for some")
+    assert said["hang"].startswith("10 median step times, at least 3 s, where samples show that all wait for some")
     assert "10, at least 5 s, where they do not" in said["hang"]
     assert said["stale-checkpoint"] == "the newest save is over 100 steps and 60 s old"
     assert all(rule.finds for rule in RULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, JobSamples, PendingOperation, RankSample
 from everstep.decisions.blame.hang.stacks import ProcessRole, Signature, StackFrame, normalise
 
 TORCH = "torch/distributed/distributed_c10d.py"
@@ -23,9 +23,9 @@ COMPUTES = stack("train", "forward")
 STUCK = stack("train", "forward", "load")
 
 
-def of_stacks(stacks: Mapping[int, Signature]) -> HangEvidence:
+def of_stacks(stacks: Mapping[int, Signature]) -> JobSamples:
     """Of ranks with a stack each, in a job that is known not to step."""
-    return HangEvidence({rank: RankEvidence(one) for rank, one in stacks.items()}, stands_still=True)
+    return JobSamples({rank: RankSample(one) for rank, one in stacks.items()}, is_hung=True)
 
 
 def figure_7() -> dict[int, Signature]:
@@ -53,6 +53,6 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
     return CommunicationRecord(last, inside, tuple(reversed(newest)))
 
 
-def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> HangEvidence:
+def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> JobSamples:
     """Of ranks with a record each."""
-    return HangEvidence({rank: RankEvidence(record=one) for rank, one in records.items()}, groups)
+    return JobSamples({rank: RankSample(record=one) for rank, one in records.items()}, groups)

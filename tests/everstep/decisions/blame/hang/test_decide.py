@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.blame.hang.analysis import ONE_LOOK, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
-from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, HangEvidence, PendingOperation, RankEvidence
+from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, JobSamples, PendingOperation, RankSample
 from everstep.decisions.blame.hang.stacks import Signature
 from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
@@ -61,7 +61,7 @@ def test_one_look_at_stacks_evicts_nobody_unless_the_job_is_known_to_stand_still
     known = of_stacks(stacks)
     assert judge_hang(known, topology).evicts
 
-    verdict = judge_hang(replace(known, stands_still=False), topology)
+    verdict = judge_hang(replace(known, is_hung=False), topology)
 
     assert (verdict.conclusion, verdict.machines) == (HangConclusion.UNKNOWN, ())
     assert "If it hangs: " in verdict.reason
@@ -90,9 +90,9 @@ def test_the_one_of_which_nothing_is_known_is_named_where_all_waiting_ends_there
 
 def test_who_could_not_be_looked_at_is_not_named_beside_one_who_is_seen_to_hold_the_others_up() -> None:
     """The agent of rank 0 did not answer in time; rank 5 is why all wait."""
-    inside = RankEvidence(SYNC, record=record({"0": 7}, ("0", 7)))
-    ranks = dict.fromkeys(range(1, 8), inside) | {5: RankEvidence(STUCK, record=record({"0": 6}))}
-    evidence = HangEvidence(ranks, {"0": tuple(range(8))}, moved=frozenset(), stands_still=True)
+    inside = RankSample(SYNC, record=record({"0": 7}, ("0", 7)))
+    ranks = dict.fromkeys(range(1, 8), inside) | {5: RankSample(STUCK, record=record({"0": 6}))}
+    evidence = JobSamples(ranks, {"0": tuple(range(8))}, moved=frozenset(), is_hung=True)
 
     verdict = judge_hang(evidence, Topology.of(8, 1))
 
@@ -103,23 +103,23 @@ def test_who_could_not_be_looked_at_is_not_named_beside_one_who_is_seen_to_hold_
 def test_a_rank_whose_record_was_not_read_is_not_named_where_stacks_do_not_show_who_waits() -> None:
     """On GPUs: all are in ``loss.item()``, and their devices wait in a collective."""
     item = stack("train", "step")
-    inside = RankEvidence(item, record=record({"0": 97}, ("0", 97)))
-    ranks = dict.fromkeys(range(8), inside) | {5: RankEvidence(item)}
-    evidence = HangEvidence(ranks, WORLD, moved=frozenset(), stands_still=True)
+    inside = RankSample(item, record=record({"0": 97}, ("0", 97)))
+    ranks = dict.fromkeys(range(8), inside) | {5: RankSample(item)}
+    evidence = JobSamples(ranks, WORLD, moved=frozenset(), is_hung=True)
     assert judge_hang(evidence, EIGHT).conclusion is HangConclusion.UNKNOWN
 
-    late = replace(evidence, ranks=ranks | {2: RankEvidence(item, record=record({"0": 96}))})
+    late = replace(evidence, ranks=ranks | {2: RankSample(item, record=record({"0": 96}))})
     assert judge_hang(late, EIGHT).ranks == (2,)
 
-    unresponsive = replace(evidence, ranks=ranks | {5: RankEvidence(item, is_unresponsive=True)})
+    unresponsive = replace(evidence, ranks=ranks | {5: RankSample(item, is_unresponsive=True)})
     assert judge_hang(unresponsive, EIGHT).ranks == (5,)
 
-    in_python = dict.fromkeys(range(8), replace(inside, trainer=SYNC)) | {5: RankEvidence(STUCK)}
+    in_python = dict.fromkeys(range(8), replace(inside, trainer=SYNC)) | {5: RankSample(STUCK)}
     assert judge_hang(replace(evidence, ranks=in_python), EIGHT).ranks == (5,)
 
 
 def test_no_evidence_names_nobody() -> None:
-    for evidence in (HangEvidence({}), HangEvidence({3: RankEvidence()})):
+    for evidence in (JobSamples({}), JobSamples({3: RankSample()})):
         verdict = judge_hang(evidence, EIGHT)
         assert (verdict.conclusion, verdict.machines) == (HangConclusion.UNKNOWN, ())
         assert verdict.unknown == tuple(range(8))
@@ -191,10 +191,10 @@ def test_everybody_in_the_wrong_order_is_not_a_machine() -> None:
     assert (verdict.conclusion, verdict.machines) == (HangConclusion.NOT_A_MACHINE, ())
 
 
-def calls(operations: dict[int, str]) -> HangEvidence:
-    return HangEvidence(
+def calls(operations: dict[int, str]) -> JobSamples:
+    return JobSamples(
         {
-            rank: RankEvidence(record=CommunicationRecord({"0": 9}, (PendingOperation("0", 9, operation),)))
+            rank: RankSample(record=CommunicationRecord({"0": 9}, (PendingOperation("0", 9, operation),)))
             for rank, operation in operations.items()
         },
         WORLD,
@@ -211,10 +211,10 @@ def test_other_operations_at_the_same_place() -> None:
 
 def test_ranks_that_came_on_are_not_hung() -> None:
     evidence = of_stacks(dict.fromkeys(range(8), SYNC) | {5: STUCK})
-    moving = HangEvidence(evidence.ranks, moved=frozenset({1, 2}))
+    moving = JobSamples(evidence.ranks, moved=frozenset({1, 2}))
     assert judge_hang(moving, EIGHT).conclusion is HangConclusion.NOT_HUNG
 
-    spins = HangEvidence(evidence.ranks, moved=frozenset({5}))
+    spins = JobSamples(evidence.ranks, moved=frozenset({5}))
     assert judge_hang(spins, EIGHT).ranks == (5,)
 
 
@@ -226,8 +226,8 @@ def test_a_job_that_computes_names_nobody() -> None:
 
 
 def test_a_stopped_process_is_named_whatever_its_stack_says() -> None:
-    ranks = {rank: RankEvidence(SYNC, is_stopped=rank == 2) for rank in range(8)}
-    verdict = judge_hang(HangEvidence(ranks), EIGHT)
+    ranks = {rank: RankSample(SYNC, is_stopped=rank == 2) for rank in range(8)}
+    verdict = judge_hang(JobSamples(ranks), EIGHT)
     assert (verdict.method, verdict.ranks) == (HangMethod.STATE, (2,))
 
 
@@ -235,8 +235,8 @@ def test_a_stopped_process_is_named_whatever_its_stack_says() -> None:
 def test_who_stops_all_ranks_pauses_the_job(topology: Topology) -> None:
     """Wherever each of them was then."""
     doing = {rank: SYNC if rank else COMPUTES for rank in range(topology.world_size)}
-    ranks = {rank: RankEvidence(one, is_stopped=True) for rank, one in doing.items()}
-    verdict = judge_hang(HangEvidence(ranks, moved=frozenset(), stands_still=True), topology)
+    ranks = {rank: RankSample(one, is_stopped=True) for rank, one in doing.items()}
+    verdict = judge_hang(JobSamples(ranks, moved=frozenset(), is_hung=True), topology)
     assert (verdict.conclusion, verdict.machines) == (HangConclusion.UNKNOWN, ())
     assert "on purpose" in verdict.reason
 

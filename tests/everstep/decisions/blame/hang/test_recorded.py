@@ -11,7 +11,7 @@ import pytest
 
 from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
-from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.dumps.folder import read_folder
 from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
@@ -29,7 +29,7 @@ def unpacked(name: str, folder: Path) -> tuple[Path, Topology, int]:
     return folder, Topology.parse(about["topology"]), about["fault"]["rank"]
 
 
-def read(name: str, folder: Path) -> tuple[HangEvidence, Topology, int]:
+def read(name: str, folder: Path) -> tuple[JobSamples, Topology, int]:
     path, topology, rank = unpacked(name, folder)
     return read_folder(path, pickles=name.startswith("flight-records")), topology, rank
 
@@ -123,7 +123,7 @@ def test_figure_7_by_recorded_stacks_of_half_as_many_ranks(tmp_path: Path) -> No
         place = large.coordinate(rank)
         source = small.rank_at(pp=place["pp"], dp=ill if place["dp"] == 3 else 1 - ill, tp=place["tp"])
         ranks[rank] = replace(evidence.of(source), record=None)
-    scaled = HangEvidence(ranks, stands_still=True)
+    scaled = JobSamples(ranks, is_hung=True)
     there = large.rank_at(pp=small.coordinate(culprit)["pp"], dp=3, tp=small.coordinate(culprit)["tp"])
 
     named = judge_hang(scaled, large)

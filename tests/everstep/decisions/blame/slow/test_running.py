@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.hang.rank_samples import RankEvidence
+from everstep.decisions.blame.hang.rank_samples import RankSample
 from everstep.decisions.blame.hang.stacks import Leaf, LeafKind, ProcessRole, Signature
 from everstep.decisions.blame.slow.by_samples import RankAtWork, RankLooks, counted, judge_rounds, round_of, slow_round
 from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes, job_growth, own_past
@@ -138,13 +138,13 @@ def test_a_flag_that_wanders_names_nobody() -> None:
     assert judge_rounds(rounds, 1).suspects == []
 
 
-def evidence(kind: LeafKind) -> RankEvidence:
-    return RankEvidence(trainer=Signature(ProcessRole.TRAINER, (("step", "train.py"),), Leaf(kind, "x")))
+def evidence(kind: LeafKind) -> RankSample:
+    return RankSample(trainer=Signature(ProcessRole.TRAINER, (("step", "train.py"),), Leaf(kind, "x")))
 
 
 def test_a_look_that_does_not_show_whether_a_rank_waits_counts_neither_way() -> None:
     kinds = [LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.OTHER, LeafKind.DATA, LeafKind.BELOW]
-    looks = [{0: RankAtWork(evidence(kind)), 1: RankAtWork(RankEvidence())} for kind in kinds]
+    looks = [{0: RankAtWork(evidence(kind)), 1: RankAtWork(RankSample())} for kind in kinds]
     assert counted(looks) == {0: RankLooks(4, 2)}
     asleep = [{0: RankAtWork(evidence(kind), sleeps=True)} for kind in kinds]
     assert counted(asleep) == {0: RankLooks(5, 2)}, "who sleeps below Python waits"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.decisions.blame.hang.progress import RankWork, Stillness, UsedUp, standstill, work_of
-from everstep.decisions.blame.hang.rank_samples import HangEvidence
+from everstep.decisions.blame.hang.progress import HangSign, RankWork, UsedUp, check_hang, work_of
+from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
-NOBODY_MOVED, ONE_LOOK = HangEvidence({}, moved=frozenset()), HangEvidence({})
+NOBODY_MOVED, ONE_LOOK = JobSamples({}, moved=frozenset()), JobSamples({})
 IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)
 WORLD = {0: IDLE, 1: IDLE, 2: IDLE}
 
@@ -22,26 +22,24 @@ def verdict(conclusion: HangConclusion, method: HangMethod = HangMethod.WAIT_FOR
 @pytest.mark.parametrize(
     ("of", "evidence", "work", "expected"),
     [
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD, Stillness.QUIET),
-        (verdict(HangConclusion.OVER_EVICTS), NOBODY_MOVED, WORLD, Stillness.QUIET),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: BUSY}, Stillness.BUSY),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: READS}, Stillness.BUSY),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: SENDS}, Stillness.BUSY),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {0: BUSY}, Stillness.QUIET),  # not the one
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, {0: IDLE}, Stillness.UNKNOWN),  # of the one nothing is known
-        (verdict(HangConclusion.NAMES), ONE_LOOK, WORLD, Stillness.UNKNOWN),
-        (verdict(HangConclusion.NAMES, HangMethod.STATE), ONE_LOOK, {}, Stillness.NEVER),
-        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD, Stillness.NEVER),
-        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD | {2: BUSY}, Stillness.BUSY),
-        (verdict(HangConclusion.NOT_HUNG), HangEvidence({}, moved=frozenset({1})), WORLD, Stillness.COMPUTES),
-        (verdict(HangConclusion.UNKNOWN), HangEvidence({}, moved=frozenset({2})), WORLD, Stillness.COMPUTES),
-        (verdict(HangConclusion.UNKNOWN), NOBODY_MOVED, WORLD, Stillness.UNKNOWN),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD, HangSign.QUIET),
+        (verdict(HangConclusion.OVER_EVICTS), NOBODY_MOVED, WORLD, HangSign.QUIET),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: BUSY}, HangSign.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: READS}, HangSign.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: SENDS}, HangSign.BUSY),
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {0: BUSY}, HangSign.QUIET),  # not the one
+        (verdict(HangConclusion.NAMES), NOBODY_MOVED, {0: IDLE}, HangSign.UNKNOWN),  # of the one nothing is known
+        (verdict(HangConclusion.NAMES), ONE_LOOK, WORLD, HangSign.UNKNOWN),
+        (verdict(HangConclusion.NAMES, HangMethod.STATE), ONE_LOOK, {}, HangSign.NEVER),
+        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD, HangSign.NEVER),
+        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD | {2: BUSY}, HangSign.BUSY),
+        (verdict(HangConclusion.NOT_HUNG), JobSamples({}, moved=frozenset({1})), WORLD, HangSign.COMPUTES),
+        (verdict(HangConclusion.UNKNOWN), JobSamples({}, moved=frozenset({2})), WORLD, HangSign.COMPUTES),
+        (verdict(HangConclusion.UNKNOWN), NOBODY_MOVED, WORLD, HangSign.UNKNOWN),
     ],
 )
-def test_how_sure_it_is(
-    of: HangVerdict, evidence: HangEvidence, work: dict[int, RankWork], expected: Stillness
-) -> None:
-    assert standstill(of, evidence, work).standing is expected
+def test_how_sure_it_is(of: HangVerdict, evidence: JobSamples, work: dict[int, RankWork], expected: HangSign) -> None:
+    assert check_hang(of, evidence, work).sign is expected
 
 
 def test_work_is_of_all_processes_of_a_rank_between_two_looks() -> None:
