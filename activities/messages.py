@@ -380,8 +380,8 @@ class ReplayGroupInput(Model):
     """Id of the job's run; see ``everstep.model.run_id``."""
     steps: int = 10
     """After so many every rank is done."""
-    start_s: float = 0.0
-    """All ranks have so long to come to a first step, seconds; 0: so long as for all (an earlier release)."""
+    start_s: float = 300.0
+    """All ranks have so long to come to a first step, seconds."""
     limit_s: float = 300.0
     """From there they have so long for the others, seconds."""
     patience_s: float = 10.0

@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.blame.replay.compare_groups import conclude, is_settled
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, spec_of_group
     from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase
-    from everstep.decisions.blame.replay.kept_runs import bounded, fold
+    from everstep.decisions.blame.replay.kept_runs import fold
     from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
     from workflows import activity_calls, replay_page
     from workflows.messages import ReplayCarried, ReplayInput
@@ -114,7 +114,7 @@ class ReplayWorkflow:
                 raise
             names, why = [machine.name for machine in machines], f"{error.cause or error}"[:300]
             done = GroupRun(group=group.name, machines=names, end=RunEnd.UNABLE, repeat=repeat, why=why)
-        self._runs.append(bounded(done))  # an older worker's result may be larger, and has to compare with others'
+        self._runs.append(done)
 
     async def _keep_shown(self) -> None:
         """Bring the page up to date, once for all groups that ended together: many runs take a while to judge."""

@@ -178,7 +178,7 @@ class Followed:
 
         A first step has its own time: what comes before it, e.g. reading the program from a slow disk, is no step.
         """
-        given, start_s = self._given, self._given.start_s or self._given.limit_s
+        given, start_s = self._given, self._given.start_s
         followers = [asyncio.create_task(self._follow(machine)) for machine in given.machines]
         try:
             if not await self._within(start_s, self._started, say, "have begun"):

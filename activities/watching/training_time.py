@@ -98,7 +98,7 @@ class TrainingTimes:
             await handle.execute_update("trained", share, result_type=str, rpc_timeout=ANSWER_LIMIT)
         except WorkflowUpdateFailedError as error:
             shown = isinstance(error.cause, ApplicationError) and error.cause.type == SHOWN_ALREADY
-            if not shown and self._troubles.new(f"telling {workflow_id}", error.cause):  # of an earlier release
+            if not shown and self._troubles.new(f"telling {workflow_id}", error.cause):
                 log.info("a job does not show how much of its time it trained", job=workflow_id, error=str(error.cause))
             return True
         except RPCError as error:

@@ -63,8 +63,6 @@ STOPPED_TICK_S = 0.1
 """The same while a rank is stopped."""
 TELL_WHOLE_S = 30.0
 """Agents are told this often which step is on all disks: some may not have heard it."""
-NO_HANDLER = "expected but not found"
-"""What Temporal's SDK says of an update that a workflow does not know."""
 ENDS_TOLD = 64
 """Ranks of a generation whose ends are logged one by one."""
 
@@ -351,9 +349,6 @@ class Watcher:
                 break
             except WorkflowUpdateFailedError as error:
                 if isinstance(verdict, Anomaly) and name == "observe":
-                    if NO_HANDLER in str(error.cause):  # of an earlier release; the ledger has it
-                        log.warning("the job takes no reports of machine faults", error=str(error.cause))
-                        job.told(verdict, steady_ns())
                     return True
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
                     return True  # told again as long as it holds

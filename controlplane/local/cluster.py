@@ -35,8 +35,6 @@ from everstep.system import private_files as private
 
 SHM_ROOT = Path(os.environ.get("EVERSTEP_SHM_ROOT") or f"/dev/shm/everstep-{os.getuid()}")
 """Shared memory of all clusters of this user. Another user who took the name is refused: name another one then."""
-FORMER_SHM_ROOT = Path("/dev/shm/everstep")
-"""Where earlier versions had that of all users; what a cluster has there it keeps."""
 TOKEN_BYTES = 32
 BASE_ADDRESS = "127.0.0.11"
 """Loopback address of the first machine; the next machines have the next ones."""
@@ -105,7 +103,7 @@ def up(
             notices=notices.absolute() if notices else None,
         )
         _make_token(cluster)
-        for path in (*stopping.remove_stale(SHM_ROOT), *stopping.remove_stale(FORMER_SHM_ROOT)):
+        for path in stopping.remove_stale(SHM_ROOT):
             progress(f"removed {path}, left behind by a cluster that is gone")
         plan = _plan(cluster, choice, commands)
         _check_ports(cluster, choice, claims)
@@ -356,7 +354,7 @@ def _stop(home: Path, progress: Progress) -> bool:
         stopping.stop_all(State.load(home), cluster_id, progress)
     (home / "state.json").unlink(missing_ok=True)
     mounts.unmount(home)  # of a drill that was killed
-    for shm in {SHM_ROOT / cluster_id, FORMER_SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
+    for shm in {SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
         stopping.remove_shared_memory(shm)
     if left := cluster_processes.of_cluster(cluster_id):
         raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")

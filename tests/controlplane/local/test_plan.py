@@ -17,7 +17,3 @@ def test_processes_of_before_the_machine_was_started_anew_are_gone(tmp_path: Pat
     kept = json.loads(path.read_text())
     path.write_text(json.dumps(kept | {"boot": "another"}))
     assert State.load(tmp_path) == State()
-
-    del kept["boot"]  # as an earlier release wrote it
-    path.write_text(json.dumps(kept))
-    assert State.load(tmp_path) == state
