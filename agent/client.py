@@ -115,9 +115,9 @@ class AgentClient:
         """Run a script up to where it joins the job, apart from the job."""
         return await self._call(self._stub.TryCode, request, timeout_s)
 
-    async def hold(self, request: pb.HoldRequest, *, timeout_s: float | None = 5.0) -> pb.HoldReply:
-        """Let ranks wait at the end of a step, or no longer."""
-        return await self._call(self._stub.Hold, request, timeout_s)
+    async def align_ranks(self, request: pb.AlignRanksRequest, *, timeout_s: float | None = 5.0) -> pb.AlignRanksReply:
+        """Let all ranks end the same step and wait there, or wait no longer."""
+        return await self._call(self._stub.AlignRanks, request, timeout_s)
 
     async def launch(self, request: pb.LaunchRequest, *, timeout_s: float | None = None) -> pb.LaunchReply:
         """Start this machine's ranks of a generation."""
@@ -147,9 +147,11 @@ class AgentClient:
         """Ask for a coming step on disk as well."""
         return await self._call(self._stub.Persist, request, timeout_s)
 
-    async def align(self, request: pb.AlignRequest, *, timeout_s: float | None = 5.0) -> pb.AlignReply:
+    async def align_backups(
+        self, request: pb.AlignBackupsRequest, *, timeout_s: float | None = 5.0
+    ) -> pb.AlignBackupsReply:
         """Say which step every rank has, and which one to back up next."""
-        return await self._call(self._stub.Align, request, timeout_s)
+        return await self._call(self._stub.AlignBackups, request, timeout_s)
 
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0

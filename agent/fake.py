@@ -6,7 +6,7 @@ code: statuses of errors, repeated request ids, numbered observations, health ch
 
 ::
 
-    async with FakeAgent(describe=pb.DescribeReply(machine="m0"), stop=AgentError("no"), align=NEVER) as agent:
+    async with FakeAgent(describe=pb.DescribeReply(machine="m0"), stop=AgentError("no"), align_ranks=NEVER) as agent:
         await AgentClient(agent.address).describe()
         assert agent.asked("describe") == [pb.DescribeRequest()]
 
@@ -163,7 +163,7 @@ class FakeAgent:
             checkpoints=lambda request: _named(request, pb.CheckpointsReply()),
             check_storage=lambda request: _named(request, pb.CheckStorageReply()),
             **dict.fromkeys(("start_store", "launch", "restore", "open_exchange"), lambda r: _named(r, of_no_job(r))),
-            **dict.fromkeys(("persist", "align", "hold", "steps", "read_log", "stacks"), of_no_job),
+            **dict.fromkeys(("persist", "align_backups", "align_ranks", "steps", "read_log", "stacks"), of_no_job),
             has_code=pb.HasCodeReply(),
             put_code=ConfigError("a fake agent keeps no code"),
             try_code=lambda request: _named(request, CodeMissing(f"{machine} does not have the code {request.code}")),
@@ -368,7 +368,7 @@ def all_is_well(request: pb.DiagnoseRequest) -> Answer:
         replies.append(pb.DiagnoseReply(begun=pb.TestBegun(name=test.name, number=number, of=len(request.tests))))
         if request.HasField("peer") and request.peer.position == 0:
             replies.append(pb.DiagnoseReply(waits=pb.TestWaits(name=test.name, host="127.0.0.1", port=1)))
-        replies.append(pb.DiagnoseReply(said=pb.TestSaid(name=test.name)))
+        replies.append(pb.DiagnoseReply(result=pb.TestResult(name=test.name)))
     return [*replies, pb.DiagnoseReply(over=pb.DiagnosisOver())]
 
 

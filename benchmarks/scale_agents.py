@@ -84,7 +84,7 @@ class SimulatedAgent(FakeAgent):
             release=pb.ReleaseReply(),
             acknowledge=pb.AcknowledgeReply(),
             persist=pb.PersistReply(),
-            align=pb.AlignReply(),
+            align_backups=pb.AlignBackupsReply(),
             observe=self._observe,
             progress=self._progress,
             diagnose=self._diagnose,

@@ -108,7 +108,9 @@ def progress_reply(machine: int, *, steps: int = 100, generation: int = 3) -> pb
                 milestones=pb.Milestones(
                     forked=1, script_entered=2, joined=3, loop_entered=4, restored=5, first_step=6
                 ),
-                saved=pb.SavedState(own_step=steps, own_ns=NOW_NS, backup_step=steps, disk_step=64, disk_wanted=-1),
+                saved=pb.SavedState(
+                    own_step=steps, own_ns=NOW_NS, backup_step=steps, disk_step=64, disk_steps=[64], disk_wanted=-1
+                ),
             )
             for rank in ranks_of(machine)
         ],

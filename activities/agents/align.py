@@ -33,8 +33,8 @@ NAMED = 4
 async def align_ranks(agents: AgentPool, wait: AlignInput, say: Say) -> RanksAligned:
     """Name a step that no rank has passed, and wait until all of them have completed and saved it."""
 
-    async def farthest(_machine: Machine, client: AgentClient) -> pb.HoldReply:
-        return await client.hold(pb.HoldRequest(job=wait.spec.name, generation=wait.generation))
+    async def farthest(_machine: Machine, client: AgentClient) -> pb.AlignRanksReply:
+        return await client.align_ranks(pb.AlignRanksRequest(job=wait.spec.name, generation=wait.generation))
 
     asked, silent = await on_all(agents, wait.machines, farthest, say=say, patience_s=ASKED_S)
     if silent:
@@ -46,19 +46,19 @@ async def align_ranks(agents: AgentPool, wait: AlignInput, say: Say) -> RanksAli
     backed_up = frozenset(wait.backed_up)
     changed = asyncio.Event()
 
-    request = pb.HoldRequest(job=wait.spec.name, generation=wait.generation, step=step)
+    request = pb.AlignRanksRequest(job=wait.spec.name, generation=wait.generation, step=step)
 
     async def keep_asking(machine: Machine) -> None:
         while True:
             await asyncio.sleep(ASK_AGAIN_S)
             with contextlib.suppress(AgentError):
-                await agents.get(machine.address).hold(request)
+                await agents.get(machine.address).align_ranks(request)
 
     async def follow(machine: Machine) -> None:
         client, backoff = agents.get(machine.address), Backoff(0.1, 1.0)
         while True:
             with contextlib.suppress(AgentError):
-                await client.hold(request)
+                await client.align_ranks(request)
                 progress = pb.ProgressRequest(job=wait.spec.name, interval_s=INTERVAL_S)
                 async for reply in client.progress(progress):
                     for rank in reply.ranks:

@@ -117,8 +117,8 @@ class Diagnosing:
                 async for reply in replies:
                     if reply.HasField("begun"):
                         self._tell(machine.name, reply.begun.name)
-                    elif reply.HasField("said"):
-                        found.results.append(result_of(reply.said))
+                    elif reply.HasField("result"):
+                        found.results.append(result_of(reply.result))
 
         found.problem = await self._persisted(listen)
         self._over += 1
@@ -151,8 +151,8 @@ class Diagnosing:
                 async for reply in replies:
                     if reply.HasField("waits") and not where.done():
                         where.set_result(reply.waits)
-                    elif reply.HasField("said"):
-                        answers[name] = result_of(reply.said)
+                    elif reply.HasField("result"):
+                        answers[name] = result_of(reply.result)
 
         async def wait() -> str:
             problem = await self._persisted(lambda: listen(first, pb.TestPeer(position=0, secret=secret)))

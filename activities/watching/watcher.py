@@ -323,7 +323,7 @@ class Watcher:
                     if aligned.apart and not (last_sent and last_sent.apart):
                         log.warning("ranks drift apart", generation=generation, steps=aligned.apart)
                     last_sent = aligned
-                    request = pb.AlignRequest(
+                    request = pb.AlignBackupsRequest(
                         job=job.spec.name,
                         generation=generation,
                         whole=aligned.whole,
@@ -331,7 +331,7 @@ class Watcher:
                         named=aligned.named,
                         apart=aligned.apart,
                     )
-                    ask(partial(AgentClient.align, request=request, timeout_s=ASK_S))
+                    ask(partial(AgentClient.align_backups, request=request, timeout_s=ASK_S))
                 await pace.rest()
                 await asyncio.sleep(TICK_S)
 

@@ -112,7 +112,7 @@ class JobCheckpoints:
 
     # What happens meanwhile.
 
-    def align(self, request: pb.AlignRequest) -> None:
+    def align(self, request: pb.AlignBackupsRequest) -> None:
         """Back up what all machines back up; returns at once."""
         launch, sender = self.opened, self._sender
         if launch and sender and launch.generation == request.generation:

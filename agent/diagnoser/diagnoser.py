@@ -17,7 +17,7 @@ from agent.diagnoser.all import kind_named, limits_named
 from agent.diagnoser.diagnostic import HANGS, UNABLE
 from agent.diagnoser.gpu.clocks import are_kept, set_back
 from agent.diagnoser.kind import hardware
-from agent.diagnoser.messages import said_message
+from agent.diagnoser.messages import result_message
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError
@@ -173,7 +173,7 @@ class Diagnoser:
                 result = await self._tested(run, test, number, began)
                 if run.problem:
                     return
-                run.tell(pb.DiagnoseReply(said=said_message(result)))
+                run.tell(pb.DiagnoseReply(result=result_message(result)))
             run.tell(pb.DiagnoseReply(over=pb.DiagnosisOver(seconds=time.monotonic() - began)))
         finally:
             run.over, self._running = True, None

@@ -7,9 +7,9 @@ from agent.v1 import agent_pb2 as pb
 from everstep.model.diagnosis import DiagnosticResult
 
 
-def said_message(result: DiagnosticResult) -> pb.TestSaid:
+def result_message(result: DiagnosticResult) -> pb.TestResult:
     """A result as a message."""
-    return pb.TestSaid(
+    return pb.TestResult(
         name=result.test,
         findings=map(to_message, result.findings),
         nothing=result.nothing,
@@ -20,7 +20,7 @@ def said_message(result: DiagnosticResult) -> pb.TestSaid:
     )
 
 
-def result_of(message: pb.TestSaid) -> DiagnosticResult:
+def result_of(message: pb.TestResult) -> DiagnosticResult:
     """The result of a message; words that this release does not know are kept."""
     return DiagnosticResult(
         test=message.name,

@@ -29,7 +29,7 @@ logger = structlog.get_logger()
 
 
 class CheckpointsService(agent_pb2_grpc.AgentServicer):
-    """Checkpoints, CheckStorage, Restore, Persist, Align and OpenExchange."""
+    """Checkpoints, CheckStorage, Restore, Persist, AlignBackups and OpenExchange."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         self.jobs = jobs
@@ -110,10 +110,10 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         runner.checkpoints.persist(request)
         return pb.PersistReply()
 
-    async def Align(self, request: pb.AlignRequest, context: Context) -> pb.AlignReply:  # noqa: N802
+    async def AlignBackups(self, request: pb.AlignBackupsRequest, context: Context) -> pb.AlignBackupsReply:  # noqa: N802
         """Back up the same steps as the other machines."""
         (await self.jobs.known(request.job, context)).checkpoints.align(request)
-        return pb.AlignReply()
+        return pb.AlignBackupsReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
         """Where other agents send and fetch the job's state, and the token for it."""

@@ -20,7 +20,7 @@ logger = structlog.get_logger()
 
 
 class CodeService(CheckpointsService):
-    """HasCode, PutCode, TryCode and Hold."""
+    """HasCode, PutCode, TryCode and AlignRanks."""
 
     async def HasCode(self, request: pb.HasCodeRequest, context: Context) -> pb.HasCodeReply:  # noqa: N802
         """Which snapshots are here."""
@@ -53,12 +53,12 @@ class CodeService(CheckpointsService):
             await context.abort(status_of(error), str(error))
             raise
 
-    async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldReply:  # noqa: N802
-        """Let ranks wait at the end of a step."""
+    async def AlignRanks(self, request: pb.AlignRanksRequest, context: Context) -> pb.AlignRanksReply:  # noqa: N802
+        """Let all ranks end the same step and wait there."""
         return align(await self.jobs.known(request.job, context), request.generation, request.step)
 
 
-def align(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
+def align(runner: JobRunner, generation: int, step: int) -> pb.AlignRanksReply:
     """Ask the ranks of a generation to wait; says how far they are."""
     reports = [
         runner.ranks.reports.get(rank.rank, generation)
@@ -70,8 +70,8 @@ def align(runner: JobRunner, generation: int, step: int) -> pb.HoldReply:
         report.align(step)
     alignments = [report.alignment() for report in found]
     known = bool(found) and len(found) == len(reports) and all(now.can for now in alignments)
-    return pb.HoldReply(
+    return pb.AlignRanksReply(
         farthest=max((report.snapshot().completed_steps for report in found), default=-1),
         known=known,
-        held=known and 0 < step <= min(now.aligned for now in alignments),
+        aligned=known and 0 < step <= min(now.aligned for now in alignments),
     )

@@ -828,7 +828,7 @@ class TryCodeReply(_message.Message):
 Global___TryCodeReply: _TypeAlias = TryCodeReply  # noqa: Y015
 
 @_typing.final
-class HoldRequest(_message.Message):
+class AlignRanksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -853,35 +853,35 @@ class HoldRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HoldRequest: _TypeAlias = HoldRequest  # noqa: Y015
+Global___AlignRanksRequest: _TypeAlias = AlignRanksRequest  # noqa: Y015
 
 @_typing.final
-class HoldReply(_message.Message):
+class AlignRanksReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FARTHEST_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
+    ALIGNED_FIELD_NUMBER: _builtins.int
     farthest: _builtins.int
     """completed steps of the rank of this machine that had come farthest; -1: unknown"""
     known: _builtins.bool
     """ranks of this generation run here, all of them number their steps, and can wait"""
-    held: _builtins.bool
+    aligned: _builtins.bool
     """all of them have completed the step, have its state in their slots, and wait"""
     def __init__(
         self,
         *,
         farthest: _builtins.int = ...,
         known: _builtins.bool = ...,
-        held: _builtins.bool = ...,
+        aligned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["farthest", b"farthest", "held", b"held", "known", b"known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligned", b"aligned", "farthest", b"farthest", "known", b"known"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HoldReply: _TypeAlias = HoldReply  # noqa: Y015
+Global___AlignRanksReply: _TypeAlias = AlignRanksReply  # noqa: Y015
 
 @_typing.final
 class CheckpointOptions(_message.Message):
@@ -1700,7 +1700,7 @@ class PersistReply(_message.Message):
 Global___PersistReply: _TypeAlias = PersistReply  # noqa: Y015
 
 @_typing.final
-class AlignRequest(_message.Message):
+class AlignBackupsRequest(_message.Message):
     """everstep/decisions/keep/align_backups.py says what it rests on"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1738,10 +1738,10 @@ class AlignRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AlignRequest: _TypeAlias = AlignRequest  # noqa: Y015
+Global___AlignBackupsRequest: _TypeAlias = AlignBackupsRequest  # noqa: Y015
 
 @_typing.final
-class AlignReply(_message.Message):
+class AlignBackupsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -1753,7 +1753,7 @@ class AlignReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AlignReply: _TypeAlias = AlignReply  # noqa: Y015
+Global___AlignBackupsReply: _TypeAlias = AlignBackupsReply  # noqa: Y015
 
 @_typing.final
 class OpenExchangeRequest(_message.Message):
@@ -2992,14 +2992,14 @@ class DiagnoseReply(_message.Message):
 
     BEGUN_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
-    SAID_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begun(self) -> Global___TestBegun: ...
     @_builtins.property
     def waits(self) -> Global___TestWaits: ...
     @_builtins.property
-    def said(self) -> Global___TestSaid: ...
+    def result(self) -> Global___TestResult: ...
     @_builtins.property
     def over(self) -> Global___DiagnosisOver:
         """the last one"""
@@ -3009,14 +3009,14 @@ class DiagnoseReply(_message.Message):
         *,
         begun: Global___TestBegun | None = ...,
         waits: Global___TestWaits | None = ...,
-        said: Global___TestSaid | None = ...,
+        result: Global___TestResult | None = ...,
         over: Global___DiagnosisOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "over", b"over", "said", b"said", "waits", b"waits", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "over", b"over", "result", b"result", "waits", b"waits", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "over", b"over", "said", b"said", "waits", b"waits", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "over", b"over", "result", b"result", "waits", b"waits", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["begun", "waits", "said", "over"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["begun", "waits", "result", "over"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -3076,7 +3076,7 @@ class TestWaits(_message.Message):
 Global___TestWaits: _TypeAlias = TestWaits  # noqa: Y015
 
 @_typing.final
-class TestSaid(_message.Message):
+class TestResult(_message.Message):
     """everstep/model/diagnosis.py says what the fields mean"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -3155,7 +3155,7 @@ class TestSaid(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TestSaid: _TypeAlias = TestSaid  # noqa: Y015
+Global___TestResult: _TypeAlias = TestResult  # noqa: Y015
 
 @_typing.final
 class DiagnosisOver(_message.Message):

@@ -64,10 +64,10 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.TryCodeRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.TryCodeReply.FromString,
                 _registered_method=True)
-        self.Hold = channel.unary_unary(
-                '/everstep.agent.v1.Agent/Hold',
-                request_serializer=agent_dot_v1_dot_agent__pb2.HoldRequest.SerializeToString,
-                response_deserializer=agent_dot_v1_dot_agent__pb2.HoldReply.FromString,
+        self.AlignRanks = channel.unary_unary(
+                '/everstep.agent.v1.Agent/AlignRanks',
+                request_serializer=agent_dot_v1_dot_agent__pb2.AlignRanksRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.AlignRanksReply.FromString,
                 _registered_method=True)
         self.Launch = channel.unary_unary(
                 '/everstep.agent.v1.Agent/Launch',
@@ -129,10 +129,10 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.PersistRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.PersistReply.FromString,
                 _registered_method=True)
-        self.Align = channel.unary_unary(
-                '/everstep.agent.v1.Agent/Align',
-                request_serializer=agent_dot_v1_dot_agent__pb2.AlignRequest.SerializeToString,
-                response_deserializer=agent_dot_v1_dot_agent__pb2.AlignReply.FromString,
+        self.AlignBackups = channel.unary_unary(
+                '/everstep.agent.v1.Agent/AlignBackups',
+                request_serializer=agent_dot_v1_dot_agent__pb2.AlignBackupsRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.AlignBackupsReply.FromString,
                 _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/everstep.agent.v1.Agent/Inspect',
@@ -206,8 +206,8 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Hold(self, request, context):
-        """Ranks wait at the end of a step, until they are stopped.
+    def AlignRanks(self, request, context):
+        """All ranks end the same step and wait there, until they are stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,7 +298,7 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Align(self, request, context):
+    def AlignBackups(self, request, context):
         """Which step every rank has in its own memory and at its peer, and which one to back up next.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -375,10 +375,10 @@ def add_AgentServicer_to_server(servicer, server):
                     request_deserializer=agent_dot_v1_dot_agent__pb2.TryCodeRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.TryCodeReply.SerializeToString,
             ),
-            'Hold': grpc.unary_unary_rpc_method_handler(
-                    servicer.Hold,
-                    request_deserializer=agent_dot_v1_dot_agent__pb2.HoldRequest.FromString,
-                    response_serializer=agent_dot_v1_dot_agent__pb2.HoldReply.SerializeToString,
+            'AlignRanks': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlignRanks,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.AlignRanksRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.AlignRanksReply.SerializeToString,
             ),
             'Launch': grpc.unary_unary_rpc_method_handler(
                     servicer.Launch,
@@ -440,10 +440,10 @@ def add_AgentServicer_to_server(servicer, server):
                     request_deserializer=agent_dot_v1_dot_agent__pb2.PersistRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.PersistReply.SerializeToString,
             ),
-            'Align': grpc.unary_unary_rpc_method_handler(
-                    servicer.Align,
-                    request_deserializer=agent_dot_v1_dot_agent__pb2.AlignRequest.FromString,
-                    response_serializer=agent_dot_v1_dot_agent__pb2.AlignReply.SerializeToString,
+            'AlignBackups': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlignBackups,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.AlignBackupsRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.AlignBackupsReply.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -644,7 +644,7 @@ class Agent:
             _registered_method=True)
 
     @staticmethod
-    def Hold(request,
+    def AlignRanks(request,
             target,
             options=(),
             channel_credentials=None,
@@ -657,9 +657,9 @@ class Agent:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/everstep.agent.v1.Agent/Hold',
-            agent_dot_v1_dot_agent__pb2.HoldRequest.SerializeToString,
-            agent_dot_v1_dot_agent__pb2.HoldReply.FromString,
+            '/everstep.agent.v1.Agent/AlignRanks',
+            agent_dot_v1_dot_agent__pb2.AlignRanksRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.AlignRanksReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -995,7 +995,7 @@ class Agent:
             _registered_method=True)
 
     @staticmethod
-    def Align(request,
+    def AlignBackups(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1008,9 +1008,9 @@ class Agent:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/everstep.agent.v1.Agent/Align',
-            agent_dot_v1_dot_agent__pb2.AlignRequest.SerializeToString,
-            agent_dot_v1_dot_agent__pb2.AlignReply.FromString,
+            '/everstep.agent.v1.Agent/AlignBackups',
+            agent_dot_v1_dot_agent__pb2.AlignBackupsRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.AlignBackupsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,8 +38,8 @@ class AgentStub:
     """Bring one here: verified by its digest, and there whole or not at all."""
     TryCode: _aio.UnaryUnaryMultiCallable[_agent_pb2.TryCodeRequest, _agent_pb2.TryCodeReply]
     """Run a script up to where it joins the job, apart from the job, and say how that ended."""
-    Hold: _aio.UnaryUnaryMultiCallable[_agent_pb2.HoldRequest, _agent_pb2.HoldReply]
-    """Ranks wait at the end of a step, until they are stopped."""
+    AlignRanks: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignRanksRequest, _agent_pb2.AlignRanksReply]
+    """All ranks end the same step and wait there, until they are stopped."""
     Launch: _aio.UnaryUnaryMultiCallable[_agent_pb2.LaunchRequest, _agent_pb2.LaunchReply]
     """Start this machine's ranks of one generation."""
     Stop: _aio.UnaryUnaryMultiCallable[_agent_pb2.StopRequest, _agent_pb2.StopReply]
@@ -66,7 +66,7 @@ class AgentStub:
     """Bring copies into this machine's own slots, from a peer, disk or remote."""
     Persist: _aio.UnaryUnaryMultiCallable[_agent_pb2.PersistRequest, _agent_pb2.PersistReply]
     """Write a coming step to disk as well, and keep the one that is whole everywhere."""
-    Align: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignRequest, _agent_pb2.AlignReply]
+    AlignBackups: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignBackupsRequest, _agent_pb2.AlignBackupsReply]
     """Which step every rank has in its own memory and at its peer, and which one to back up next."""
     Inspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.InspectRequest, _agent_pb2.InspectReply]
     """What the inspections of this machine say now."""
@@ -133,12 +133,12 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         """Run a script up to where it joins the job, apart from the job, and say how that ended."""
 
     @_abc_1.abstractmethod
-    def Hold(
+    def AlignRanks(
         self,
-        request: _agent_pb2.HoldRequest,
-        context: _aio.ServicerContext[_agent_pb2.HoldRequest, _abc.Awaitable[_agent_pb2.HoldReply]],
-    ) -> _abc.Awaitable[_agent_pb2.HoldReply]:
-        """Ranks wait at the end of a step, until they are stopped."""
+        request: _agent_pb2.AlignRanksRequest,
+        context: _aio.ServicerContext[_agent_pb2.AlignRanksRequest, _abc.Awaitable[_agent_pb2.AlignRanksReply]],
+    ) -> _abc.Awaitable[_agent_pb2.AlignRanksReply]:
+        """All ranks end the same step and wait there, until they are stopped."""
 
     @_abc_1.abstractmethod
     def Launch(
@@ -239,11 +239,11 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         """Write a coming step to disk as well, and keep the one that is whole everywhere."""
 
     @_abc_1.abstractmethod
-    def Align(
+    def AlignBackups(
         self,
-        request: _agent_pb2.AlignRequest,
-        context: _aio.ServicerContext[_agent_pb2.AlignRequest, _abc.Awaitable[_agent_pb2.AlignReply]],
-    ) -> _abc.Awaitable[_agent_pb2.AlignReply]:
+        request: _agent_pb2.AlignBackupsRequest,
+        context: _aio.ServicerContext[_agent_pb2.AlignBackupsRequest, _abc.Awaitable[_agent_pb2.AlignBackupsReply]],
+    ) -> _abc.Awaitable[_agent_pb2.AlignBackupsReply]:
         """Which step every rank has in its own memory and at its peer, and which one to back up next."""
 
     @_abc_1.abstractmethod

@@ -147,8 +147,8 @@ OF_A_KNOWN_JOB: dict[str, Ask] = {
     "restore": lambda agent, job: agent.restore(pb.RestoreRequest(request_id="1", job=job)),
     "open_exchange": lambda agent, job: agent.open_exchange(pb.OpenExchangeRequest(job=job)),
     "persist": lambda agent, job: agent.persist(pb.PersistRequest(job=job, step=1)),
-    "hold": lambda agent, job: agent.hold(pb.HoldRequest(job=job, generation=1, step=1)),
-    "align": lambda agent, job: agent.align(pb.AlignRequest(job=job)),
+    "align_ranks": lambda agent, job: agent.align_ranks(pb.AlignRanksRequest(job=job, generation=1, step=1)),
+    "align_backups": lambda agent, job: agent.align_backups(pb.AlignBackupsRequest(job=job)),
     "stacks": lambda agent, job: agent.stacks(pb.StacksRequest(job=job)),
     "steps": lambda agent, job: anext(agent.steps(pb.StepsRequest(job=job))),
     "read_log": lambda agent, job: anext(agent.read_log(pb.ReadLogRequest(job=job))),
@@ -218,8 +218,8 @@ async def test_tests_that_are_asked_for_are_told_one_after_the_other(subject: Su
     async with asyncio.timeout(60):
         replies = [reply async for reply in subject.client.diagnose(asked)]
 
-    assert [reply.WhichOneof("what") for reply in replies] == ["begun", "said", "over"]
-    assert (replies[0].begun.name, replies[1].said.name) == ("memory", "memory")
+    assert [reply.WhichOneof("what") for reply in replies] == ["begun", "result", "over"]
+    assert (replies[0].begun.name, replies[1].result.name) == ("memory", "memory")
     for wrong in (
         pb.DiagnoseRequest(tests=[pb.TestToRun(name="teleport")]),
         pb.DiagnoseRequest(tests=[pb.TestToRun(name="memory", settings='{"gb": 1}')]),

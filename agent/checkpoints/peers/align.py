@@ -13,7 +13,7 @@ from everstep.decisions.keep.align_backups import NO_NAMED_STEP
 from everstep.slots.format import EMPTY, Pin
 
 
-def told(state: pb.SavedState, request: pb.AlignRequest) -> None:
+def told(state: pb.SavedState, request: pb.AlignBackupsRequest) -> None:
     """Take an Align, early or late, once or twice.
 
     A step that is backed up is kept until it is settled; one that is not may

@@ -32,7 +32,7 @@ class OwnSlots:
             place.saved.update(rank, backup_none=True)
             on_own_file(place, rank, partial(self._remember, rank))
 
-    def align(self, rank: int, request: pb.AlignRequest) -> None:
+    def align(self, rank: int, request: pb.AlignBackupsRequest) -> None:
         """Keep what all machines keep, or nothing any more."""
         self._place.saved.change(rank, partial(told, request=request))
         self._spare(rank)

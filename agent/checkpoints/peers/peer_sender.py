@@ -93,7 +93,7 @@ class PeerSender:
         self._due.set()
         self._thread.start()
 
-    def align(self, rank: int, request: pb.AlignRequest) -> None:
+    def align(self, rank: int, request: pb.AlignBackupsRequest) -> None:
         """Back up what all machines back up, or again on our own."""
         self._place.saved.change(rank, partial(told, request=request))
         self.spare(rank)

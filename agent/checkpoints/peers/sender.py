@@ -43,7 +43,7 @@ class Sender:
         else:
             self._own_slots.on_saved(rank, header)
 
-    def align(self, request: pb.AlignRequest) -> None:
+    def align(self, request: pb.AlignBackupsRequest) -> None:
         """Back up the same steps as all other machines, or again on our own; returns at once."""
         for rank, sender in self._by_rank.items():
             sender.align(rank, request)

@@ -28,7 +28,7 @@ def shown(
 def machine(*replies: pb.ProgressReply) -> FakeAgent:
     """It shows these, one after the other, and stays at the last one."""
 
-    return FakeAgent(hold=pb.HoldReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
+    return FakeAgent(align_ranks=pb.AlignRanksReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
 
 
 async def aligned(*agents: FakeAgent, backed_up: list[int], patience_s: float = 10.0) -> RanksAligned:
@@ -67,12 +67,12 @@ async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch:
     monkeypatch.setattr(align, "ASK_AGAIN_S", 0.01)
     asked: list[int] = []
 
-    def answer(request: pb.HoldRequest) -> pb.HoldReply:
+    def answer(request: pb.AlignRanksRequest) -> pb.AlignRanksReply:
         asked.append(request.step)
-        return pb.HoldReply(known=True, farthest=STEP - 1)
+        return pb.AlignRanksReply(known=True, farthest=STEP - 1)
 
     waits, behind = machine(*STAYS), machine(shown(1, 9, own=9, backup=9))
-    waits.answer(hold=answer)
+    waits.answer(align_ranks=answer)
     assert (await aligned(waits, behind, backed_up=[], patience_s=1.0)).step == -1
     assert asked[0] == 0
     assert len(asked) > 5

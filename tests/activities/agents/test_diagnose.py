@@ -26,7 +26,7 @@ ALONE, BETWEEN = ["memory", "bitwise"], ["all-gather", "nic"]
 
 def reply(name: str, **said: Any) -> list[pb.DiagnoseReply]:
     begun = pb.DiagnoseReply(begun=pb.TestBegun(name=name, number=1, of=1))
-    return [begun, pb.DiagnoseReply(said=pb.TestSaid(name=name, **said)), pb.DiagnoseReply(over=pb.DiagnosisOver())]
+    return [begun, pb.DiagnoseReply(result=pb.TestResult(name=name, **said)), pb.DiagnoseReply(over=pb.DiagnosisOver())]
 
 
 def bits(digest: str) -> Callable[[pb.DiagnoseRequest], Any]:
@@ -44,7 +44,7 @@ def failing(test: str) -> Callable[[pb.DiagnoseRequest], Any]:
         if request.tests[0].name != test:
             return all_is_well(request)
         finding = pb.Finding(inspection=test, reason=f"{test}-failed", verdict="unknown", text="timed out")
-        said = pb.DiagnoseReply(said=pb.TestSaid(name=test, findings=[finding]))
+        said = pb.DiagnoseReply(result=pb.TestResult(name=test, findings=[finding]))
         waits = pb.DiagnoseReply(waits=pb.TestWaits(name=test, host="127.0.0.1", port=1))
         return [waits, said, pb.DiagnoseReply(over=pb.DiagnosisOver())]
 

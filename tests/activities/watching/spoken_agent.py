@@ -21,7 +21,7 @@ class SpokenAgent(FakeAgent):
         self.shown: dict[str, list[pb.RankProgress]] = {}
         """Job → its ranks on this machine."""
         super().__init__(machine, observe=self.observe, acknowledge=self.acknowledge, progress=self._progress)
-        self.answer(persist=pb.PersistReply(), align=pb.AlignReply())
+        self.answer(persist=pb.PersistReply(), align_backups=pb.AlignBackupsReply())
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
         ended = pb.RankEnd(rank=rank, exit=end, finished=finished)

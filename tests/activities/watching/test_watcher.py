@@ -51,7 +51,7 @@ async def test_a_name_used_again_is_watched_as_what_it_is_now(place: Place) -> N
     await second.result()
 
 
-def stepping(rank: int, steps: int, **saved: int) -> pb.RankProgress:
+def stepping(rank: int, steps: int, **saved: int | list[int]) -> pb.RankProgress:
     nothing: dict[str, Any] = {"own_step": -1, "backup_step": -1, "disk_step": -1, "disk_wanted": -1, "remote_step": -1}
     return pb.RankProgress(
         rank=rank,
@@ -112,13 +112,13 @@ async def test_every_machine_is_asked_for_a_step_on_disk_though_one_of_them_hang
 async def test_machines_are_aligned_when_one_is_behind_with_its_backups(place: Place) -> None:
     job = await place.start("behind", 2)
     steps = 0
-    while not all(agent.asked("align") for agent in place.agents):
+    while not all(agent.asked("align_backups") for agent in place.agents):
         steps += 1
         for rank, agent in enumerate(place.agents):
             agent.shown["behind"] = [stepping(rank, steps, own_step=steps, backup_step=0 if rank else steps)]
         await asyncio.sleep(0.1)
 
-    [first, second] = (agent.asked("align")[0] for agent in place.agents)
+    [first, second] = (agent.asked("align_backups")[0] for agent in place.agents)
     assert first == second
     assert (first.job, first.generation, first.whole, first.settled) == ("behind", 1, 0, 0)
     assert first.named > steps
@@ -129,7 +129,7 @@ async def test_machines_are_aligned_when_one_is_behind_with_its_backups(place: P
 async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Place) -> None:
     job = await place.start("whole", 2)
     for rank, agent in enumerate(place.agents):
-        agent.shown["whole"] = [stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64)]
+        agent.shown["whole"] = [stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64, disk_steps=[64])]
     while not all(agent.told_whole for agent in place.agents):  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
 

@@ -70,14 +70,14 @@ async def on_disk(job: Job, step: int) -> None:
     await job.progress(lambda now: all(rank.saved.disk_step == step for rank in now.ranks))
 
 
-async def hold(job: Job, step: int, generation: int = 1) -> pb.HoldReply:
-    return await job.agent.client.hold(pb.HoldRequest(job=job.name, generation=generation, step=step))
+async def align(job: Job, step: int, generation: int = 1) -> pb.AlignRanksReply:
+    return await job.agent.client.align_ranks(pb.AlignRanksRequest(job=job.name, generation=generation, step=step))
 
 
-async def held(job: Job, step: int) -> pb.HoldReply:
+async def held(job: Job, step: int) -> pb.AlignRanksReply:
     """Ask until all wait."""
     for _ in range(3000):
-        if (reply := await hold(job, step)).held:
+        if (reply := await align(job, step)).aligned:
             return reply
         await asyncio.sleep(0.01)
     raise AssertionError(reply)
@@ -90,7 +90,7 @@ async def test_ranks_wait_after_the_same_step_with_its_state_saved_and_nothing_i
     job = await prepared(agent, TRAIN)
     await launch(job, overlap=overlap, version=4)
     await steps(job, 3)
-    now = await hold(job, 0)
+    now = await align(job, 0)
     assert now.known
     assert now.farthest >= 3
 
@@ -139,9 +139,9 @@ async def test_ranks_that_are_let_go_on(agent: RunningAgent) -> None:
     job = await prepared(agent, TRAIN)
     await launch(job)
     await steps(job, 1)
-    step = (await hold(job, 0)).farthest + 20
+    step = (await align(job, 0)).farthest + 20
     await held(job, step)
-    assert not (await hold(job, 0)).held
+    assert not (await align(job, 0)).aligned
 
     assert min(await steps(job, step + 10)) >= step + 10
     assert b"was not stopped: goes on" in await job.log(0, 2)
@@ -153,12 +153,12 @@ async def test_ranks_that_are_let_go_on(agent: RunningAgent) -> None:
 
 async def test_scripts_that_do_not_number_their_steps_are_not_held(agent: RunningAgent) -> None:
     job = await prepared(agent, ALONE_STEPS)
-    assert await hold(job, 5) == pb.HoldReply(farthest=-1), "nothing runs"
+    assert await align(job, 5) == pb.AlignRanksReply(farthest=-1), "nothing runs"
     await job.launch()
     await job.entered()
 
-    assert await hold(job, 5) == pb.HoldReply(farthest=-1)
-    assert await hold(job, 5, generation=2) == pb.HoldReply(farthest=-1)
+    assert await align(job, 5) == pb.AlignRanksReply(farthest=-1)
+    assert await align(job, 5, generation=2) == pb.AlignRanksReply(farthest=-1)
     with pytest.raises(UnknownJob):
-        await agent.client.hold(pb.HoldRequest(job="no-such-job", generation=1, step=1))
+        await agent.client.align_ranks(pb.AlignRanksRequest(job="no-such-job", generation=1, step=1))
     await job.release()

@@ -47,16 +47,16 @@ async def test_results_are_told_as_they_come_and_again_to_whoever_asks_again(age
     first = await all_of(agent.client.diagnose(asked))
     second = await all_of(agent.client.diagnose(asked))
 
-    assert kinds(first) == ["begun", "said", "begun", "said", "over"]
+    assert kinds(first) == ["begun", "result", "begun", "result", "over"]
     assert second == first, "nothing was tested again"
-    assert [reply.said.measures["tested_bytes"] for reply in first if reply.HasField("said")] == [2e6, 2e6]
+    assert [reply.result.measures["tested_bytes"] for reply in first if reply.HasField("result")] == [2e6, 2e6]
     assert (first[0].begun.number, first[0].begun.of) == (1, 2)
 
 
 async def test_what_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> None:
     asked = request("late", "memory", "memory", mb=2, seconds=1.0)
     asked.limit_s = 0.5
-    said = [reply.said for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("said")]
+    said = [reply.result for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("result")]
 
     assert [[one.reason for one in result.findings] for result in said] == [["test-unable"], ["test-unable"]]
     assert "of the 0.5 s for all tests it had" in said[0].findings[0].text
@@ -70,7 +70,7 @@ async def test_a_test_knows_how_much_time_there_is_for_it_and_is_not_killed_in_t
     dcgmi.chmod(0o755)
     asked = request("short", "eud", command=str(dcgmi), deadline_s=1200.0)
     asked.limit_s = 3.0
-    [said] = [reply.said for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("said")]
+    [said] = [reply.result for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("result")]
 
     assert [one.reason for one in said.findings] == ["test-unable"]
     assert "did not end within" in said.findings[0].text
@@ -102,7 +102,7 @@ async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) 
             found = await all_of(agent.client.diagnose(request("three", "memory", mb=2, seconds=0.01)))
         except AgentError:
             await asyncio.sleep(0.05)
-    assert kinds(found) == ["begun", "said", "over"]
+    assert kinds(found) == ["begun", "result", "over"]
 
 
 async def test_ranks_come_first(agent: RunningAgent) -> None:
@@ -117,7 +117,7 @@ async def test_ranks_come_first(agent: RunningAgent) -> None:
     with pytest.raises(AgentError, match=f"has the job {job.name}"):
         await all_of(agent.client.diagnose(request("stranger", "memory")))
     found = await all_of(agent.client.diagnose(request("for it", "memory", job=job.name, mb=2, seconds=0.01)))
-    assert kinds(found) == ["begun", "said", "over"]
+    assert kinds(found) == ["begun", "result", "over"]
 
     long = waiting("ended")
     long.job = job.name

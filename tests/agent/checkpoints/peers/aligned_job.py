@@ -70,7 +70,7 @@ class Machine:
         """As ``Lane.spare``."""
         self.own.pins = dict(pins(self.state, self.sending, self.state.backup_step))
 
-    def align(self, request: pb.AlignRequest) -> None:
+    def align(self, request: pb.AlignBackupsRequest) -> None:
         self.state.apart = request.apart
         told(self.state, request)
         self.spare()
@@ -250,7 +250,9 @@ class Job:
                 self.whole, self.freed = 0, max(self.freed, found.settled)
             elif found.whole > self.freed:
                 self.whole = max(self.whole, found.whole)
-            request = pb.AlignRequest(whole=found.whole, settled=found.settled, named=found.named, apart=found.apart)
+            request = pb.AlignBackupsRequest(
+                whole=found.whole, settled=found.settled, named=found.named, apart=found.apart
+            )
             for machine in self.machines:
                 for _ in range(1 + (self.random.random() < self.loss)):  # some come twice
                     if self.random.random() >= self.loss:

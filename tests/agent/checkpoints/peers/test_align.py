@@ -20,8 +20,8 @@ def state(**fields: int) -> pb.SavedState:
     return pb.SavedState(**(NONE | fields))
 
 
-def align(named: int, *, whole: int = 0, settled: int = 0) -> pb.AlignRequest:
-    return pb.AlignRequest(named=named, whole=whole, settled=settled)
+def align(named: int, *, whole: int = 0, settled: int = 0) -> pb.AlignBackupsRequest:
+    return pb.AlignBackupsRequest(named=named, whole=whole, settled=settled)
 
 
 def test_only_a_coming_step_is_adopted() -> None:

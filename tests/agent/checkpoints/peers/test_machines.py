@@ -271,8 +271,10 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
 
         async def align(named: int, *, whole: int = 0, settled: int = 0, generation: int = 1) -> None:
             for agent in job.agents:
-                await agent.client.align(
-                    pb.AlignRequest(job=job.job, generation=generation, whole=whole, settled=settled, named=named)
+                await agent.client.align_backups(
+                    pb.AlignBackupsRequest(
+                        job=job.job, generation=generation, whole=whole, settled=settled, named=named
+                    )
                 )
 
         async def coming() -> int:

@@ -37,7 +37,7 @@ class Rank:
             self.own_slots.on_saved(0, header)
 
     def align(self, named: int, *, whole: int = 0, settled: int = 0) -> pb.SavedState:
-        self.own_slots.align(0, pb.AlignRequest(named=named, whole=whole, settled=settled))
+        self.own_slots.align(0, pb.AlignBackupsRequest(named=named, whole=whole, settled=settled))
         return self.saved.of(0)
 
     def held(self) -> list[int]:
@@ -89,7 +89,7 @@ def test_an_agent_that_is_restarted_keeps_what_was_promised(rank: Rank) -> None:
 
 def test_who_passed_a_name_before_it_was_reserved_says_so(rank: Rank) -> None:
     rank.save(1, 5)
-    rank.own_slots.align(0, pb.AlignRequest(named=7))
+    rank.own_slots.align(0, pb.AlignBackupsRequest(named=7))
     rank.file.forget(7)
     rank.saved.held(0, [5, 8])
     rank.file.begin(b"tree", 64)

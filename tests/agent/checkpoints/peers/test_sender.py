@@ -107,17 +107,17 @@ def test_the_named_step_takes_the_place_of_a_later_one_and_not_of_what_is_whole(
         mine.save(step)
         wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
     mine.saved.update(0, own_step=6, backup_named=5, backup_whole=4)
-    mine.sender.align(pb.AlignRequest(named=7, whole=4, settled=5))
+    mine.sender.align(pb.AlignBackupsRequest(named=7, whole=4, settled=5))
     pins = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
     assert (pins[Pin.KEEP], pins[Pin.NAMED]) == (4, 7), "before it is saved"
     for step in (7, 8):
         mine.save(step)
         wait(lambda: mine.state().backup_step == 7, "step 7")
-    mine.sender.align(pb.AlignRequest(named=0, settled=6))
+    mine.sender.align(pb.AlignBackupsRequest(named=0, settled=6))
     time.sleep(0.1)
     assert mine.peer.steps(0) == [4, 7]
 
-    mine.sender.align(pb.AlignRequest(named=0, settled=7))
+    mine.sender.align(pb.AlignBackupsRequest(named=0, settled=7))
     wait(lambda: mine.state().backup_step == 8, "on its own again")
     assert mine.peer.steps(0) == [7, 8]
 
