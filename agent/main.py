@@ -25,10 +25,10 @@ from agent.launcher.fork_pool import ForkServers
 from agent.launcher.from_template import end_of
 from agent.launcher.processes import Reaper
 from agent.monitor import all as all_inspections
+from agent.monitor.finding_messages import to_message
 from agent.monitor.inspection import Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel import shared
-from agent.monitor.messages import to_message
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
 from agent.reporting import rank_logs

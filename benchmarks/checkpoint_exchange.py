@@ -18,9 +18,9 @@ from pathlib import Path
 import structlog
 
 from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, JobPort
 from agent.checkpoints.peers.fetch import fetch_slot
-from agent.checkpoints.peers.messages import Header, Offer, as_message
 from agent.checkpoints.peers.send_slot import Fate, put
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import Wire, connect

@@ -24,7 +24,7 @@ from activities.heartbeat import heartbeating, request_id
 from activities.messages import DiagnoseInput
 from activities.turns import gathered
 from agent.client import AgentPool
-from agent.diagnoser.messages import result_of
+from agent.diagnoser.result_messages import result_of
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.decisions.blame.diagnose.diagnosis import Shares, judge, passed

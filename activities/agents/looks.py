@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from activities.heartbeat import Say
 from activities.turns import gathered
 from agent.client import AgentPool
-from agent.tracer.messages import files_of
+from agent.tracer.dump_files import files_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.analysis import found_of, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits

@@ -20,7 +20,7 @@ from activities.ledger import Ledger
 from activities.messages import SlowRoundInput
 from activities.turns import gathered
 from agent.client import AgentPool
-from agent.tracer.messages import files_of
+from agent.tracer.dump_files import files_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.slow.by_samples import RankAtWork, counted, slow_round
 from everstep.decisions.blame.slow.own_past import RankTimes

@@ -20,7 +20,7 @@ from activities.clusters.cluster import Cluster, Listing
 from activities.heartbeat import heartbeating, request_id
 from activities.turns import gathered
 from agent.client import AgentPool
-from agent.monitor.messages import finding_of
+from agent.monitor.finding_messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
 from everstep.model.finding import Health, worst_first

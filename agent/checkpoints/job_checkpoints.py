@@ -45,7 +45,7 @@ class JobCheckpoints:
     def __init__(self, place: Place, exchange: Exchange, fenced: int) -> None:
         self.place = place
         self.opened: LaunchOptions | None = None
-        """Of the generation that is open; None: closed."""
+        """Options of the generation that is open; None: closed."""
         self.received = PeerBackups(place.shm, fenced)
         self.job_port = JobPort(place.shm, self.received)
         self.tiers = JobTiers(place, self._fetch_range)

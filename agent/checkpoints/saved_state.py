@@ -24,7 +24,7 @@ class SavedStates:
         self._disk_since: dict[int, float] = {}
         """Rank → when the state in ``disk_step`` was saved, on the clock that is never set."""
         self._own_since: dict[int, float] = {}
-        """The same of ``own_step``."""
+        """Rank → when the state in ``own_step`` was saved, on the same clock."""
 
     def update(self, rank: int, **fields: Any) -> None:
         """Set fields of ``pb.SavedState``, e.g. ``update(3, disk_step=120, disk_problem="")``."""

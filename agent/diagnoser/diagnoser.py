@@ -17,8 +17,8 @@ from agent.diagnoser.all import kind_named, limits_named
 from agent.diagnoser.diagnostic import HANGS, UNABLE
 from agent.diagnoser.gpu.clocks import are_kept, set_back
 from agent.diagnoser.kind import hardware
-from agent.diagnoser.messages import result_message
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest
+from agent.diagnoser.result_messages import result_message
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult

@@ -57,7 +57,7 @@ class Peer:
     """The other machine of a test between two."""
 
     position: int
-    """Of this machine: 0 waits for the other one, 1 goes to it."""
+    """Position of this machine: 0 waits for the other machine, 1 connects to it."""
     secret: str
     """What both know."""
     host: str = ""

@@ -20,7 +20,7 @@ def hardware() -> str:
 
 
 def arithmetic() -> str:
-    """The same, with all of torch that its results depend on bit for bit, behind it; imports it."""
+    """The hardware, and all of torch that its results depend on bit for bit; imports torch."""
     import torch
 
     parts = [hardware(), f"torch {torch.__version__}", f"{torch.get_num_threads()} threads"]

@@ -29,7 +29,7 @@ START_S = 60.0
 DIES_S = 2.0
 """Processes that were killed have this long to be gone, seconds."""
 ERROR_BYTES = 2000
-"""Of what it wrote, at most."""
+"""Longest part of its error output that is reported."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has started such threads cannot be forked from, and bits depend on their number."""
 
@@ -63,7 +63,7 @@ class DiagnosisProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0: there is none."""
+        """Id of the process; 0: there is none."""
         return self._process.pid if self._process and not self._ended else 0
 
     def run(self, request: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
@@ -107,7 +107,7 @@ class DiagnosisProcess:
                 self._process.wait(DIES_S)
 
     def close(self) -> None:
-        """The same, and give back what it holds; while no test runs."""
+        """End the process and close its files; while no test runs."""
         self.end()
         self._discard()
 
@@ -157,7 +157,7 @@ class DiagnosisProcess:
         return self._process
 
     def _answers(self, process: subprocess.Popen[bytes], within_s: float) -> Iterator[dict[str, Any]]:
-        """What it says, up to the end of the test; ``{"silent": …}`` once the time is over, nothing more once it is
+        """Its messages, up to the end of the test; ``{"silent": …}`` once the time is over, nothing more once it is
         gone."""
         assert process.stdout
         unread, descriptor, poll = b"", process.stdout.fileno(), select.poll()

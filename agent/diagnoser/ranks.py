@@ -44,7 +44,7 @@ class Meeting:
     listener: int = -1
     """Descriptor of the socket on which the store listens; -1: it is on another machine."""
     backend: str = "gloo"
-    """Of torch.distributed."""
+    """Backend of torch.distributed."""
     timeout_s: float = 20.0
 
 

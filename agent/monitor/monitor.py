@@ -78,7 +78,7 @@ class InspectionState:
 
 
 class Monitor:
-    """Of one agent.
+    """The monitor of one agent.
 
     Args:
         inspections: What looks.

@@ -24,7 +24,7 @@ from everstep.rank import environment
 
 ENTRY_POINTS = "everstep.inspections"
 OUTPUT_CHARACTERS = 64 << 10
-"""Of a program, at most."""
+"""Longest output of a program that is kept."""
 FROM_SIGNAL = 128
 """A shell's exit code for a program that a signal ended: this and the signal's number."""
 OK, WARNING, CRITICAL = 0, 1, 2

@@ -22,7 +22,7 @@ TELLS_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
 started a program may not learn its exit code. A shell writes it behind the output, after a mark that nobody knows."""
 
 KEPT_BYTES, LAST_BYTES = 1 << 20, 4096
-"""Of what a program writes: the beginning, and the end."""
+"""How much of a program's output is kept: of its beginning, and of its end."""
 NOT_RUN = (126, 127)
 """Exit codes by which a shell says that a program is none, or is not there."""
 
@@ -32,7 +32,7 @@ class Ran:
     """A program that has ended."""
 
     output: str
-    """What it wrote, to both of its outputs."""
+    """The text of both of its outputs."""
     code: int
     """Its exit code; 128 and the number of a signal that ended it."""
 

@@ -32,7 +32,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class CheckLimits(Limits):
-    """Of a program of the site's own."""
+    """Settings of a program of the site's own."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """In findings; small letters, digits and dashes."""
@@ -43,7 +43,7 @@ class CheckLimits(Limits):
     deadline_s: float = Field(default=30.0, gt=0)
     """A run that takes longer is ended, seconds."""
     sure: bool = False
-    """What it finds names this machine with high confidence."""
+    """Its findings name this machine with high confidence."""
 
 
 class MonitorSettings(BaseModel):

@@ -18,7 +18,7 @@ from agent.diagnoser.kind import hardware
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import taken
 from agent.launcher.fork_client import ForkServerClient
-from agent.monitor.messages import FINDINGS, inspect_reply, to_message
+from agent.monitor.finding_messages import FINDINGS, inspect_reply, to_message
 from agent.monitor.monitor import Monitor
 from agent.reporting import rank_logs
 from agent.server.code_service import CodeService

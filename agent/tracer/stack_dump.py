@@ -27,7 +27,7 @@ LEAST_S = 0.2
 SETTLES_S = 0.5
 """A process whose tracer was killed shows within this time whether it goes on."""
 MOST_BYTES = 4 << 20
-"""Of one process: a dump that is larger is left out."""
+"""Largest dump of one process; a larger one is left out."""
 PROBLEM_CHARACTERS = 200
 
 logger = structlog.get_logger()

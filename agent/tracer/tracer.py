@@ -26,9 +26,9 @@ RECORD_S = 0.5
 AT_ONCE = 16
 """Processes that are read at the same time."""
 MOST_PROCESSES = 512
-"""Of one machine; further ones are left out."""
+"""Most processes of one machine that are read; further ones are left out."""
 MOST_BYTES = 16 << 20
-"""Of one reply; further stacks are left out."""
+"""Largest reply; further stacks are left out."""
 NO_PY_SPY = "py-spy is not here: install it beside everstep"
 
 

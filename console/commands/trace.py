@@ -151,7 +151,7 @@ def stacks(  # noqa: PLR0917 - options of a command
 
 def write_look(folder: Path, number: int, replies: Sequence[pb.StacksReply]) -> None:
     """Write one look at ranks as a folder of dumps, compressed."""
-    from agent.tracer.messages import files_of
+    from agent.tracer.dump_files import files_of
 
     for reply in replies:
         for name, data in files_of(reply):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agent.tracer.messages import unpacked
+from agent.tracer.dump_files import unpacked
 from agent.v1 import agent_pb2 as pb
 from console.views.incident_report import aligned
 from controlplane.shown import clean

@@ -31,13 +31,13 @@ from everstep.errors import DamagedCode
 MAX_FILES = 20_000
 """Files of one snapshot."""
 MAX_BYTES = 200_000_000
-"""Of all files of one snapshot."""
+"""Size of all files of one snapshot together."""
 MAX_FILE_BYTES = 25_000_000
-"""Of one of them: code is smaller, data belongs elsewhere."""
+"""Size of one file: code is smaller, data belongs elsewhere."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 """What a digest looks like: it names folders and files, so it is looked at before it is used."""
 LEVEL = 1
-"""Of gzip: the quickest makes a quarter of Python code, and hardly more than the best."""
+"""Level of gzip: the quickest makes a quarter of Python code, and hardly more than the best."""
 PIECE = 1 << 20
 _PACKED_S = 315_532_800
 """Time of all files, 1980: what a zip file can hold, for tools that put them into one."""
@@ -53,7 +53,7 @@ class CodeFile:
     kind: str
     """``f``, ``x`` or ``l``."""
     sha256: str
-    """Of its contents, or of a link's target."""
+    """Digest of its contents, or of a link's target."""
     bytes: int = 0
 
 

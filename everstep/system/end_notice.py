@@ -22,7 +22,7 @@ ROOM = 64
 OWNER_DIED, HAS_WAITERS, OWNER = 0x40000000, 0x80000000, 0x3FFFFFFF
 """Bits of the word: the owner ended; the kernel has to wake somebody; the owner's thread id."""
 LOOK_S = 5
-"""Who waits looks so often whether it still has to; what happens wakes it at once."""
+"""A waiting thread checks this often whether it still has to wait, seconds; an end wakes it at once."""
 
 _PROCESS_SHARED, _ROBUST = 1, 1
 _WAIT, _WAKE, _ALL = 0, 1, 1 << 30
@@ -66,7 +66,7 @@ def hold(memory: mmap.mmap, at: int) -> bool:
 
 
 class EndNotice:
-    """The same word, for who waits for its owner's end.
+    """Waits for the end of the thread that owns such a mutex.
 
     Args:
         descriptor: An open file that has the word; it may be closed afterwards.

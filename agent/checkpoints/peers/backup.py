@@ -11,7 +11,7 @@ import structlog
 import xxhash
 
 from agent.checkpoints.options import abandoned
-from agent.checkpoints.peers.messages import Offer
+from agent.checkpoints.peers.copy_requests import Offer
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import BackupRefused, CheckpointError
 from everstep.slots.file import SlotFile
@@ -33,7 +33,7 @@ class Backup:
         self.file: SlotFile | None = None
         self.user: Wire | None = None
         self.header: SlotHeader | None = None
-        """Of what has come in part, into ``view``; None: nothing has."""
+        """Header of the slot that has arrived in part, in ``view``; None: no slot has."""
         self.view = memoryview(b"")
         self.done = 0
         self.digest = xxhash.xxh3_64()
@@ -106,7 +106,7 @@ class Backup:
 
 
 class BackupFence(Protocol):
-    """Who says what may be written; ``PeerBackups``."""
+    """Decides whether a backup may be written; ``PeerBackups`` is one."""
 
     def unfenced(self, generation: int) -> contextlib.AbstractContextManager[None]:
         """Do something that counts, while no Stop comes in between."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from agent.checkpoints.peers.backup import Backup, Transfer
-from agent.checkpoints.peers.messages import Offer, as_header
+from agent.checkpoints.peers.copy_requests import Offer, as_header
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import backup_files
 from everstep.base.text import size_text

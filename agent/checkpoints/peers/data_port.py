@@ -14,8 +14,8 @@ import structlog
 
 from agent.checkpoints.peers.backup import Transfer
 from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.copy_requests import Offer, Request, as_message, parse
 from agent.checkpoints.peers.handshake import Handshakes
-from agent.checkpoints.peers.messages import Offer, Request, as_message, parse
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import STALL_S, Message, Wire, session_key
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError

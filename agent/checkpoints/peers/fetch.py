@@ -10,7 +10,7 @@ from typing import Literal
 
 import xxhash
 
-from agent.checkpoints.peers.messages import Request, as_header
+from agent.checkpoints.peers.copy_requests import Request, as_header
 from agent.checkpoints.peers.prefault import Prefault
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint, WireError

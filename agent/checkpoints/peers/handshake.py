@@ -25,7 +25,7 @@ from agent.checkpoints.peers.wire import MAGIC, Greeting, Message, Wire
 from everstep.errors import WireError
 
 GREET_S = 5.0
-"""Who has not shown by then that it knows a token is turned away."""
+"""A client that has not shown by then that it knows a token is refused, seconds."""
 MOST_UNPROVEN = 512
 """Connections that have shown nothing yet, from all addresses together."""
 MOST_FROM_ONE = 64

@@ -7,16 +7,17 @@ the rank has it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from agent.checkpoints.options import Place
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
-from agent.checkpoints.peers.own_file import on_own_file
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import NO_NAMED_STEP
-from everstep.slots.format import EMPTY, Pin, SlotHeader
+from everstep.errors import CorruptCheckpoint
+from everstep.slots.format import EMPTY, Pin, SlotHeader, own_slots
 from everstep.slots.reader import SlotReader
 
 
@@ -70,3 +71,13 @@ class OwnSlots:
         with self._lock:
             if not self._closed:
                 on_own_file(self._place, rank, pin)
+
+
+def on_own_file(place: Place, rank: int, act: Callable[[SlotReader], None]) -> None:
+    """Do something with the file of a rank's own slots; nothing where there is none yet, or it is replaced."""
+    try:
+        reader = SlotReader(own_slots(place.shm, rank))
+    except (OSError, CorruptCheckpoint):
+        return
+    with contextlib.closing(reader), contextlib.suppress(OSError):
+        act(reader)

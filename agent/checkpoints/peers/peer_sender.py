@@ -17,8 +17,8 @@ import structlog
 
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
-from agent.checkpoints.peers.messages import Header, Offer, as_message
-from agent.checkpoints.peers.own_file import on_own_file
+from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
+from agent.checkpoints.peers.own_slots import on_own_file
 from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 
-from agent.checkpoints.peers.messages import Offer
+from agent.checkpoints.peers.copy_requests import Offer
 from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.wire import STALL_S, Message, Wire
 from everstep.slots.format import SlotHeader

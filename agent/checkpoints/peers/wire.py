@@ -212,7 +212,7 @@ class Greeting:
         return wire, wire._read(bytes(self._got[begin:-MAC_BYTES]), bytes(self._got[-MAC_BYTES:]))
 
     def _begin(self) -> int:
-        """Of the first message's body."""
+        """Where the body of the first message begins."""
         return 1 + self._got[0] + NONCE_BYTES + _U32.size
 
     def _length(self) -> int:

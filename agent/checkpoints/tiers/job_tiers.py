@@ -24,12 +24,12 @@ from agent.checkpoints.tiers.listing import (
     unlisted,
     unlisted_disk,
 )
-from agent.checkpoints.tiers.looks import LOOKS
-from agent.checkpoints.tiers.opened import Opened
+from agent.checkpoints.tiers.opened_generation import OpenedGeneration
 from agent.checkpoints.tiers.remote_copier import RemoteCopier
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.checkpoints.tiers.restore import restore_shard
 from agent.checkpoints.tiers.retention import DiskRetention
+from agent.checkpoints.tiers.storage_queries import QUERIES
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.model.topology import Topology
@@ -60,7 +60,7 @@ class JobTiers:
     def __init__(self, place: Place, fetch: FetchRange) -> None:
         self._place = place
         self._fetch = fetch
-        self._opened: Opened | None = None
+        self._opened: OpenedGeneration | None = None
         self._remembers = True
         """Whether a later agent will know it: not where the disk was full."""
         self._looked = False
@@ -81,7 +81,7 @@ class JobTiers:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = self._remembered()
         again = before is not None and before.launch.generation == launch.generation
-        opened = Opened(launch, before.ns if before and again else time.time_ns())
+        opened = OpenedGeneration(launch, before.ns if before and again else time.time_ns())
         self._opened = opened
         self._problems.open(launch.ranks)
         if not again or not self._remembers:
@@ -124,17 +124,17 @@ class JobTiers:
         """
         opened = self._remembered()
         known = opened.launch.options.disk_path if opened else ""
-        looks: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
+        questions: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
         roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
         configured = {Path(path) for path in (request.disk_path, known) if path}
         for at, root in roots.items():
-            looks[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
+            questions[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
         remote = f"{request.remote_url} of {self._place.job}"
         if request.remote_url:
-            looks[remote] = partial(self._on_remote, request.remote_url, opened, verify=request.verify)
+            questions[remote] = partial(self._on_remote, request.remote_url, opened, verify=request.verify)
         found: list[pb.HeldCheckpoint] = []
         patience_s = request.patience_s or (VERIFYING_S if request.verify else LISTING_S)
-        for at, told in LOOKS.at(looks, patience_s).items():
+        for at, told in QUERIES.ask(questions, patience_s).items():
             if not isinstance(told, Exception):
                 found += told
                 continue
@@ -144,11 +144,13 @@ class JobTiers:
             )
         return found
 
-    def _on_disk(self, root: Path, opened: Opened | None, *, must_exist: bool, verify: bool) -> list[pb.HeldCheckpoint]:
+    def _on_disk(
+        self, root: Path, opened: OpenedGeneration | None, *, must_exist: bool, verify: bool
+    ) -> list[pb.HeldCheckpoint]:
         check_listable(root, self._place.job, must_exist=must_exist)
         return on_disk([root], self._place.job, opened, verify=verify)
 
-    def _on_remote(self, url: str, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+    def _on_remote(self, url: str, opened: OpenedGeneration | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
         return on_remote(RemoteFolder(url, self._place.job), opened, verify=verify)
 
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
@@ -170,15 +172,15 @@ class JobTiers:
         self._remote.close()
         self._retention.close()
 
-    def _remembered(self) -> Opened | None:
+    def _remembered(self) -> OpenedGeneration | None:
         """The generation for which they were opened last, by this agent or an earlier one."""
         if not self._looked:
-            found = Opened.load(self._place)
+            found = OpenedGeneration.load(self._place)
             if not self._looked:
                 self._opened, self._looked = found, True
         return self._opened
 
-    def _set_aside(self, opened: Opened, root: Path) -> None:
+    def _set_aside(self, opened: OpenedGeneration, root: Path) -> None:
         launch = opened.launch
         try:
             steps = set_aside(
@@ -195,7 +197,7 @@ class JobTiers:
         if steps:
             logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
 
-    def _there(self, mine: list[ShardOnDisk], opened: Opened) -> set[int]:
+    def _there(self, mine: list[ShardOnDisk], opened: OpenedGeneration) -> set[int]:
         """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
         steps: dict[int, set[int]] = {rank: set() for rank in opened.launch.ranks}
         now_ns = time.time_ns()

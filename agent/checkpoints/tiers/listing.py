@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from agent.checkpoints.options import Place
-from agent.checkpoints.tiers.opened import Opened
+from agent.checkpoints.tiers.opened_generation import OpenedGeneration
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
@@ -33,7 +33,9 @@ def roots_of(place: Place, *configured: str) -> list[Path]:
     return list(dict.fromkeys(root_of(place, path) for path in [*filter(None, configured), ""]))
 
 
-def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+def on_disk(
+    roots: Iterable[Path], job: str, opened: OpenedGeneration | None, *, verify: bool
+) -> list[pb.HeldCheckpoint]:
     """The copies in each of some folders; damage gives reasons, never an exception.
 
     Copies that the open generation does not go on from are left out: they are
@@ -47,7 +49,7 @@ def on_disk(roots: Iterable[Path], job: str, opened: Opened | None, *, verify: b
     ]
 
 
-def on_remote(folder: RemoteFolder, opened: Opened | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
+def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
     """The copies on remote storage, as ``on_disk``; raises whatever the driver raises when it cannot be listed."""
     sizes = folder.sizes()
     found = []
@@ -71,7 +73,7 @@ def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
 
 
 def unlisted_disk(place: Place, root: Path, error: Exception) -> pb.HeldCheckpoint:
-    """The same of a folder on disk."""
+    """A folder on disk that could not be listed, as one copy that is not valid."""
     why = error.strerror if isinstance(error, OSError) else None
     reason = f"{root} cannot be listed: {why or error or type(error).__name__}"
     at = f"{place.machine}:{root}"  # each machine may have a disk of its own there

@@ -17,7 +17,7 @@ import structlog
 from agent.checkpoints.options import Place
 from agent.checkpoints.tiers.background import Gate, yield_the_disk
 from agent.checkpoints.tiers.listing import ABANDONED, steps_in
-from agent.checkpoints.tiers.opened import Opened
+from agent.checkpoints.tiers.opened_generation import OpenedGeneration
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from everstep.decisions.keep.next_copy import roundness
 from everstep.errors import CheckpointError, CopyInterrupted
@@ -45,7 +45,7 @@ def retry_after(failures: int) -> float:
 class _Task:
     """What a generation copies, and where."""
 
-    opened: Opened
+    opened: OpenedGeneration
     root: Path
     gate: Gate
 
@@ -72,7 +72,7 @@ class RemoteCopier:
         """The step that is on its way: not to be deleted from disk now."""
         return self._copying
 
-    def open(self, opened: Opened, root: Path) -> None:
+    def open(self, opened: OpenedGeneration, root: Path) -> None:
         """Copy for a generation from now on: steps in ``root``, the folder of all jobs on disk."""
         with self._changed:
             if self._task:

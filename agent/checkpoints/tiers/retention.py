@@ -34,7 +34,7 @@ logger = structlog.get_logger()
 
 
 class DiskRetention:
-    """Of one job on this machine; thread-safe, and its methods return at once.
+    """Which steps of one job this machine keeps on disk; thread-safe, and its methods return at once.
 
     Args:
         place: Of the job.
@@ -80,7 +80,7 @@ class DiskRetention:
             self._pass(step)
 
     def passed(self, step: int) -> None:
-        """Of the steps up to this one nothing comes any more."""
+        """No step up to this one is written any more."""
         with self._lock:
             self._pass(step)
 

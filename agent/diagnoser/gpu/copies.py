@@ -24,10 +24,10 @@ SLOW = Reason("gpu-copy-slow", "copies to a GPU are far slower than to the machi
 
 
 class GpuCopyLimits(DiagnosticLimits):
-    """Of copies to GPUs and back."""
+    """Limits of copies to GPUs and back."""
 
     mb: float = Field(default=256.0, gt=0)
-    """Of one copy, megabytes."""
+    """Size of one copy, megabytes."""
     rounds: int = Field(default=5, ge=1)
     """The fastest one counts."""
     slow_share: float = Field(default=SLOW_SHARE, gt=0, lt=1)

@@ -44,12 +44,12 @@ SETUP = Reason(
     source="DCGM: error severity 5",
 )
 SHARE = 0.9
-"""Of its time the program has so much; the rest is for setting clocks back."""
+"""Share of the test's time that the program has; the rest is for setting clocks back."""
 _REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
 
 
 class DcgmTestLimits(DiagnosticLimits):
-    """Of DCGM's diagnostics."""
+    """Limits of DCGM's diagnostics."""
 
     deadline_s: float = Field(default=300.0, gt=0)
     """It is killed after this time, seconds; level 2 takes about two minutes."""
@@ -62,7 +62,7 @@ class DcgmTestLimits(DiagnosticLimits):
 
 
 class EudTestLimits(DcgmTestLimits):
-    """Of EUD."""
+    """Limits of EUD."""
 
     deadline_s: float = Field(default=1200.0, gt=0)
     """It is killed after this time, seconds."""
@@ -102,7 +102,7 @@ class DcgmTest(DiagnosticTest):
         return self.finding(UNABLE, item, text=f"{UNABLE.means}: {why}")
 
     def _findings(self, report: DcgmReport) -> list[Finding]:
-        """Of each part what it says; a part that could not be tested takes nothing from what is said of another."""
+        """The findings about each part; a part that could not be tested changes none about another."""
         found: dict[tuple[str, str], list[DcgmFailure]] = {}
         for one in report.failures:
             found.setdefault((_reason(one).code, one.part), []).append(one)

@@ -31,7 +31,7 @@ NO_VERDICT_IDS = {90: "EUD was not run as root", 92: "EUD did not end in time"}
 
 
 class Severity(IntEnum):
-    """Of an error (``dcgm_errors.h`` of DCGM 4)."""
+    """How severe an error is (``dcgm_errors.h`` of DCGM 4)."""
 
     NONE = 0
     MONITOR = 1

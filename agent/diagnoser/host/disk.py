@@ -29,12 +29,12 @@ LEAST_BYTES = BLOCK
 
 
 class DiskTestLimits(DiagnosticLimits):
-    """Of the disk test."""
+    """Limits of the disk test."""
 
     mb: float = Field(default=128.0, gt=0)
     """Size of the file, megabytes."""
     share: float = Field(default=0.05, gt=0, le=0.5)
-    """Of the room that is free, at most: a test fills no disk."""
+    """Largest share of the free room that is used: a test fills no disk."""
 
 
 class DiskTest(DiagnosticTest):
@@ -95,5 +95,5 @@ class DiskTest(DiagnosticTest):
 
 
 def contents(index: int) -> bytes:
-    """Of a block; no two are alike."""
+    """The bytes of a block; no two blocks are alike."""
     return hashlib.shake_128(index.to_bytes(8, "little")).digest(1 << 16) * (BLOCK >> 16)

@@ -33,12 +33,12 @@ FIXED = (0, 0xFFFF_FFFF_FFFF_FFFF, 0x5555_5555_5555_5555, 0xAAAA_AAAA_AAAA_AAAA)
 
 
 class MemoryTestLimits(DiagnosticLimits):
-    """Of the memory test."""
+    """Limits of the memory test."""
 
     mb: float = Field(default=256.0, gt=0)
     """So much is tested, megabytes; what is not allocated is not tested."""
     share: float = Field(default=0.1, gt=0, le=0.5)
-    """Of the memory that is available, at most."""
+    """Largest share of the available memory that is tested."""
     seconds: float = Field(default=2.0, gt=0)
     """Patterns are repeated for so long, each of them once at least."""
 

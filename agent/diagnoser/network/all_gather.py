@@ -31,7 +31,7 @@ DAMAGED = Reason(
 
 
 class AllGatherLimits(DiagnosticLimits):
-    """Of all-gather."""
+    """Limits of all-gather."""
 
     deadline_s: float = Field(default=60.0, gt=0)
     """It is killed after this time, seconds."""

@@ -2,25 +2,33 @@
 
 Where nccl-tests is installed and the machine has several GPUs, its ``alltoall_perf`` is run; else torch.distributed,
 with NCCL between GPUs and gloo between processors.
+
+A row of the table that nccl-tests prints has size, count, type, redop and root, and then, out of place and in place,
+time in microseconds, algbw and busbw in GB/s, and the number of wrong values (``N/A``: they were not compared).
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import gpus, hardware
-from agent.diagnoser.network import nccl_tests
 from agent.diagnoser.ranks import OWN, Meeting, RanksFailed, gpu_of, listening, run_ranks
 from agent.monitor import programs
 from everstep.errors import CannotLook
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
+ALL_TO_ALL = "alltoall_perf"
+_FIGURES = r"\s+(?P<time{0}>[\d.]+)\s+(?P<algbw{0}>[\d.]+)\s+(?P<busbw{0}>[\d.]+)\s+(?P<wrong{0}>\d+|N/A)"
+ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+\s+\w+\s+-?\d+" + _FIGURES.format(0) + _FIGURES.format(1) + r"\s*$")
+OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values\s*:\s*(\d+)")
 DAMAGED = Reason(
     "all-to-all-damaged",
     "bytes that the machine's processes exchange arrive changed",
@@ -37,8 +45,17 @@ FAILED = Reason(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NcclRun:
+    """What a run of one of the programs says."""
+
+    bus_bytes_per_second: float
+    """The best of all rows; comparable between numbers of GPUs."""
+    wrong: int
+
+
 class AllToAllLimits(DiagnosticLimits):
-    """Of all-to-all."""
+    """Limits of all-to-all."""
 
     ranks: int = Field(default=0, ge=0)
     """Processes; 0: one for each GPU, or 4 without GPUs."""
@@ -48,7 +65,7 @@ class AllToAllLimits(DiagnosticLimits):
     """Exchanges; the fastest one counts."""
     answer_s: float = Field(default=20.0, gt=0)
     """A process that waits for another one for so long gives up, seconds."""
-    command: str = nccl_tests.ALL_TO_ALL
+    command: str = ALL_TO_ALL
     """The program of nccl-tests, on PATH or with its path."""
 
 
@@ -109,7 +126,7 @@ class AllToAllTest(DiagnosticTest):
         size = f"{max(1, int(self.limits.mb))}M"
         words = [self.limits.command, "-g", str(gpus()), "-b", size, "-e", size, "-n", "20", "-c", "1"]
         ran = programs.run(words, self.limits.deadline_s * 0.9)
-        found = nccl_tests.parsed(ran.output)
+        found = parsed(ran.output)
         if found is None:
             last = ran.output.strip().rpartition("\n")[2]
             raise CannotLook(f"{self.limits.command} ended with code {ran.code}: {last or 'no output'}")
@@ -119,3 +136,16 @@ class AllToAllTest(DiagnosticTest):
             return self.result(self.finding(FAILED, "NCCL", f"{self.limits.command} ended with code {ran.code}"))
         measures = {f'bytes_per_second{{backend="nccl-tests",ranks="{gpus()}"}}': found.bus_bytes_per_second}
         return self.result(kind=hardware(), measures=measures)
+
+
+def parsed(text: str) -> NcclRun | None:
+    """What a program printed; None: no result is in it."""
+    best, wrong, rows = 0.0, 0, 0
+    for line in text.splitlines():
+        if row := ROW.match(line):
+            rows += 1
+            best = max(best, float(row["busbw0"]), float(row["busbw1"]))
+            wrong += sum(int(row[name]) for name in ("wrong0", "wrong1") if row[name] != "N/A")
+        elif bounds := OUT_OF_BOUNDS.match(line):
+            wrong = max(wrong, int(bounds[1]))
+    return NcclRun(best * 1e9, wrong) if rows else None

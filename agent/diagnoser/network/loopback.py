@@ -23,14 +23,14 @@ ANSWER_S = 10.0
 
 
 class LoopbackLimits(DiagnosticLimits):
-    """Of the loopback test."""
+    """Limits of the loopback test."""
 
     rounds: int = Field(default=3, ge=1)
     """The fastest one counts: other work on the machine slows it down and never speeds it up."""
     seconds: float = Field(default=0.3, gt=0)
-    """Of one round, at most."""
+    """Longest time of one round."""
     mb: float = Field(default=512.0, gt=0)
-    """Of one round, at most, megabytes."""
+    """Most that one round sends, megabytes."""
 
 
 class LoopbackTest(DiagnosticTest):

@@ -26,7 +26,7 @@ DAMAGED = Reason(
 
 
 class NicLimits(DiagnosticLimits):
-    """Of the test between two machines' interfaces."""
+    """Limits of the test between the interfaces of two machines."""
 
     deadline_s: float = Field(default=30.0, gt=0)
     """It is killed after this time, seconds."""

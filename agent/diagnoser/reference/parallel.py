@@ -28,9 +28,9 @@ class Mesh:
     data_group: dist.ProcessGroup
     """All ranks of the stage with the same weights outside the experts, where there are any."""
     before: int
-    """Rank of the stage before; -1: this is the first one."""
+    """Rank of the stage before; -1: this is the first stage."""
     after: int
-    """Of the stage after; -1: this is the last one."""
+    """Rank of the next stage; -1: this is the last stage."""
 
     @classmethod
     def of(cls, rank: int, limits: ReferenceLimits) -> Mesh:
@@ -86,7 +86,7 @@ class SplitInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The same."""
+        """Return the input."""
         ctx.group = group
         return x.view_as(x)
 
@@ -106,7 +106,7 @@ class AddedOutput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The same."""
+        """Return the gradient of the output."""
         return grads[0], None
 
 

@@ -10,7 +10,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ReferenceLimits(DiagnosticLimits):
-    """Of bitwise alignment: the model has the job's structure, and a size of its own."""
+    """Settings of bitwise alignment: the model has the job's structure, and a size of its own."""
 
     seconds: float = Field(default=5.0, ge=0)
     """The step is repeated for so long, and done twice at least: faults come and go."""

@@ -22,7 +22,7 @@ from agent.diagnoser.reference.settings import ReferenceLimits
 from everstep.rank import drill_faults as faults
 
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 1e-2
-"""Of AdamW: its defaults, which agents of earlier releases compute with too."""
+"""Settings of AdamW: its defaults."""
 LEAST_ROUNDS = 2
 """A step is compared with itself, at least."""
 
@@ -142,7 +142,7 @@ def first_adamw_step(parameters: Sequence[Tensor]) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Of all bytes: two zeros of different signs differ, and one NaN equals itself."""
+    """A checksum of all bytes: two zeros of different signs differ, and one NaN equals itself."""
     found = hashlib.sha256()
     for one in tensors:
         found.update(one.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())

@@ -46,7 +46,7 @@ LISTED = re.compile(r"^\|\s*(?P<id>\d*)\s*\|\s*(?P<what>[\w ]+):\s*(?P<value>\S+
 
 
 class DcgmLimits(Limits):
-    """Of DCGM."""
+    """How DCGM is asked."""
 
     interval_s: float = Field(default=30.0, gt=0)
     """From one look to the next, seconds: DCGM itself looks every 30 s."""
@@ -67,7 +67,7 @@ class DcgmIncident:
     """What a watch says of one part."""
 
     kind: str
-    """Of the part, e.g. ``GPU``; empty: the machine."""
+    """Kind of the part, e.g. ``GPU``; empty: the machine."""
     number: str
     reason: Reason
     text: str

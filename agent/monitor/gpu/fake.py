@@ -21,7 +21,7 @@ from agent.monitor.gpu.reading import FabricReading, GpuReading, GpusReading, Gp
 from everstep.errors import ConfigError
 
 NVLINKS = 18
-"""Of an H100."""
+"""An H100 has this many."""
 
 
 class FakeGpu(BaseModel):
@@ -54,7 +54,7 @@ class FakeGpu(BaseModel):
     nvlinks_down: list[int] = Field(default_factory=list)
     """Numbers of links that are down, of 18."""
     nvlink_crc_errors: int = 0
-    """Of each link."""
+    """Each link has this many."""
     nvlink_recoveries: int = 0
     fabric_state: int = 3
     fabric_status: int = 0

@@ -24,7 +24,7 @@ MODULE = "agent.monitor.gpu.child"
 DIES_S = 1.0
 """A process that was killed has this long to be gone."""
 ERROR_BYTES = 2000
-"""Of what it wrote as it crashed, at most."""
+"""Longest part of its error output that is reported when it crashes."""
 ANSWER_BYTES = 16 << 20
 """An answer that is longer is none (16 GPUs have some 100 KB)."""
 
@@ -67,7 +67,7 @@ class GpuProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0: there is none."""
+        """Id of the process; 0: there is none."""
         return self._process.pid if self._process else 0
 
     def read(self, answer_s: float, start_s: float) -> GpusReading:

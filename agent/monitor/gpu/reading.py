@@ -140,7 +140,7 @@ class GpuReading:
     reset, 7 system reboot."""
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
-    """Of what device and machine can do together."""
+    """The best that device and machine can do together."""
     pcie_width: int | None = None
     """Lanes."""
     pcie_width_max: int | None = None

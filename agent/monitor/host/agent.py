@@ -19,7 +19,7 @@ FILES = Reason("agent-files", "the agent has nearly as many files open as it may
 
 
 class AgentLimits(Limits):
-    """Of the agent."""
+    """Thresholds for the agent itself."""
 
     files_share: float = Field(default=0.9, gt=0, le=1)
     """More open files than this share of those allowed is too many."""

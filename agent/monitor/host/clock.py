@@ -57,7 +57,7 @@ def is_synced() -> bool:
 
 
 class ClockLimits(Limits):
-    """Of the clock."""
+    """Thresholds for the clock."""
 
     jump_s: float = Field(default=1.0, gt=0)
     """Moved by more than this between two looks it was set."""

@@ -25,7 +25,7 @@ HOT = Reason("cpu-hot", "a processor runs slower because it is too hot", remedy=
 
 
 class CpuLimits(Limits):
-    """Of processors."""
+    """Thresholds for processors."""
 
     interval_s: float = Field(default=10.0, gt=0)
     waiting_share: float = Field(default=0.6, gt=0, le=1)

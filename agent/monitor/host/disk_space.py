@@ -22,13 +22,13 @@ NO_FILES_LEFT = Reason("disk-full-of-files", "a file system takes no more files"
 
 
 class DiskSpaceLimits(Limits):
-    """Of room on disks."""
+    """How much room there has to be."""
 
     interval_s: float = Field(default=2.0, gt=0)
     free_share: float = Field(default=0.02, ge=0, le=1)
     """Less room than this share of the file system is full."""
     free_files_share: float = Field(default=0.01, ge=0, le=1)
-    """The same for files (inodes)."""
+    """Fewer free files (inodes) than this share is full."""
     paths: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
     """Folders whose file systems are looked at, beside the agent's state folder and that of disk checkpoints in
     it; what is not there is left out."""

@@ -24,7 +24,7 @@ LOST = Reason("memory-lost", "the machine has less memory than it had: a module 
 
 
 class MemoryLimits(Limits):
-    """Of memory."""
+    """Thresholds for memory."""
 
     available_share: float = Field(default=0.02, ge=0, le=1)
     """Less of it available than this share is low."""

@@ -61,7 +61,7 @@ PSEUDO = frozenset(
 
 
 class MountsLimits(Limits):
-    """Of mounts."""
+    """Which file systems are required, and how fast they answer."""
 
     answer_s: float = Field(default=10.0, gt=0)
     """A network file system that does not answer within this time hangs, seconds."""

@@ -38,7 +38,7 @@ STOPPED = Reason(
 
 
 class RanksLimits(Limits):
-    """Of ranks."""
+    """Thresholds for ranks."""
 
     waits_s: float = Field(default=30.0, gt=0)
     """A rank that waits in the kernel, or is stopped, at every look for this long is named."""

@@ -17,7 +17,7 @@ DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)")
 
 
 class VersionsLimits(Limits):
-    """Of versions."""
+    """How often versions are read."""
 
     interval_s: float = Field(default=60.0, gt=0)
 

@@ -28,7 +28,7 @@ LOST = Reason(
 
 
 class KernelLogLimits(Limits):
-    """Of the kernel log."""
+    """How long lines of the kernel log count."""
 
     interval_s: float = Field(default=2.0, gt=0)
     """Longest wait for a line; one that comes is read at once (ByteRobust, table 3: 2 s)."""

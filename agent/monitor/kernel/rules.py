@@ -28,7 +28,7 @@ class KernelRule:
     lasts_s: float | None = None
     """For how long it counts; None: until the machine is started anew."""
     kind: str = ""
-    """Of the item, e.g. ``disk``."""
+    """Kind of the item, e.g. ``disk``."""
 
 
 def _rule(

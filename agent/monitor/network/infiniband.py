@@ -96,7 +96,7 @@ OF_BOTH_ENDS = (
 
 
 class InfinibandLimits(NetworkLimits):
-    """Of InfiniBand; ``interfaces`` and ``ignore`` are names of devices, e.g. ``mlx5_*``."""
+    """Thresholds for InfiniBand; ``interfaces`` and ``ignore`` are names of devices, e.g. ``mlx5_*``."""
 
     down_s: float = Field(default=10.0, ge=0)
     """A port that stays inactive for this long is faulty, seconds; what comes back sooner is a flap."""

@@ -17,7 +17,7 @@ from everstep.system.procfs import network_namespace
 
 
 class NetworkLimits(Limits):
-    """Of the network."""
+    """Which interfaces are inspected, and how often."""
 
     interval_s: float = Field(default=30.0, gt=0)
     """From one look to the next, seconds (ByteRobust, table 3)."""

@@ -55,7 +55,7 @@ MEGABITS = 1_000_000 // 8
 
 
 class LinkLimits(NetworkLimits):
-    """Of links."""
+    """Thresholds for links."""
 
     down_s: float = Field(default=10.0, ge=0)
     """A link that stays down for this long is faulty, seconds; what comes back sooner is a flap."""
@@ -78,7 +78,7 @@ class LinkInspection(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._changes = LinkChanges()
         self._indexes: set[int] | None = None
-        """Of the interfaces that are looked at; None: there was no look, or it failed."""
+        """Kernel's indexes of the inspected interfaces; None: there was no inspection yet, or it failed."""
 
     def look(self) -> Look:
         """Wait for a change, and judge all links."""

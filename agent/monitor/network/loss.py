@@ -57,7 +57,7 @@ TCP = {"OutSegs": "node_netstat_Tcp_OutSegs", "RetransSegs": "node_netstat_Tcp_R
 
 
 class LossLimits(NetworkLimits):
-    """Of packet loss."""
+    """Thresholds for packet loss."""
 
     retransmitted_share: float = Field(default=0.01, gt=0, le=1)
     """More than this share of all TCP segments sent again is loss."""

@@ -50,7 +50,7 @@ def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> 
 
 
 def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """The same of the memory, which has one limit."""
+    """Compare the memory's temperature with the one limit that memory has."""
     now, configured = gpu.memory_temperature_c, limits.memory_temperature_c
     limit = gpu.memory_max_c if configured is None else configured
     if now is not None and limit and now > limit:

@@ -14,7 +14,7 @@ from everstep.model.finding import Reason
 
 
 class GpuLimits(Limits):
-    """Of GPUs."""
+    """Thresholds for GPUs."""
 
     interval_s: float = Field(default=10.0, gt=0)
     """From one look to the next, seconds (ByteRobust, table 3)."""
@@ -31,7 +31,7 @@ class GpuLimits(Limits):
     temperature_c: int | None = None
     """A GPU that is hotter is too hot, degrees Celsius; by default its own limits hold."""
     memory_temperature_c: int | None = None
-    """The same of its memory."""
+    """Memory that is hotter is too hot, degrees Celsius; by default its own limit holds."""
     ecc_lasts_s: float = Field(default=24 * 3600.0, gt=0)
     """An uncorrected memory error counts for this long, or until the GPU is reset."""
     replays_per_minute: float = Field(default=8.0, ge=0)
@@ -49,7 +49,7 @@ class GpuLimits(Limits):
 
 
 class GpuKnown:
-    """Of one GPU; read and written as JSON.
+    """What is known of one GPU from earlier inspections; read and written as JSON.
 
     Args:
         kept: As ``kept`` gave it, of an earlier look or an earlier agent; empty: nothing is known.

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.checkpoints.peers.backups import PeerBackups
+from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, JobPort
-from agent.checkpoints.peers.messages import Header, Offer, as_message
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import Wire, connect
 from everstep.slots.file import SlotFile

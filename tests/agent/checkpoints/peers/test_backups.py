@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.peers import backups as received_module
-from agent.checkpoints.peers.messages import Request
+from agent.checkpoints.peers.copy_requests import Request
 from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from everstep.slots.format import SlotHeader

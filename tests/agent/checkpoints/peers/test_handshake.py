@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent.checkpoints.peers import handshake
+from agent.checkpoints.peers.copy_requests import Request
 from agent.checkpoints.peers.handshake import origin
-from agent.checkpoints.peers.messages import Request
 from agent.checkpoints.peers.wire import MAGIC, NONCE_BYTES, connect
 from everstep.errors import WireError
 from tests.agent.checkpoints.peers.sides import HOST, JOB, Side, side

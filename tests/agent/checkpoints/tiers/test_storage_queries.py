@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from agent.checkpoints.tiers.looks import Looks, NoAnswer
+from agent.checkpoints.tiers.storage_queries import NoAnswer, StorageQueries
 
 
 def fails() -> str:
@@ -12,9 +12,9 @@ def fails() -> str:
 
 
 def test_each_place_answers_for_itself() -> None:
-    looks, hang = Looks(), threading.Event()
+    queries, hang = StorageQueries(), threading.Event()
     try:
-        found = looks.at({"c": lambda: str(hang.wait(60)), "b": fails, "a": lambda: "here"}, 0.2)
+        found = queries.ask({"c": lambda: str(hang.wait(60)), "b": fails, "a": lambda: "here"}, 0.2)
     finally:
         hang.set()
 
@@ -24,7 +24,7 @@ def test_each_place_answers_for_itself() -> None:
 
 
 def test_a_place_that_hangs_has_one_thread_however_often_it_is_looked_at() -> None:
-    looks, hang, begun = Looks(), threading.Event(), []
+    queries, hang, begun = StorageQueries(), threading.Event(), []
 
     def work() -> str:
         begun.append(threading.current_thread())
@@ -32,20 +32,21 @@ def test_a_place_that_hangs_has_one_thread_however_often_it_is_looked_at() -> No
         return f"look {len(begun)}"
 
     for _ in range(3):
-        assert isinstance(looks.at({"nfs": work}, 0.05)["nfs"], NoAnswer)
+        assert isinstance(queries.ask({"nfs": work}, 0.05)["nfs"], NoAnswer)
     assert len(begun) == 1
     hang.set()
 
     # What began before we asked may not have seen all: it is looked again.
-    assert looks.at({"nfs": work}, 30)["nfs"] == "look 2"
+    assert queries.ask({"nfs": work}, 30)["nfs"] == "look 2"
     assert len(begun) == 2
 
 
 def test_many_that_ask_at_once_share_what_began_after_they_asked() -> None:
-    looks, go = Looks(), threading.Event()
+    queries, go = StorageQueries(), threading.Event()
     found: list[object] = []
     threads = [
-        threading.Thread(target=lambda: found.append(looks.at({"a": lambda: go.wait(60)}, 60)["a"])) for _ in range(8)
+        threading.Thread(target=lambda: found.append(queries.ask({"a": lambda: go.wait(60)}, 60)["a"]))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()

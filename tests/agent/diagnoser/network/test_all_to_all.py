@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.diagnoser.network.nccl_tests import NcclRun, parsed
+from agent.diagnoser.network.all_to_all import NcclRun, parsed
 
 TABLE = """
 # nThread 1 nGpus 8 minBytes 33554432 maxBytes 33554432 step: 1048576(bytes) warmup iters: 1 iters: 20 agg iters: 1

@@ -22,7 +22,7 @@ NAME = "tiers.json"
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedGeneration:
     """A generation, and when it began here."""
 
     launch: LaunchOptions
@@ -58,7 +58,7 @@ class Opened:
         replace_file(_path(place), text.encode())
 
     @classmethod
-    def load(cls, place: Place) -> Opened | None:
+    def load(cls, place: Place) -> OpenedGeneration | None:
         """What was written; None: nothing was, or it cannot be read."""
         try:
             fields = json.loads(_path(place).read_bytes())
