@@ -82,10 +82,10 @@ class Checkpoint:
         self._things = dict(things)
         self._file = file
         self._layouts: dict[bool, SlotLayout] = {}
-        """Of states with and without gradients."""
+        """Whether a state has gradients → the layout of such states."""
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
-        """Parameters in each group of each optimizer when the loop began; None: the script was told of a change."""
+        """Optimizer → parameters in each of its groups when the loop began; None: the script was warned of a change."""
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
@@ -99,7 +99,7 @@ class Checkpoint:
 
     @property
     def things(self) -> Mapping[str, Stateful]:
-        """What was given to ``Run.checkpoint``, by name."""
+        """The objects given to ``Run.checkpoint``, by name."""
         return self._things
 
     def save(self, completed_steps: int) -> None:
@@ -125,9 +125,9 @@ class Checkpoint:
         self._saver.save(self._things, encoded, completed_steps)
 
     def digest(self) -> str:
-        """A digest of the state of this rank as it is now: two runs that are equal bit for bit have the same.
+        """A digest of the state of this rank now; it is equal in two runs that are equal bit for bit.
 
-        Random generators are left out: one that a script never uses differs from run to run.
+        Random generators are left out: a generator that a script never uses differs from run to run.
         """
         return digest_of({name: thing.state_dict() for name, thing in self._things.items()})
 
@@ -138,7 +138,7 @@ class Checkpoint:
             CheckpointError: it failed.
         """
         if self._saver is not None:
-            self._saver.settle()
+            self._saver.wait()
 
     def drain(self) -> None:
         """Like ``wait`` for a script that is leaving: for a limited time, and without raising the error of the save."""
@@ -225,7 +225,7 @@ class Checkpoint:
             check_room(self._things.values(), self._file, ranks=ranks, backup_slots=backup_slots, where=where)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of the given models and optimizers."""
+        """Set the gradients of the models and optimizers to None."""
         for thing in self._things.values():
             if isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
                 thing.zero_grad(set_to_none=True)
@@ -238,11 +238,11 @@ class Checkpoint:
             self._saver.close()
 
     def _placing(self, payload: Payload, restore_copy: RestoreCopy) -> Callable[[TensorSpec], torch.Tensor | None]:
-        """Where the tensors of a slot go.
+        """Where the tensors of a slot are restored to.
 
-        Modules copy what they are given into their parameters and buffers, unless they load in a way of their own:
-        given these themselves, filled, they have nothing left to copy. Others, optimizers first of all, keep what they
-        are given: given views of the slot, the next step would write into the checkpoint.
+        Modules copy loaded tensors into their parameters and buffers, unless they load in a way of their own: these are
+        filled directly, so that nothing is left to copy. Other objects, optimizers above all, keep the loaded tensors:
+        with views of the slot, the next step would write into the checkpoint.
         """
         plain = torch.nn.Module
         targets = {
@@ -323,7 +323,7 @@ class Checkpoint:
         )
 
     def _meshes(self) -> dict[Any, Any]:
-        """Device meshes that the given models and optimizers use."""
+        """Device meshes that the models and optimizers use."""
         if "torch.distributed.tensor" not in sys.modules:
             return {}
         from everstep.training.dtensors import meshes_of
@@ -331,7 +331,7 @@ class Checkpoint:
         return dict(meshes_of(self._tensors()))
 
     def _tensors(self) -> list[torch.Tensor]:
-        """What the given models and optimizers work on."""
+        """Parameters and buffers of the models, and parameters of the optimizers."""
         tensors: list[torch.Tensor] = []
         for thing in self._things.values():
             if isinstance(thing, torch.nn.Module):

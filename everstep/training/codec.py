@@ -27,7 +27,7 @@ from everstep.training.layout import SlotLayout, StateTensors, dtype_of, view_of
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _NUMBERS = "biufc"
-"""Kinds of numpy scalars that stay what they are: one that came back as a Python number is computed with in double."""
+"""Kinds of numpy scalars that keep their type: as Python numbers they would be computed with in double precision."""
 _PLAIN = {*_LEAVES, dict, list, tuple}
 _ALLOWED = {
     ("builtins", "complex"),
@@ -211,7 +211,7 @@ def _named(obj: Any) -> tuple[Any, ...] | None:
 
 
 def _value(reference: tuple[Any, ...]) -> Any:
-    """What ``_named`` referred to; the structure is not trusted."""
+    """The object that ``_named`` referred to; the structure is not trusted."""
     match reference:
         case ("number", name, data):
             kind = numpy.dtype(name)
@@ -227,7 +227,7 @@ def _value(reference: tuple[Any, ...]) -> Any:
 
 
 def _paths(tree: Any) -> dict[int, str]:
-    """The path of every tensor and array in a tree by its id; of one that is there twice the first."""
+    """Id of every tensor and array in a tree → its first path."""
     paths: dict[int, str] = {}
     seen: set[int] = set()
 

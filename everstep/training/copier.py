@@ -1,4 +1,4 @@
-"""Tensors into a slot: what is to be copied, and how that is done for memory of the host.
+"""Copying tensors into a slot: batches of tensors, and the copier for memory of the host.
 
 memmove is twice as fast as ``copy_`` from about a cache's size on (it streams
 past the cache), and ctypes releases the GIL for it. Small tensors and those
@@ -18,25 +18,25 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 LARGE = 1 << 16
-"""Tensors of so many bytes or more are copied by a memmove of their own in the copying thread."""
+"""Least bytes of a tensor that the copying thread copies by a memmove of its own."""
 PIECE = 32 << 20
-"""Tensors of a device are copied in pieces of this size, so that other copies need not wait for a whole one."""
+"""Tensors of a device are copied in pieces of this many bytes, so that other copies wait for a piece at most."""
 
 
 class Batch:
-    """Tensors to be copied to fixed places of whichever slot is next.
+    """Tensors to copy to fixed offsets of a slot, whichever it is.
 
-    Keeps the tensors: their memory is not used for something else meanwhile.
+    The batch keeps the tensors alive, so that their memory is not reused meanwhile.
 
     Args:
-        tensors: What to copy.
-        specs: Their places.
-        large: Contiguous tensors of the host's memory from so many bytes on are moved one by one.
+        tensors: The tensors.
+        specs: Their offsets.
+        large: Least bytes of a contiguous tensor of the host's memory that is moved by itself.
     """
 
     def __init__(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec], *, large: int) -> None:
         self.moves: list[tuple[int, int, int]] = []
-        """Place, address and size of what memmove copies."""
+        """Offset in the slot, address and size of each range for memmove."""
         self._kept: list[Tensor] = []
         self._sources: list[Tensor] = []
         self._places: list[int] = []
@@ -56,7 +56,7 @@ class Batch:
                 self._add(spec.offset, tensor.detach())
 
     def pairs(self, address: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Places in the slot's tensors at an address, as tensors, and what goes there, beside ``moves``."""
+        """Tensors in the slot at an address, and the tensors to copy into them; ``moves`` are not among them."""
         if address not in self._views:
             self._views[address] = [
                 _view(address + place, source) for place, source in zip(self._places, self._sources, strict=True)
@@ -64,7 +64,7 @@ class Batch:
         return self._views[address], self._sources
 
     def forget_slots(self) -> None:
-        """The file was mapped anew: its slots are elsewhere now."""
+        """Forget the addresses of slots, after the file was mapped anew."""
         self._views.clear()
 
     def _add(self, place: int, source: Tensor) -> None:
@@ -72,7 +72,7 @@ class Batch:
         self._sources.append(source)
 
     def _move(self, place: int, address: int, size: int) -> None:
-        """One more range, together with the one before when both continue it."""
+        """Add a range; it is merged with the last one where both continue it."""
         if self.moves:
             before, start, length = self.moves[-1]
             if (before + length, start + length) == (place, address):
@@ -82,29 +82,29 @@ class Batch:
 
 
 class Copier(Protocol):
-    """Copies batches of one kind of memory."""
+    """Copies batches from one kind of memory."""
 
     def enter_thread(self) -> None:
-        """To be called first by a thread, other than the script's, that is going to use it."""
+        """Prepare a thread other than the script's, which calls this before it uses the copier."""
 
     def follow(self) -> None:
-        """Copy what comes after the work that this thread has given to the device so far."""
+        """Make later copies wait for the work that this thread has given to the device so far."""
 
     def copy(self, batch: Batch, address: int) -> None:
-        """Copy into the slot whose tensors are at an address, or give the order for it."""
+        """Copy into the slot whose tensors are at an address, or order the copy."""
 
-    def hold(self) -> None:
-        """Let the work that this thread gives to the device from now on wait for the copies ordered so far."""
+    def pause(self) -> None:
+        """Pause work that this thread gives to the device from now on until the copies ordered so far are done."""
 
     def wait(self) -> None:
         """Return when the copies ordered so far are done."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class HostCopier:
-    """Copies from the host's memory, at once: there is nothing to hold or to wait for."""
+    """Copies from the host's memory at once, so there is nothing to pause or to wait for."""
 
     def enter_thread(self) -> None:
         """Nothing to do."""
@@ -121,7 +121,7 @@ class HostCopier:
             with torch.no_grad():
                 torch._foreach_copy_(places, sources)
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Nothing to do."""
 
     def wait(self) -> None:

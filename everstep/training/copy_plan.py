@@ -1,4 +1,4 @@
-"""How the tensors of a state get into a slot: which at once, which later, from which device in which pieces."""
+"""The plan of a copy into a slot: which tensors are copied at once and which later, in which batches per device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Pieces = list[tuple[str, Batch]]
 
 
 class CopyPlan:
-    """Kept from save to save while the tensors stay alike and those that are copied later stay where they are.
+    """A plan, kept from save to save as long as the layout and the addresses of tensors that are copied later stay.
 
     Args:
         things: The objects given to ``Run.checkpoint``.
         encoded: The state.
-        overlap: Whether what only optimizers change may be copied later.
-        parts: Into how many batches the larger part of each device's tensors is cut.
+        overlap: Whether tensors that only optimizers change may be copied later.
+        parts: Number of batches for the larger part of each device's tensors.
     """
 
     def __init__(self, things: Iterable[Any], encoded: Encoded, *, overlap: bool, parts: int) -> None:
@@ -41,22 +41,22 @@ class CopyPlan:
         self.devices = {_device(tensor) for tensor in tensors}
 
     def fits(self, encoded: Encoded) -> bool:
-        """Whether it holds for a later state."""
+        """Whether the plan fits a later state."""
         return self._layout is encoded.layout and self._where == self._places(encoded)
 
     def follow(self, mapping: int) -> None:
-        """Note which mapping of the file is copied into: in another one the slots are elsewhere."""
+        """Note the current mapping of the file: in a new mapping the slots have other addresses."""
         if mapping != self._mapping:
             for _, batch in self.later:
                 batch.forget_slots()
         self._mapping = mapping
 
     def now(self, encoded: Encoded) -> Pieces:
-        """What is copied before training goes on. Some of it is made for each save, such as generators' states."""
+        """Batches that are copied before training goes on, such as the states of generators."""
         return _batches(encoded, self._now, 1 if self._later else self._parts, 1)
 
     def witness(self) -> Witness:
-        """What the tensors that are copied later look like now."""
+        """A witness of the tensors that are copied later, as they are now."""
         return Witness(self._watched, self._probed)
 
     def _places(self, encoded: Encoded) -> tuple[list[int], list[Any]]:
@@ -65,7 +65,7 @@ class CopyPlan:
 
 
 def _device(tensor: Tensor) -> str:
-    """Which copier copies a tensor. What is neither on the host nor on CUDA is copied by torch, which waits for it."""
+    """The device whose copier copies a tensor. Torch copies tensors of other devices than CUDA's, and waits for it."""
     return str(tensor.device) if tensor.is_cuda else HOST
 
 

@@ -6,8 +6,8 @@ makes a context on the device of another rank (about 0.5 GB of its memory, an
 error in exclusive-process mode). And a call that fails leaves an error behind,
 which the next kernel launch of the same thread raises.
 
-``TorchCuda`` is the real one; ``RecordingCuda`` of ``recording_cuda.py`` stands
-for it where there is no GPU. Both run the same contract test.
+``TorchCuda`` makes them with torch. Tests use a fake without a GPU, and run the same
+contract test on both.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ PORTABLE = 1
 
 
 class Stream(Protocol):
-    """A stream of one device."""
+    """A stream of a device."""
 
     def wait_stream(self, stream: Any, /) -> None:
-        """Do what comes from now on after what another stream has to do so far."""
+        """Make later work wait for the work that another stream has so far."""
 
     def synchronize(self) -> None:
         """Return when all is done."""
 
 
 class Cuda(Protocol):
-    """What everstep asks of CUDA; where no device is named, of the calling thread's current one."""
+    """The calls of CUDA; without a device in a call, they concern the calling thread's current device."""
 
     def set_device(self, device: torch.device) -> None:
-        """Make a device this thread's current one."""
+        """Make a device this thread's current device."""
 
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A device as this thread's current one, for a while."""
+        """A context in which a device is this thread's current device."""
 
     def new_stream(self) -> Stream:
         """A stream of the current device."""
@@ -74,22 +74,22 @@ class Cuda(Protocol):
         """Pin memory of the host for all devices.
 
         Returns:
-            CUDA's error code; 0: done. Any other one is left behind for this thread.
+            CUDA's error code; 0: done. Any other code stays behind as this thread's error.
         """
 
     def unregister(self, address: int) -> int:
-        """Undo ``register``; returns what it does."""
+        """Undo ``register``; returns an error code likewise."""
 
 
 class TorchCuda:
     """CUDA as torch has it."""
 
     def set_device(self, device: torch.device) -> None:
-        """Make a device this thread's current one."""
+        """Make a device this thread's current device."""
         torch.cuda.set_device(device)
 
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A device as this thread's current one; makes no context on the one before."""
+        """A context in which a device is this thread's current device; no CUDA context is made on the device before."""
         return cast(AbstractContextManager[Any], torch.cuda.device(device))
 
     def new_stream(self) -> Stream:
@@ -118,15 +118,15 @@ class TorchCuda:
         return [index for index in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(index)]
 
     def current_device(self) -> int:
-        """Of this thread."""
+        """Index of this thread's current device."""
         return torch.cuda.current_device()
 
     def random_state(self, device: int) -> Tensor:
-        """Of torch's default generator."""
+        """State of torch's default generator of a device."""
         return torch.cuda.get_rng_state(device)
 
     def set_random_state(self, device: int, state: Tensor) -> None:
-        """Of torch's default generator."""
+        """Set torch's default generator of a device."""
         torch.cuda.set_rng_state(state, device)
 
     def register(self, address: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Tensors of a GPU into a slot, beside the GPU's other work.
+"""Copying tensors of a GPU into a slot, beside the GPU's other work.
 
 Copies run on a stream of their own, behind the end of the step and before the
 next ``optimizer.step``; the host only gives the orders. The memory of a slot is
@@ -29,14 +29,14 @@ from everstep.training.cuda import Cuda
 
 
 class PinnedMemory:
-    """Pieces of a mapping that are registered with CUDA, each from its first use until the mapping goes.
+    """Pieces of a mapping that are registered with CUDA, each from its first use until the end of the mapping.
 
-    CUDA is told by a thread of its own: what it cannot pin leaves an error behind for the thread that asked, and in
-    the script's thread the next kernel launch would raise that.
+    A thread of its own makes these calls: a failed call leaves an error behind for its thread, and in the script's
+    thread the next kernel launch would raise that.
 
     Args:
         cuda: CUDA.
-        device: Of the tensors. Memory is pinned for all devices, but the call makes a context on the current one.
+        device: Device of the tensors. Memory is pinned for all devices, but the call makes a context on this one.
     """
 
     def __init__(self, cuda: Cuda, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class PinnedMemory:
         """Address → length, and whether CUDA took it."""
 
     def pin(self, address: int, length: int) -> None:
-        """Register a piece unless it is; where that cannot be, its copies are slow, and a warning says so once.
+        """Register a piece unless it is registered. Where that fails, copies are slow, and a warning says so once.
 
         Args:
             address: Of allocated memory: CUDA makes all of its pages present.
@@ -71,7 +71,7 @@ class PinnedMemory:
         self._pieces[address] = length, not code
 
     def unpin(self) -> None:
-        """Undo it all; to be called before the memory is unmapped."""
+        """Unregister all pieces; to be called before the memory is unmapped."""
         taken = [address for address, (_, pinned) in self._pieces.items() if pinned]
         self._pieces.clear()
         if taken:
@@ -101,7 +101,7 @@ class PinnedMemory:
 
 
 class DeviceCopier:
-    """Copies from one GPU; whichever is the current device of the thread that calls.
+    """Copies from one GPU, whatever the current device of the calling thread is.
 
     Args:
         cuda: CUDA.
@@ -118,7 +118,7 @@ class DeviceCopier:
         self._cuda.set_device(self._device)
 
     def follow(self) -> None:
-        """Copy behind what the current stream has to do now: the rest of the step."""
+        """Make later copies wait for the current stream: the rest of the step."""
         with self._cuda.on(self._device):
             self._stream.wait_stream(self._cuda.current_stream())
 
@@ -129,8 +129,8 @@ class DeviceCopier:
             with self._cuda.on(self._device):
                 self._cuda.copy(places, sources, self._stream)
 
-    def hold(self) -> None:
-        """Let the current stream wait; the host does not."""
+    def pause(self) -> None:
+        """Pause the current stream; the host does not wait."""
         with self._cuda.on(self._device):
             self._cuda.current_stream().wait_stream(self._stream)
 

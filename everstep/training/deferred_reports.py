@@ -1,4 +1,4 @@
-"""The numbers of a report: what is taken for one, and those that are still on their way from a GPU."""
+"""The numbers of a report: which values are accepted, and reports whose numbers are still on their way from a GPU."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _warned: set[str] = set()
 
 
 def plain(name: str, value: Any) -> Any:
-    """What a report can take a number from without asking another rank: a number, or a tensor of one element.
+    """A value from which a report can read a number without asking another rank: a number, or a tensor of one element.
 
-    A DTensor that every rank has as a whole gives its local tensor. One that is
-    spread over ranks (a gradient norm of FSDP2) has no number here: putting it
-    together is a collective, in which a rank would wait for those that do not
-    report. As a norm it is not known (None), and a warning says so once.
+    A replicated DTensor gives its local tensor. A DTensor that is spread over ranks
+    (a gradient norm of FSDP2) has no number here: gathering it is a collective, in
+    which a rank would wait for ranks that do not report. Such a norm is not known
+    (None), and a warning says so once.
 
     Args:
         name: ``loss`` or ``grad_norm``.
         value: As given to ``report``.
 
     Raises:
-        ConfigError: it is nothing of the kind.
+        ConfigError: the value is none of these.
     """
     if type(value) is float:
         return value
@@ -52,7 +52,7 @@ def on_device(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """A number, or what a tensor of one element holds, which may require a gradient; None stays None."""
+    """A number as a float, also that of a tensor of one element, which may require a gradient; None stays None."""
     if value is None or type(value) is float:
         return value
     item = getattr(value, "item", None)
@@ -60,16 +60,16 @@ def number(value: Any) -> float | None:
 
 
 class PendingReport:
-    """One report whose numbers are copied to the host in the stream's own order.
+    """A report whose numbers are copied to the host in the stream's own order.
 
-    ``item()`` would wait for everything that the stream still has to do; a copy
-    into pinned memory with an event waits for the numbers only.
+    ``item()`` would wait for all work of the stream; a copy into pinned memory with an
+    event waits for the numbers only.
 
     Args:
-        step: Of the report.
-        loss: From ``plain``.
-        grad_norm: Likewise.
-        tokens: Of the report.
+        step: The step.
+        loss: The loss, from ``plain``.
+        grad_norm: The gradient norm, likewise.
+        tokens: The tokens.
     """
 
     def __init__(self, step: int, loss: float | Tensor | None, grad_norm: float | Tensor | None, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""One number for a state: two runs that are equal bit for bit have the same."""
+"""The digest of a state: it is equal in two runs that are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 
 def digest_of(state: Any) -> str:
-    """The digest of a state dict, 16 hexadecimal digits; of a DTensor this rank's shard counts.
+    """The digest of a state dict, 16 hexadecimal digits, with this rank's shard of each DTensor.
 
-    The order of a dict's keys does not count: a state that was loaded may have another one.
+    The order of a dict's keys does not matter, since a loaded state may have another order.
 
     Args:
         state: Tensors, arrays, containers, numbers and strings.

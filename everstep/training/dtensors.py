@@ -1,4 +1,4 @@
-"""DTensors in a checkpoint: their local shard, and what it takes to be a DTensor again."""
+"""DTensors in a checkpoint: their local shards, and how they become DTensors again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _keys: dict[int, tuple[DeviceMesh, MeshKey]] = {}
 
 
 def mesh_key(mesh: DeviceMesh) -> MeshKey:
-    """What makes two device meshes the same: names, ranks in order, shape."""
+    """The key of a device mesh: names, ranks in order, shape. Equal meshes have equal keys."""
     known = _keys.get(id(mesh))
     if known is None:
         names = tuple(mesh.mesh_dim_names) if mesh.mesh_dim_names else None
@@ -39,7 +39,7 @@ def meshes_of(tensors: Iterable[Tensor]) -> dict[MeshKey, DeviceMesh]:
 
 
 def describe(tensor: DTensor) -> Description:
-    """All of a DTensor but its shard."""
+    """The description of a DTensor: all of it but its shard."""
     placements = tuple(_text(placement) for placement in tensor.placements)
     return mesh_key(tensor.device_mesh), placements, tuple(tensor.shape), tuple(tensor.stride())
 
@@ -98,12 +98,12 @@ def chunk_of(tensor: DTensor) -> dict[str, Any]:
 def matching(
     name: str, description: Description, meshes: Mapping[MeshKey, DeviceMesh]
 ) -> tuple[DeviceMesh, list[Placement]]:
-    """The mesh of this process with the dimensions of a saved tensor's, of whatever sizes, and the placements there.
+    """The mesh of this process with the dimensions of a saved tensor's mesh, whatever their sizes, and the placements.
 
     Args:
-        name: The tensor's, for messages.
+        name: The tensor's name, for messages.
         description: From ``describe``, of the saved tensor.
-        meshes: Those of this process, by ``mesh_key``.
+        meshes: The meshes of this process, by ``mesh_key``.
 
     Raises:
         CheckpointError: there is not just one, or the tensor cannot be placed there as it was.

@@ -1,4 +1,4 @@
-"""What a token costs to train on, and what a GPU can do: the two sides of model FLOPs utilization."""
+"""The cost of a token and the peak of a GPU: the two sides of model FLOPs utilization."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PEAKS = (
     ("V100", 125e12),
 )
 """Words of a GPU's name → bfloat16 operations a second without sparsity (V100: float16), from NVIDIA's data sheets. The
-first that fits counts."""
+first match counts."""
 
 
 def peak_of(name: str) -> float:
@@ -41,30 +41,30 @@ def peak_of(name: str) -> float:
 
 
 def device_peak() -> float:
-    """The peak of this process's GPU; 0: it uses none, or one that is not in the table."""
+    """The peak of this process's GPU, operations a second; 0: it uses no GPU, or one that is not in the table."""
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return peak_of(torch.cuda.get_device_name()) if in_use else 0.0
 
 
-def with_defaults(given: Flops, things: Iterable[object], topology: Topology) -> Flops:
-    """What was given, and for the rest what is known of the models among some things and of the device.
+def with_defaults(by_script: Flops, things: Iterable[object], topology: Topology) -> Flops:
+    """The script's numbers, completed from the models of the checkpoint and from the device.
 
     Args:
-        given: By the script.
-        things: Of the checkpoint.
-        topology: Of the job.
+        by_script: The script's numbers; 0 where it named none.
+        things: The objects of the checkpoint.
+        topology: The job's topology.
     """
     models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
-    derived = not given.per_token
-    per_token = share_per_token(models, topology) if derived else given.per_token
-    return Flops(per_token, given.peak or device_peak(), derived and per_token > 0)
+    derived = not by_script.per_token
+    per_token = share_per_token(models, topology) if derived else by_script.per_token
+    return Flops(per_token, by_script.peak or device_peak(), derived and per_token > 0)
 
 
 def share_per_token(models: Iterable[torch.nn.Module], topology: Topology) -> float:
-    """Operations for one token with this rank's share of the models.
+    """Floating point operations for a token with this rank's share of the models.
 
-    A parameter that is spread over data-parallel ranks (FSDP) is computed with as a
-    whole on each of them; one that is spread over others (tensor parallel) in shares.
+    Each rank computes with all of a parameter that is sharded over data-parallel ranks
+    (FSDP), and with its share of one that is sharded over other axes (tensor parallel).
     """
     seen = {id(parameter): parameter for model in models for parameter in model.parameters()}
     return float(PER_PARAMETER * sum(_computed(parameter, topology) for parameter in seen.values()))

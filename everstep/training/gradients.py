@@ -1,17 +1,17 @@
 """Gradients that live across bodies: which of them are part of the state between two steps.
 
 A body may end without an optimizer step (gradients are accumulated over several
-bodies) or with one. What is in ``.grad`` then is either *pending*, a later step
-will use it, or *used*: a step used it, and the script drops it when the next
-body begins. Pending gradients are saved. Used ones would be a waste, and they
-are what the most common loop leaves behind (``zero_grad``, backward, ``step``),
-so they are left out, and the next step is looked at: a gradient that it finds
-in the very tensor that was left out was not dropped. Then the saves without it
-are given up, and from then on all gradients are saved.
+bodies) or with one. A gradient in ``.grad`` then is either *pending*: a later step
+will use it; or *used*: a step used it, and the script drops it when the next body
+begins. Pending gradients are saved. Saving used gradients would be a waste, and the
+most common loop leaves them behind (``zero_grad``, backward, ``step``), so they are
+left out, and the next step is checked: where it sees a gradient in the very tensor
+that was left out, the script did not drop it. Then the saves without it are given
+up, and from then on all gradients are saved.
 
-A save says which gradients it leaves out. A run that goes on from it has
-placeholders there, and ends with an error if its first step finds one of them,
-instead of going on from half a state.
+A save says which gradients it leaves out. A run that restores it has placeholders
+for them, and ends with an error if its first step uses a placeholder, instead of
+going on from half a state.
 
 Which gradients are used is known from torch's hook behind ``optimizer.step``,
 and the version counters of the gradients: whatever changes one after the step
@@ -33,9 +33,9 @@ from torch.utils.hooks import RemovableHandle
 from everstep.errors import CheckpointError
 
 USED = "_everstep_used"
-"""On a gradient: its version when an optimizer had used it."""
+"""Attribute of a gradient: its version when an optimizer had used it."""
 LEFT = "_everstep_left"
-"""On a gradient: the first save that left it out; ``PLACEHOLDER``: it stands for one that was left out."""
+"""Attribute of a gradient: the first save that left it out; ``PLACEHOLDER``: it replaces such a gradient."""
 PLACEHOLDER = -1
 WHAT_TO_DO = (
     "Let each body of run.steps() be a whole optimizer step, with the loop over its micro-batches inside, and count "
@@ -44,11 +44,11 @@ WHAT_TO_DO = (
 
 
 class Gradients:
-    """The gradients of the given models and optimizers, from body to body.
+    """The gradients of models and optimizers, from body to body.
 
     Args:
         things: The objects given to ``Run.checkpoint``, by name.
-        give_up: Called with a number of completed steps: no state after so many or more may be restored.
+        give_up: Called with a number of completed steps: states after so many or more must not be restored.
     """
 
     def __init__(self, things: Mapping[str, Any], give_up: Callable[[int], None]) -> None:
@@ -61,7 +61,7 @@ class Gradients:
         self._left: set[int] = set()
         """Parameters whose gradients the last save left out, by id."""
         self._scales: dict[str, float] = {}
-        """Of each given GradScaler, after the last save or as the loop began."""
+        """GradScaler → its scale after the last save, or when the loop began."""
         self._resumed_from = 0
         self._watched: list[RemovableHandle] = []
         # A compiled step calls hooks as they are.
@@ -70,20 +70,20 @@ class Gradients:
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def begin(self) -> None:
-        """The loop begins from what the things are now: a scaler whose scale falls from here on skipped a step."""
+        """Begin the loop with the objects as they are now: a scaler whose scale falls from here on skipped a step."""
         self._scales = {name: scaler.get_scale() for name, scaler in self._scalers()}
 
     def close(self) -> None:
-        """Look at no step any more."""
+        """Remove all hooks."""
         for handle in (*self._hooks, *self._watched):
             handle.remove()
 
     def state_dict(self, completed_steps: int, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """What a save after so many steps has to hold; empty: nothing.
+        """The gradients that a save after so many steps has to contain; empty: none.
 
         Args:
             completed_steps: The label of the save.
-            tree: The states of the things.
+            tree: The states of the objects.
 
         Raises:
             CheckpointError: gradients are pending that cannot be saved.
@@ -156,7 +156,7 @@ class Gradients:
         return before_accumulation
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """See whether a step uses gradients that were left out. A closure may drop them first."""
+        """Check whether a step uses gradients that were left out, unless its closure may drop them first."""
         if self._left and len(args) < 2 and not kwargs.get("closure"):
             self._judge_all(optimizer)
 
@@ -175,7 +175,7 @@ class Gradients:
                 self._judge(parameter, used=True)
 
     def _judge(self, parameter: Tensor, used: bool) -> None:
-        """Whether a gradient that was left out is there still, and used again."""
+        """Check whether a gradient that was left out is still there and is used again."""
         if id(parameter) not in self._left:
             return
         since = getattr(parameter.grad, LEFT, None)
@@ -185,7 +185,7 @@ class Gradients:
             self._used_again(since)
 
     def _used_again(self, since: int) -> None:
-        """Gradients that were left out are used again."""
+        """React to gradients that were left out and are used again."""
         if since == PLACEHOLDER:
             raise CheckpointError(
                 f"the state after step {self._resumed_from}, from which this run went on, lacks gradients that the "
@@ -203,19 +203,19 @@ class Gradients:
         )
 
     def _step_was_skipped(self, tree: Mapping[str, Any]) -> bool:
-        """Whether a given GradScaler found infinities since the last save, and so let no step through."""
+        """Whether a GradScaler saw infinities since the last save, and so skipped the step."""
         before = self._scales
         self._scales = {name: tree[name]["scale"] for name, _ in self._scalers() if "scale" in tree[name]}
         return any(scale < before.get(name, scale) for name, scale in self._scales.items())
 
     def _scalers(self) -> Iterator[tuple[str, torch.amp.GradScaler]]:
-        """Those that scale; the state of one that does not is empty."""
+        """GradScalers that are enabled; the state of a disabled one is empty."""
         for name, thing in self._things.items():
             if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
                 yield name, thing
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All parameters of the given models and optimizers, each once, by names that are the same in each run."""
+        """All parameters of the models and optimizers, each once, by names that are the same in each run."""
         seen: set[int] = set()
         for thing_name, thing in self._things.items():
             for name, parameter in _parameters_of(thing):
@@ -265,7 +265,7 @@ def _not_plain(grad: Tensor) -> str:
 
 
 def _kept_by_fsdp(model: torch.nn.Module, pending: bool) -> str:
-    """Which gradients FSDP keeps where they cannot be restored; empty: none."""
+    """Gradients that FSDP keeps where they cannot be restored, as a text; empty: none."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for name, module in model.named_modules():

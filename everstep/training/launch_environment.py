@@ -1,4 +1,4 @@
-"""What the environment of a rank says: everstep's variables, else torchrun's."""
+"""The environment of a rank: everstep's variables, else torchrun's."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from everstep.rank import environment
 
 
 class JoinSizes(NamedTuple):
-    """The mesh as the script gives it to ``join``; None: not given."""
+    """The mesh as the script passes it to ``join``; None: left out."""
 
     tp: int | None = None
     pp: int | None = None
     order: tuple[Axis, ...] | None = None
     mesh: Mapping[str, int] | None = None
-    """Instead of these: every axis with its size."""
+    """Every axis with its size, instead of ``tp``, ``pp`` and ``order``."""
     groups: tuple[str, ...] | None = None
-    """Laid over axes, each as in ``ep=4:dp_shard+cp``."""
+    """Groups that are laid over axes, each as in ``ep=4:dp_shard+cp``."""
 
     def topology(self, machines: int, ranks_per_machine: int) -> Topology:
         """The mesh on machines.

@@ -1,4 +1,4 @@
-"""Where the tensors of a state lie in a slot, and the table that says so."""
+"""The layout of a slot: where the tensors of a state are, and the table that says so."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class StateTensors:
     """The tensors of a tree by their number."""
 
     tensors: list[Tensor] = field(default_factory=list)
-    """What is saved: the local shards of DTensors."""
+    """The saved tensors: of a DTensor its local shard."""
     names: list[str] = field(default_factory=list)
     dtensors: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """The DTensors among them, each with all of it but its shard in plain values."""
+    """Number of a DTensor → the DTensor, and its description in plain values."""
 
 
 class SlotLayout:
-    """The places of the tensors of one state; kept from save to save while the tensors stay alike.
+    """The offsets of the tensors of a state, kept from save to save as long as the tensors stay alike.
 
     Raises:
         CheckpointError: a tensor has no plain data.
@@ -54,7 +54,7 @@ class SlotLayout:
         self.table = pack_table(self.specs)
 
     def fits(self, state: StateTensors) -> bool:
-        """Whether tensors of a later save go to the same places under the same names."""
+        """Whether tensors of a later save have the same offsets and names."""
         return (
             self._names == state.names
             and self._descriptions == _descriptions(state)
@@ -69,7 +69,7 @@ def view_of(memory: memoryview, spec: TensorSpec) -> Tensor:
     """A tensor that lies at its offset in some memory.
 
     Raises:
-        CorruptCheckpoint: it has no type that there is.
+        CorruptCheckpoint: its type does not exist.
         RuntimeError, ValueError: its size is not that of its shape, or the memory ends before it.
     """
     dtype = dtype_of(spec.dtype)
@@ -83,7 +83,7 @@ def dtype_of(name: str) -> torch.dtype:
     """The type of that name; nothing else of torch, which has functions that write files.
 
     Raises:
-        CorruptCheckpoint: it is none.
+        CorruptCheckpoint: there is no such type.
     """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
@@ -96,7 +96,7 @@ def _descriptions(state: StateTensors) -> dict[int, Any]:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """A name that no tensor before has."""
+    """A name that no earlier tensor has."""
     unique, count = name, 1
     while unique in taken:
         count += 1
@@ -106,7 +106,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _chunk(dtensor: Any) -> dict[str, Any]:
-    """Fields of the table that say which chunk of a DTensor is saved."""
+    """Fields of the table for the saved chunk of a DTensor."""
     if dtensor is None:
         return {}
     from everstep.training.dtensors import chunk_of

@@ -1,4 +1,4 @@
-"""Whether this machine has room for the checkpoints of its ranks, before the first step."""
+"""The check before the first step that this machine has room for the checkpoints of its ranks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def check_room(things: Iterable[Any], file: SlotFile, *, ranks: int, backup_slot
     Args:
         things: The objects given to ``Run.checkpoint``.
         file: This rank's slots.
-        ranks: Ranks on this machine; each is taken to need what this one does.
-        backup_slots: Slots of each backup that is held for another machine's rank; 0: none are held.
-        where: Names the machine.
+        ranks: Ranks on this machine; each is assumed to need as much as this one.
+        backup_slots: Slots of each backup of another machine's rank; 0: there are no backups.
+        where: Name of the machine.
 
     Raises:
-        CheckpointError: it has not the room; with all numbers and what to do.
+        CheckpointError: there is not enough room; with all numbers and what to do.
     """
     need = footprint(estimated_bytes(things), ranks, file.slots, backup_slots)
     held = sum(_allocated(path) for path in file.path.parent.glob("*") if _is_ours(path))
@@ -64,7 +64,7 @@ def _state(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
 
 
 def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int:
-    """Tensors of a parameter's size that an optimizer will keep for it; 0 for one that is not known."""
+    """Tensors of a parameter's size that an optimizer will keep for it; 0: the optimizer is not known."""
     for kind in type(optimizer).__mro__:
         momentum = bool(group.get("momentum"))
         if kind.__name__ == "SGD":
@@ -83,7 +83,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file of the job's folder holds slots, of this machine's ranks or for others."""
+    """Whether a file of the job's folder has slots of ranks, or backups."""
     return path.name.startswith((OWN, BACKUP))
 
 

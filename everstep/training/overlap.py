@@ -1,11 +1,11 @@
-"""Which tensors of a state may be copied while training goes on, and how a mistake about that is noticed.
+"""Which tensors of a state may be copied while training goes on, and how changes to them are noticed.
 
 Nothing but an optimizer's step changes parameters and the optimizer's state,
 and that step can be made to wait. So the parameters that a given
 ``torch.optim.Optimizer`` trains, and the tensors in its state, are copied during
 the next forward and backward pass. Everything else is copied before training
 goes on: forward may change it (statistics of a BatchNorm, generators, an average
-of weights), or it is not known what does.
+of weights), or it is not known what changes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everstep.slots.tensor_table import TensorSpec
 PROBES = 64
 """Tensors that are probed at most: some microseconds a save."""
 PROBE_BYTES = 64
-"""Of each of them: a cache line."""
+"""Bytes that are probed of each tensor: a cache line."""
 
 Watched = list[tuple[str, Tensor]]
 
@@ -33,7 +33,7 @@ class Probe(NamedTuple):
     name: str
     address: int
     offset: int | None
-    """Where they are in the slot, from the beginning of the tensors; None: they are in another order there."""
+    """Their offset in the slot's tensors; None: they are in another order there."""
 
 
 def classify(
@@ -44,12 +44,12 @@ def classify(
     Args:
         things: The objects given to ``Run.checkpoint``: models, optimizers, others.
         tensors: The tensors of the encoded state.
-        specs: What the table says of them.
+        specs: Their entries in the table.
 
     Returns:
         For each tensor whether its copy may overlap training, and those
-        parameters and optimizer states, with names, whose version counters tell
-        whether somebody changes them all the same.
+        parameters and optimizer states, with names, whose version counters show
+        whether they are changed all the same.
     """
     stepped: list[tuple[int, Tensor]] = []
     other: set[int] = set()
@@ -70,11 +70,11 @@ def classify(
 
 
 class Witness:
-    """What tensors looked like when their copy began.
+    """The state of tensors when their copy began.
 
     Version counters notice every change that torch knows of. Changes by way of
     ``.data``, and those of fused kernels, leave no trace there, so a cache line
-    of some tensors is remembered too.
+    of some tensors is kept too.
 
     Args:
         watched: From ``classify``.
@@ -109,7 +109,7 @@ class Witness:
 
 
 def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequence[bool]) -> list[Probe]:
-    """Where to look for changes: in the middle of up to ``PROBES`` tensors in the memory of the host."""
+    """Where changes are looked for: in the middle of up to ``PROBES`` tensors in the memory of the host."""
     fit = [
         (tensor, spec)
         for tensor, spec, is_later in zip(tensors, specs, later, strict=True)
@@ -126,8 +126,8 @@ def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequen
 def _waits(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's step calls torch's hooks each time.
 
-    One that skips torch's constructor does not, nor does the replay of a CUDA graph, which only an optimizer is
-    for that says so; and a replay leaves no trace in version counters.
+    An optimizer that skips torch's constructor does not call them, nor does the replay of a CUDA graph, which also
+    leaves no trace in version counters; an optimizer has to be ``capturable`` for that.
     """
     graphed = any(group.get("capturable") for group in optimizer.param_groups)
     return bool(getattr(type(optimizer).step, "hooked", False)) and not graphed
@@ -154,5 +154,5 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Tells tensors that share memory from others."""
+    """Address of a tensor's storage, equal for tensors that share memory."""
     return _local(tensor).untyped_storage().data_ptr()

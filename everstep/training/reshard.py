@@ -1,15 +1,16 @@
 """Starting from a checkpoint on disk that was saved with other parallel sizes.
 
-Every rank takes the tree of containers and numbers, and the plain tensors, from
-one rank of the old job: that of the same tensor and pipeline place, its data-
-parallel place modulo the old size. DTensors are made anew on the mesh of the
-same dimension names, placed as they were, and torch's distributed checkpoint
-reads the chunks that this rank needs from the files of all old ranks.
+Every rank takes the tree of containers and numbers, and the plain tensors, from its
+*source*, a rank of the old job: the one with the same tensor- and pipeline-parallel
+indices, and its data-parallel index modulo the old size. DTensors are made anew on
+the mesh of the same dimension names, with the same placements, and torch's
+distributed checkpoint reads the chunks that this rank needs from the files of all
+old ranks.
 
-Random number generators: a rank whose data-parallel place existed goes on with
-that place's generators. One that is new gets a copy of those too if they were
-equal in all of its group, since the script may count on that; else generators
-seeded from them and its rank, so that no two ranks draw the same numbers.
+Random number generators: a rank whose coordinate existed goes on with its source's
+generators. A new rank gets a copy of them too if they were equal in the whole group
+of its source, since the script may rely on that; otherwise its generators are seeded
+from them and its rank, so that no two ranks draw the same numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RNG = "everstep.rng"
 def read_resharded(
     folder: Path, topology: Topology, rank: int, meshes: Mapping[MeshKey, DeviceMesh]
 ) -> tuple[int, Any]:
-    """Completed steps and the tree of state dicts of one rank, from a checkpoint of other sizes.
+    """Read the state of one rank from a checkpoint of other sizes: completed steps and tree of state dicts.
 
     Args:
         folder: A ``step-…`` folder with the files of all ranks of the old job.
@@ -66,13 +67,13 @@ def read_resharded(
 
 
 def _model_axes(topology: Topology) -> list[tuple[str, int]]:
-    """The axes that part the model, by name: all but the data-parallel ones, and those of one rank."""
+    """The axes that divide the model, by name: axes of more than one rank that are not data parallel."""
     return sorted((axis, size) for axis, size in topology.mesh if size > 1 and axis not in topology.data_axes)
 
 
 def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
-    """Old axis → the new one that goes on with it; empty: which one that is cannot be told. Axes of one rank may come
-    and go, and a single data-parallel axis may have another name."""
+    """Old axis → the new axis in its place; empty: that is not clear. Axes of one rank may be added or left out, and a
+    single data-parallel axis may change its name."""
     wide = {axis for axis, size in topology.mesh if size > 1} - set(old.axes)
     same = {axis: axis for axis in old.axes if axis in topology.axes}
     if wide and len(topology.data_axes) == len(old.data_axes) == 1 and wide == {*topology.data_axes}:
@@ -82,10 +83,10 @@ def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
 
 
 def _counterparts(topology: Topology, old: Topology) -> list[int] | None:
-    """Rank → the old one at its place, data-parallel indices beyond the old sizes counted anew.
+    """Rank → the old rank with its coordinate, data-parallel indices modulo the old sizes.
 
-    None: some rank has none, or has another place in a group that is laid over axes. One answer holds for all ranks, so
-    that no two share a source by chance.
+    None: a rank has no such old rank, or has another position in a group that is laid over axes. It is decided for
+    all ranks at once, so that no two ranks share a source by chance.
     """
     same = _same_axes(topology, old)
     if not same or _model_axes(topology) != _model_axes(old):
@@ -103,7 +104,7 @@ def _counterparts(topology: Topology, old: Topology) -> list[int] | None:
 
 
 def _in_groups(topology: Topology, kind: str) -> dict[int, tuple[int, int]]:
-    """Rank → size of its group of one kind, and its place there."""
+    """Rank → size of its group of one kind, and its position in it."""
     return {rank: (len(group), at) for group in topology.groups(kind) for at, rank in enumerate(group)}
 
 
@@ -145,7 +146,7 @@ class OldCheckpoint:
             raise CheckpointError(f"{folder} holds {foreign[0]}, which is not of this checkpoint: remove it")
 
     def source(self, topology: Topology, rank: int) -> int:
-        """The old rank whose tree and plain tensors a rank takes over.
+        """The source of a rank.
 
         Raises:
             CheckpointError: there is none.
@@ -160,7 +161,7 @@ class OldCheckpoint:
         return rank % self.topology.world_size
 
     def must_reseed(self, topology: Topology, rank: int, source: int) -> bool:
-        """Whether a rank may not go on with the random number generators of its source."""
+        """Whether the generators of a rank have to be seeded anew."""
         if _counterparts(topology, self.topology):
             place, same = topology.coordinate(rank), _same_axes(topology, self.topology)
             existed = all(place[same[axis]] < size for axis, size in self.topology.mesh if axis in same)
@@ -192,14 +193,14 @@ class OldCheckpoint:
 
 
 class _Reader:
-    """Reads one rank's new state."""
+    """Reads the new state of one rank."""
 
     def __init__(self, old: OldCheckpoint, source: int, meshes: Mapping[MeshKey, DeviceMesh]) -> None:
         self._old = old
         self._manifest: Manifest = old.manifests[source]
         self._meshes = meshes
         self._dtensors: dict[str, DTensor] = {}
-        """What torch has to read, by name in the files."""
+        """Name in the files → the DTensor that torch has to read."""
 
     def tree(self) -> Any:
         """The tree of the source, with plain tensors, and with DTensors that are not filled yet."""

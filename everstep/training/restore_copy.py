@@ -1,10 +1,10 @@
-"""Tensors out of a slot, into memory of their own, by two threads that share the work.
+"""Copying tensors out of a slot into private memory, by two threads that share the work.
 
-The slot's checksum runs through it in order, and costs little where what it
-reads is in the cache already: so one thread copies a piece and hashes it at
-once. The other one makes the pages present ahead of it, those of fresh memory
-above all, which the kernel has to clear: so it is asked for in huge pages. Then
-it copies from the end on, until they meet.
+The slot's checksum is computed in order, and costs little where its input is in the
+cache already: so one thread copies a piece and hashes it at once. The other thread
+makes pages present ahead of it, above all those of fresh memory, which the kernel has
+to clear, and which is therefore requested in huge pages. Then it copies from the end
+backwards, until both meet.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from everstep.training.layout import view_of
 PIECE = 256 << 10
 """Bytes that are copied, and hashed at once: two of these fit into a core's own cache."""
 WORTH = 64 << 10
-"""Least bytes whose pages are made present ahead; for less, page faults are as fast."""
+"""Least bytes whose pages are made present ahead; page faults are as fast for less."""
 
 Verify = Callable[[Iterable[int]], None]
-"""Compares the checksum of the slot; asks for the next offset up to which it may hash when it has hashed up to the
-one before. What is behind the last one is hashed too."""
+"""Compares the checksum of the slot. It takes offsets up to which it may hash, one after the other, and hashes the rest
+after the last one."""
 
 
 class RestoreCopy:

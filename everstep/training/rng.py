@@ -51,11 +51,11 @@ class RandomState:
 
 
 def reseeded(state: dict[str, Any], rank: int) -> dict[str, Any]:
-    """A state of generators that is another one for every rank, and the same each time.
+    """A state of generators that differs between ranks and is the same each time.
 
     Args:
-        state: From ``RandomState.state_dict``; it decides the seed along with ``rank``.
-        rank: Of whom.
+        state: From ``RandomState.state_dict``; together with ``rank`` it decides the seed.
+        rank: The rank that gets it.
     """
     seed = xxhash.xxh3_64_intdigest(state["torch"].numpy(), seed=rank)
     version, words, gauss = random.Random(seed).getstate()

@@ -1,7 +1,7 @@
-"""A rank's part in a job: where it stands in the mesh, its loop over steps, its reports.
+"""A rank's part in a job: its coordinate in the mesh, its loop over steps, its reports.
 
 Outside everstep (``EVERSTEP_REPORT_FILE`` is not set) all of it works and
-nothing is kept: the same script runs under torchrun and plain python.
+nothing is saved: the same script runs under torchrun and plain python.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Run:
         self.local_rank = from_environment("LOCAL_RANK", rank % topology.ranks_per_machine)
         self.coordinate: Coordinate = topology.coordinate(rank)
         self.resumed_from: int | None = None
-        """Completed steps of the state that the loop went on from; None before the loop and on a fresh start."""
+        """Completed steps of the restored state; None before the loop, and when the job starts from the beginning."""
         self._reports = reports
         self._flops = flops
         self.step: int | None = None
-        """The step of ``steps`` that is under way; None: none is."""
+        """The current step of ``steps``; None outside of a step."""
         self.reported = 0
-        """Calls of ``report``."""
+        """Number of calls of ``report``."""
         self._state: Checkpoint | None = None
         self._entered = False
         self._pending: list[PendingReport] = []
@@ -114,7 +114,7 @@ class Run:
         return self._reports is not None
 
     def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes of the mesh in the topology's order, as ``init_device_mesh`` takes them."""
+        """Sizes of the mesh in the topology's order, as ``init_device_mesh`` expects them."""
         return self.topology.mesh_shape()
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
@@ -124,7 +124,7 @@ class Run:
         return init_device_mesh(device_type, self.mesh_shape(), mesh_dim_names=self.topology.axes)
 
     def checkpoint(self, **things: Stateful) -> Checkpoint:
-        """Name what makes up the state of training; give the result to ``steps``.
+        """Name the objects that make up the state of training; pass the result to ``steps``.
 
         Args:
             things: Anything with ``state_dict`` and ``load_state_dict``: model,
@@ -229,7 +229,7 @@ class Run:
         """Report how a step went: a store into mapped memory, which never blocks.
 
         Args:
-            step: As ``steps`` gave it.
+            step: The step, from ``steps``.
             loss: A number, or a tensor or array of one element. One on a GPU is not
                 waited for: it is copied aside and published when it has arrived.
                 A DTensor must be whole on each rank (``full_tensor()``): a report
@@ -254,8 +254,8 @@ class Run:
             self._reports.report(step, number(loss), number(grad_norm), tokens)
 
     def finish(self) -> None:
-        """Say that training is over; ``steps`` does at its end. A script that breaks out of its loop may: should the
-        exit status of a rank get lost, its word is what counts.
+        """Report that training is over, as ``steps`` does at its end. A script that breaks out of its loop may call it,
+        since it counts where the exit status of a rank is lost.
 
         Raises:
             CheckpointError: the last save failed.
@@ -269,7 +269,7 @@ class Run:
             self._reports.finish()
 
     def _complete(self, step: int, first: int) -> None:
-        """The body of a step is done: say so, and save."""
+        """Report that the body of a step is done, and save."""
         if self._reports is None:
             return
         self._reports.complete(step + 1)
@@ -328,7 +328,7 @@ class Run:
         return first
 
     def _tell_flops(self, things: Mapping[str, Stateful]) -> None:
-        """Say what a token costs: as it was given, or by the models."""
+        """Report the cost of a token: the script's number, or that of the models."""
         if self._reports is None:
             return
         from everstep.training.flops import with_defaults

@@ -1,6 +1,6 @@
-"""Saves that overlap training: copied by a thread while forward and backward run, waited for by the optimizer's step.
+"""Saves that overlap training: a thread copies while forward and backward run, and the optimizer's step waits for it.
 
-One save after the other::
+The saves follow each other::
 
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
     copying thread  |                      | large copies ------------| checksum, commit, signal
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from everstep.training.cuda_copier import PinnedMemory
 
 DRAIN_S = 30.0
-"""A script that leaves its loop early waits so long at most for the last save."""
+"""Longest wait for the last save of a script that leaves its loop early, seconds."""
 
 
 @dataclass(slots=True)
@@ -54,28 +54,28 @@ class _Save:
     completed_steps: int
     address: int
     size: int
-    """Bytes of its tensors."""
+    """Size of its tensors, bytes."""
     plan: CopyPlan
     witness: Witness
     copied: threading.Event = field(default_factory=threading.Event)
-    """The copies are done, or ordered on the devices."""
+    """Set when the copies are done, or ordered on the devices."""
     ended: threading.Event = field(default_factory=threading.Event)
-    """Committed or given up."""
+    """Set when the save is committed or given up."""
     error: BaseException | None = None
     torn: str = ""
-    """Tensor that was changed too early."""
+    """Name of a tensor that was changed too early; empty: none."""
     committed: bool = False
     given_up: bool = False
-    """It turned out to lack something."""
+    """The save lacks something and must not be kept."""
     stepped: bool = False
-    """An optimizer's step was let through: changes are as they should be."""
+    """An optimizer's step has begun since, and may change tensors."""
 
 
 class Saver:
     """Saves encoded states into a slot file.
 
     Args:
-        file: Where to.
+        file: The slot file.
         overlap: Copy what may be copied while training goes on. Else ``save``
             returns when all is committed.
         save_signal: Tells the agent of each commit.
@@ -97,9 +97,9 @@ class Saver:
         self.midway: Callable[[int], None] | None = None
         """Called when about half of a save is copied, with its completed steps; for drills."""
         self._trusting = overlap
-        """Whether tensors are copied while training goes on; ends with the first surprise."""
+        """Whether tensors are copied while training goes on; ends with the first unexpected change."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
-        """Of states with and without gradients, which take turns in a script that accumulates them."""
+        """Plans of states with and without gradients, which alternate in a script that accumulates them."""
         self._save: _Save | None = None
         self._copiers: dict[str, Copier] = {}
         self._pinned: PinnedMemory | None = None
@@ -121,12 +121,12 @@ class Saver:
         Args:
             things: The objects given to ``Run.checkpoint``, by name.
             encoded: The state.
-            completed_steps: Its label.
+            completed_steps: The steps that the state has completed.
 
         Raises:
             CheckpointError: no room in shared memory, or the save before this one failed.
         """
-        self.settle()
+        self.wait()
         address = self._file.begin(encoded.structure, encoded.layout.total_bytes)
         try:
             plan = self._planned(things, encoded)
@@ -137,7 +137,7 @@ class Saver:
                 self._make_ready(address, encoded.layout.total_bytes)
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
-                self._copiers[device].hold()
+                self._copiers[device].pause()
             save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness())
             if self._overlap:
                 self._hand_over(save)
@@ -148,25 +148,25 @@ class Saver:
             raise
 
     def pin(self, tensors: memoryview, devices: set[torch.device]) -> None:
-        """Pin a slot from which tensors of a GPU are about to come; nothing happens where there are none.
+        """Pin a slot before tensors are restored from it to a GPU; without tensors on a GPU nothing happens.
 
         Args:
-            tensors: Of the slot.
-            devices: Of the tensors.
+            tensors: The tensors of the slot.
+            devices: The devices of the tensors.
         """
         self._make_copiers({str(device) for device in devices if device.type == "cuda"})
         if self._pinned is not None and len(tensors):
             self._pinned.pin(ctypes.addressof(ctypes.c_char.from_buffer(tensors)), len(tensors))
 
     def on(self, devices: set[torch.device]) -> AbstractContextManager[Any]:
-        """The only GPU among a state's devices as this thread's current one; of several, or of none, nothing changes.
+        """A context in which the only GPU of a state is the current device; with several or no GPUs nothing changes.
 
-        A saved tensor says which kind of device it was on, and not which one.
+        A saved tensor records the kind of its device, not its index.
         """
         gpus = [device for device in devices if device.type == "cuda"]
         return self._cuda.on(gpus[0]) if len(gpus) == 1 else contextlib.nullcontext()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Return when the last save is committed.
 
         Raises:
@@ -180,10 +180,10 @@ class Saver:
         self._save = None
 
     def give_up(self, completed_steps: int) -> None:
-        """Keep no state after so many steps or more, committed or under way.
+        """Keep no state after so many steps or more, committed or not.
 
         Args:
-            completed_steps: The first that is not kept.
+            completed_steps: The first state that is not kept.
         """
         if os.getpid() != self._process:
             return
@@ -202,7 +202,7 @@ class Saver:
     def close(self) -> None:
         """End the thread and give the mapping back; the file stays."""
         with contextlib.suppress(CheckpointError):
-            self.settle()
+            self.wait()
         if self._unhook is not None:
             self._unhook()
             self._unhook = None
@@ -245,11 +245,11 @@ class Saver:
             return
         save.copied.wait()
         for device in {device for device, _ in save.plan.later}:
-            self._copiers[device].hold()
+            self._copiers[device].pause()
         self._let_step(save)
 
     def _let_step(self, save: _Save) -> None:
-        """Allow changes from now on; see whether there were any before."""
+        """Allow changes from now on; check whether there were changes before."""
         with self._lock:
             if not save.stepped:
                 save.stepped = True
@@ -288,7 +288,7 @@ class Saver:
                 save.ended.set()
 
     def _next(self) -> _Save | None:
-        """The next order; until there is one, the slots that have not been used yet are made ready, bit by bit."""
+        """The next order; until it arrives, slots that have not been used yet are prepared, bit by bit."""
         while True:
             try:
                 return self._orders.get_nowait()
@@ -326,7 +326,7 @@ class Saver:
                 self.midway(midway)
 
     def _make_ready(self, address: int, size: int) -> None:
-        """Make the pages of a slot present, and pin them, before its large copies."""
+        """Make the pages of a slot present and pin them, before its large copies."""
         self._file.make_present()
         if self._pinned is not None:
             self._pinned.pin(address, size)

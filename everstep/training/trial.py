@@ -1,4 +1,4 @@
-"""A process that only tries a script ends where the script would join the job."""
+"""The end of a process that only tries a script: where the script would join the job."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from everstep.rank import environment
 
 
 def end_if_tried(note: str = "") -> None:
-    """Say that the script came so far, and end, where this process only tries it; else do nothing.
+    """End this process, if it only tries the script, after recording that the script got this far.
 
     Nothing of the script runs after this, ``finally`` and ``atexit`` included.
 
     Args:
-        note: What could not be tried, for people; empty: nothing.
+        note: What could not be tried, for people; empty: all was tried.
     """
     name = os.environ.get(environment.TRIAL)
     if not name:

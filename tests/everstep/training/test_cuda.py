@@ -111,7 +111,7 @@ def test_a_thread_copies_from_its_own_device_only(platform: Platform) -> None:
     def copy() -> None:
         copier.follow()
         copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 60), ctypes.addressof(room))
-        copier.hold()
+        copier.pause()
         copier.wait()
 
     in_a_thread(copy)  # guarded

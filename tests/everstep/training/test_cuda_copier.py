@@ -32,7 +32,7 @@ def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: Recordi
     copier = DeviceCopier(cuda, GPU)
     copier.follow()
     copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 30), ctypes.addressof(room))
-    copier.hold()
+    copier.pause()
     copier.wait()
     assert cuda.log == ["side waits for main", "copy on side", "main waits for side", "host waits for side"]
     assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
