@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.common import Row, Spread, finish, say, show, show_json
-from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills import Drill, DrillCluster, DrillResult, drill_request
 from drills.checks import check
 from drills.runner import References
 from everstep.errors import CannotInject, EverstepError
@@ -111,7 +111,7 @@ async def measure(runs: int, seed: int) -> tuple[Results, list[str]]:
                 if measured.words:
                     continue
                 at_step = chosen.randrange(8, 24)
-                request = DrillRequest(fault=measured.fault, at_step=at_step, steps=STEPS, **SIZES, **measured.options)
+                request = drill_request(fault=measured.fault, at_step=at_step, steps=STEPS, **SIZES, **measured.options)
                 try:
                     check(request)
                     result = await Drill(cluster, request, references).run()

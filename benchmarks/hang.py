@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import Row, Spread, finish, say, show, show_json
-from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills import Drill, DrillCluster, DrillResult, drill_request
 from drills.runner import References
 from drills.spec.request import example
 from everstep.errors import EverstepError
@@ -66,7 +66,7 @@ async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], l
         references = References()
         for run in range(runs):
             for fault in AIMS:
-                request = DrillRequest(
+                request = drill_request(
                     fault=fault,
                     ranks=[chosen.randrange(world)],
                     at_step=chosen.randrange(20, 40),

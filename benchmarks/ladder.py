@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import Row, Spread, finish, say, show, show_json
-from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills import Drill, DrillCluster, DrillResult, drill_request
 from drills.runner import References
 from everstep.errors import EverstepError
 from everstep.model.ladder import Rung
@@ -79,7 +79,7 @@ async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, 
             for run in range(1, runs + 1):
                 for fault, options in PARTS.items():
                     struck = {"machine": f"m{chosen.randrange(machines)}"} if fault == "bitflip" else {}
-                    request = DrillRequest(fault=fault, machines=machines, **JOB, **options, **struck)
+                    request = drill_request(fault=fault, machines=machines, **JOB, **options, **struck)
                     name = f"{fault}, {machines} machines"
                     try:
                         result = await Drill(cluster, request, references).run()

@@ -18,7 +18,7 @@ from console.views.incident_report import aligned, report_blocks
 from controlplane import text
 from controlplane.local import cluster as local
 from controlplane.local.cluster_file import everstep_home
-from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills import Drill, DrillCluster, DrillRequest, DrillResult, drill_request
 from drills.clusters.local import silent
 from drills.runner import References
 from everstep.errors import EverstepError
@@ -99,7 +99,7 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
         EverstepError: the cluster does not come up, or the job does not run even without a fault.
     """
     narrator = Narrator(as_json=as_json)
-    request = DrillRequest(fault="kill-rank", ranks=[STRUCK_RANK], at_step=AT_STEP, steps=STEPS)
+    request = drill_request(fault="kill-rank", ranks=[STRUCK_RANK], at_step=AT_STEP, steps=STEPS)
     cluster = DemoCluster(keep=keep, say=narrator.say)
     _end_orderly()
     narrator.step("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")

@@ -1,8 +1,8 @@
 """Drills: run a job, inject a real fault, judge the recovery.
 
-Used by ``everstep drill``, ``everstep sweep`` and ``everstep demo``, by the end-to-end tests and by the benchmarks::
+Used by ``everstep drill`` and ``everstep demo``, by the end-to-end tests and by the benchmarks::
 
-    result = await run_drill(DrillRequest(fault="kill-rank", ranks=[5]))
+    result = await run_drill(drill_request("kill-rank", ranks=[5]))
 
 or, to use one cluster for several drills::
 
@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drills.clusters.local import DrillCluster
+    from drills.faults.all import FAULTS, drill_request
     from drills.judge.result import DrillResult
     from drills.runner import Drill, run_drill
-    from drills.spec.catalogue import CATALOGUE
     from drills.spec.request import DrillRequest
-    from everstep.errors import CannotInject
 
-__all__ = ["CATALOGUE", "CannotInject", "Drill", "DrillCluster", "DrillRequest", "DrillResult", "run_drill"]
+__all__ = ["FAULTS", "Drill", "DrillCluster", "DrillRequest", "DrillResult", "drill_request", "run_drill"]
 
 _HOME = {
-    "CATALOGUE": "spec.catalogue",
-    "CannotInject": "spec.catalogue",
+    "FAULTS": "faults.all",
     "Drill": "runner",
     "DrillCluster": "clusters.local",
     "DrillRequest": "spec.request",
     "DrillResult": "judge.result",
+    "drill_request": "faults.all",
     "run_drill": "runner",
 }
 

@@ -15,27 +15,19 @@ from controlplane.start_checks.code import start_recorded
 from drills import checks
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
-from drills.inject import devices
+from drills.faults.fault import fault_of, inject, opening_of
 from drills.inject.context import DrillContext, copies_seen
-from drills.inject.found import await_healed, machine_events
-from drills.inject.from_outside import inject
-from drills.inject.full_disks import small_room
-from drills.inject.history_watch import watched
+from drills.inject.found import await_healed
 from drills.inject.plan import planned
 from drills.inject.put_back import cleaned, put_back, spare_of
-from drills.inject.updates import switched
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.judge.facts import DrillFacts
-from drills.judge.judge import judge
 from drills.judge.result import DrillResult
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
-from drills.spec.catalogue import NOT_FINITE, UPDATES
-from drills.spec.describe import describe
-from drills.spec.findings import expected_of, with_spare
 from drills.spec.request import PACE, UNEVEN, DrillRequest, example
-from drills.spec.updates import PARKED
+from drills.verdict import judge
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
@@ -97,9 +89,9 @@ class Drill:
             ClusterError: the job does not run even without a fault.
         """
         checks.check(self.request)
-        cluster, name = self.cluster, self.cluster.next_name(self.request.fault)
+        cluster, name = self.cluster, self.cluster.next_name(self.request.fault.name)
         sizes = self.request.spec(name, {})
-        self.request = with_spare(self.request, await spare_of(cluster, sizes.machines))
+        self.request = self.request.with_spare(await spare_of(cluster, sizes.machines))
         plan = cluster.home / "drills" / name / "faults.json"
         env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
         spec = self.request.spec(name, env, disk=cluster.home / "disk")
@@ -107,9 +99,9 @@ class Drill:
         machines = cluster.machines[: spec.machines]
         plan_of_faults = planned(self.request, spec, plan, cluster)
         plan_of_faults.write()
-        cluster.say(f"{name}: {describe(self.request, spec)}")
+        cluster.say(f"{name}: {self.request.describe(spec)}")
         context = DrillContext(cluster, self.request, spec, machines, plan_of_faults)
-        with small_room(context), devices.prepared(context), watched(context):
+        with fault_of(self.request).prepared(context):
             facts = await self._watched(context)
             facts.marks = plan_of_faults.fired()
             await cleaned(context)
@@ -118,10 +110,9 @@ class Drill:
         await put_back(context)
         facts.leaked += [f"mount {path}" for path in mounts.below(cluster.file.shm) + mounts.below(cluster.home)]
         if facts.outcome == "finished":
-            reference = await self.references.of(cluster, switched(self.request, spec, facts.versions))
-            redone_otherwise = self.request.base in (*NOT_FINITE, *UPDATES)
-            told = facts.records.newest() if redone_otherwise else facts.records
-            facts.comparison = compare(reference, told, spec.topology().world_size)
+            reference = await self.references.of(cluster, self.request.opening.reference(spec, facts.versions))
+            records = facts.records.newest() if self.request.opening.steps_done_anew else facts.records
+            facts.comparison = compare(reference, records, spec.topology().world_size)
         return judge(self.request, spec, facts)
 
     async def _watched(self, context: DrillContext) -> DrillFacts:
@@ -172,11 +163,11 @@ class Drill:
 
     async def _give_up_parked(self, spec: JobSpec, facts: DrillFacts) -> None:
         control = self.cluster.control
-        if self.request.comes_by_itself:
+        if self.request.opening.parked_for_a_while:
             return
         with suppress(EverstepError):
             state = await control.state(spec.name)
-            if state.status == "parked" and not facts.parked and self.request.asked_during != PARKED:
+            if state.status == "parked" and not facts.parked:
                 facts.parked = True
                 open_one = await control.open_incident(spec.name)
                 await control.tell(open_one.id, "abandon", "the drill is over")
@@ -188,16 +179,11 @@ class Drill:
         machines = await gather.recorded_on(cluster, spec, context.machines, context.seen.emptied)
         facts.records, too_many = await gather.records(cluster, spec, machines, context.seen.records)
         facts.duplicates += too_many
-        if self.request.base in UPDATES:
-            facts.versions = (await cluster.control.state(spec.name)).versions
         facts.ettr = await gather.ettr(cluster, spec.name)
-        if self.request.base == "kill-postgres":
-            facts.ledger_lacks = await gather.ledger_lacks(cluster, spec.name, facts.incidents)
         for incident in facts.incidents:
             facts.texts += await gather.texts(cluster, incident)
             facts.launches_ns += await gather.launches(cluster, incident.id)
-        if expected_of(self.request):
-            facts.machine_events = await machine_events(context)
+        await opening_of(self.request).gather(context, facts)
         last = facts.incidents[-1] if facts.incidents else None
         if last and last.report and last.report.recovered and last.report.resume_step > 0:
             moved = await gather.moved(cluster, last.id)
@@ -251,12 +237,10 @@ async def run_drills(
 
 def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
     """The cluster that a fault needs, not up yet."""
-    standbys = request.standbys
-    if request.base == "skip-collective":  # gloo records no point to point: all machines of a pipeline may leave
-        standbys = max(standbys, request.spec("drill", {}).topology().pp)
+    standbys = max(request.standbys, request.opening.standbys(request.spec("drill", {}).topology()))
     options: dict[str, Any] = {"machines": machines, "standbys": standbys, "keep": keep, "say": say}
-    if request.needs_network:
-        return NetworkCluster(with_postgres=request.base == "kill-postgres", **options)
+    if request.opening.needs_network:
+        return NetworkCluster(with_postgres=request.opening.needs_postgres, **options)
     return DrillCluster(**options)
 
 

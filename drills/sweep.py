@@ -27,6 +27,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 
 from drills.clusters.local import DrillCluster, Say, silent
+from drills.faults.all import drill_request
+from drills.faults.control_plane import KillWorker
 from drills.judge.facts import incidents
 from drills.judge.result import DrillResult
 from drills.observe import transactions
@@ -141,16 +143,16 @@ async def run_sweep(
     cluster = DrillCluster(machines=options["machines"], standbys=options["standbys"], workers=workers, say=say)
     async with cluster:
         references = References()
-        clean = await Drill(cluster, DrillRequest.model_validate(options), references).run()
+        clean = await Drill(cluster, drill_request(**options), references).run()
         if not clean.ok:
             raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
-        events = len(await history(cluster, DrillRequest.model_validate(options).swept(clean.job)))
+        events = len(await history(cluster, drill_request(**options).opening.swept(clean.job)))
         decision, outcome = await signature(cluster, clean)
         result = SweepResult(events=events, decision=decision, outcome=outcome, rows=[])
         event = first
         while event <= (last or result.events):
             struck = {"fault": "kill-worker", "during": options["fault"], "at_event": event}
-            request = DrillRequest.model_validate(options | struck)
+            request = drill_request(**(options | struck))
             for _ in range(TRIES):
                 row = await _row(cluster, await Drill(cluster, request, references).run(), request)
                 _compare(row, decision, outcome)
@@ -167,10 +169,11 @@ async def run_sweep(
 
 
 async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -> SweepRow:
-    event = request.at_event
+    assert isinstance(request.fault, KillWorker)
+    event = request.fault.at_event
     assert event is not None
     mark = faults.fired(cluster.worker_plan, {"id": f"kill-worker-{run.job}"})
-    found = await history(cluster, request.swept(run.job)) if run.incidents else []
+    found = await history(cluster, request.opening.swept(run.job)) if run.incidents else []
     decision, outcome = await signature(cluster, run)
     row = SweepRow(
         event=event,
@@ -186,7 +189,7 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
         place, newest = str(mark["place"]), max(int(mark["newest"]), written_by(found, mark["time_ns"]))
         since = newest  # nothing more is known of a configured server
         if cluster.file.database.exists():
-            begins = transactions.begins(cluster.file.database, await _run_id(cluster, request.swept(run.job)))
+            begins = transactions.begins(cluster.file.database, await _run_id(cluster, request.opening.swept(run.job)))
             since = transactions.since(found, begins, newest)
         starts = place.startswith("end") and newest == event - 1
         row.place, row.newest, row.since, row.in_time = place, newest, since, starts or since <= event <= newest

@@ -23,7 +23,7 @@ from everstep.system import private_files as private
 from tests import templates
 from workflows import attributes
 
-OWN_CLUSTERS = ("test_command.py", "test_deployed.py", "test_requests.py", "test_soak.py")
+OWN_CLUSTERS = ("test_command.py", "test_deployed.py", "test_requests.py", "test_soak.py", "test_verdict.py")
 """Files in tests/drills that start clusters of their own, or none."""
 TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR"
 

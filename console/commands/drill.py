@@ -1,129 +1,69 @@
-"""``everstep drill``: a game day."""
+"""``everstep drill``: a game day. Each fault is a command with options of its own, made from its model."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from everstep.errors import CannotInject, ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 EXIT_NOT_RECOVERED, EXIT_USAGE, EXIT_CANNOT, EXIT_NOT_COMPARED = 1, 2, 3, 4
-
-
-def drill(  # noqa: PLR0917 - one parameter for each option
-    fault: Annotated[str, typer.Argument(help="Which fault; --list names them.", show_default=False)] = "",
-    script: Annotated[
+OF_THE_DRILL = {
+    "script": Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- SCRIPT ARGS…]", help="Default: the example GPT.", show_default=False),
-    ] = None,
-    list_faults: Annotated[bool, typer.Option("--list", help="List all faults.")] = False,
-    rank: Annotated[list[int] | None, typer.Option(help="Rank to strike; several at once. Default: the last.")] = None,
-    signal: Annotated[str, typer.Option(help="kill-rank: KILL, SEGV or ABRT.")] = "KILL",
-    code: Annotated[
-        int | None, typer.Option(min=0, max=255, help="exit-rank: the exit code, 0 included; xid: its number.")
-    ] = None,
-    exception: Annotated[str, typer.Option(help="raise: a built-in exception.")] = "RuntimeError",
-    reason: Annotated[str, typer.Option(help="machine-fault: the reason code, see docs/concepts/inspections.md.")] = "",
-    everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="xid, machine-fault: on all machines of the job at once.")
-    ] = False,
-    count: Annotated[int, typer.Option(min=1, help="hang-agents: of so many machines.")] = 2,
-    machine: Annotated[str, typer.Option(help="Machine to strike, m2 or 2.")] = "",
-    at_step: Annotated[int, typer.Option(min=0, help="Step at which the fault strikes.")] = 20,
-    times: Annotated[int, typer.Option(min=1, max=20, help="Strike again at that step after each recovery.")] = 1,
-    in_stage: Annotated[
-        str,
-        typer.Option(
-            help="kill-worker, kill-temporal: report, vote, trace, stop, evict, prepare, await, decide, diagnose, "
-            "replay, restore, reattempt, confirm; of an update make, try and align as well."
-        ),
-    ] = "",
-    at_event: Annotated[int | None, typer.Option(min=1, help="kill-worker: instead, an event of the history.")] = None,
-    during: Annotated[
-        str,
-        typer.Option(
-            help="… of the incident that this fault opens; kill-agent: launch; update: kill-rank, parked, update, "
-            "kill-workers, kill-temporal or kill-agent."
-        ),
-    ] = "",
-    moment: Annotated[str, typer.Option(help="… at the begin, in the middle or at the end of its work.")] = "middle",
-    kind: Annotated[str, typer.Option(help="kill-group: an axis of the mesh, or a group laid over it.")] = "",
-    index: Annotated[int, typer.Option(min=0, help="kill-group: which group of that kind.")] = 0,
-    where: Annotated[str, typer.Option(help="flip-bit: buffer (own memory), backup (the peer's) or file (disk).")] = "",
-    fits: Annotated[str, typer.Option(help="shm-full: nothing, or own (but no backups of others).")] = "nothing",
-    then: Annotated[
-        str,
-        typer.Option(
-            help="kill-agent, kill-peer: kill-rank or kill-machine, once it is back; update --lazy: what it rides on, "
-            "kill-forkserver too."
-        ),
-    ] = "",
-    seconds: Annotated[
-        float,
-        typer.Option(
-            help="hang-peer, hang-agents, link-down, cut-off, kill-postgres, kill-workers: for how long.", max=300
-        ),
-    ] = 6.0,
-    factor: Annotated[
-        float,
-        typer.Option(
-            min=1.5, max=20, help="slow-machine, uneven-work, slow-link: steps are to take so many times as long."
-        ),
-    ] = 2.0,
-    between: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="M1 M2", help="slow-link, cut-link: between which machines.")
-    ] = None,
-    cut_from: Annotated[str, typer.Option("--from", help="cut-off: from whom; control is all there is.")] = "control",
-    lazy: Annotated[
-        bool, typer.Option("--lazy", help="update, bad-version: with the fault of --then, or after --window.")
-    ] = False,
-    window: Annotated[float, typer.Option(min=0, help="update --lazy: forced after so many seconds.")] = 0.0,
-    at_start: Annotated[bool, typer.Option("--at-start", help="bad-version: it fails at its import.")] = False,
-    fails_after: Annotated[int, typer.Option(min=0, help="bad-version: steps after which it fails.")] = 1,
-    changes_state: Annotated[
-        bool, typer.Option("--changes-state", help="bad-version: it has a parameter that the state lacks.")
-    ] = False,
-    only_in_job: Annotated[
-        bool, typer.Option("--only-in-job", help="bitflip: not in tests, only in jobs of several machines.")
-    ] = False,
-    shows_every: Annotated[
-        int, typer.Option(min=0, help="--only-in-job: in every so many runs of a replay only; 0: in none.")
-    ] = 1,
-    finite: Annotated[
-        bool, typer.Option("--finite", help="bitflip: numbers are wrong and finite; a check elsewhere aborts the job.")
-    ] = False,
-    machines: Annotated[int | None, typer.Option(min=1, help="Machines of the job. Default: 4.")] = None,
-    ranks_per_machine: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: 2.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size. Default: 2.")] = None,
-    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size. Default: 2.")] = None,
-    mesh: Annotated[str, typer.Option(metavar="AXES", help="All axes instead: dp_replicate=2,dp_shard=2.")] = "",
-    group: Annotated[
-        list[str] | None, typer.Option(metavar="GROUP", help="A group laid over axes: ep=4:dp_shard+tp.")
-    ] = None,
-    gone: Annotated[
-        bool,
-        typer.Option(
-            "--gone", help="kill-machine, kill-group: they do not come back; others take their places. Or kill-agent."
-        ),
-    ] = False,
-    standby: Annotated[
-        str, typer.Option(help="… and the one that is to take the place is sick, dies, or comes late.")
-    ] = "",
-    standbys: Annotated[int, typer.Option(min=0, help="Machines beside those of the job.")] = 1,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the job, handed to the script as --steps.")] = None,
-    step_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Shortest step of the example; 0.2 where backups must keep pace.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A job file; options win.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up: its incidents can be read.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object; with --repeat also runs and summary.")
-    ] = False,
+    ],
+    "repeat": Annotated[
+        int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.", show_default=False)
+    ],
+    "keep": Annotated[bool, typer.Option("--keep", help="Leave the cluster up: its incidents can be read.")],
+    "as_json": Annotated[bool, typer.Option("--json", help="One JSON object; with --repeat also runs and summary.")],
+}
+"""Options that are neither of the fault nor of the job."""
+Parameter = inspect.Parameter
+
+
+class Faults(TyperGroup):
+    """All faults as commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the list."""
+        from drills.faults.all import FAULTS
+
+        return [fault.name for fault in FAULTS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A line in the help."""
+        from drills.faults.all import fault_named
+
+        return TyperCommand(cmd_name, help=fault_named(cmd_name).summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of a fault; with ``--during`` it has the options of that fault too."""
+        return args[0], command_of(args[0], args[1:]), args[1:]
+
+
+drill = typer.Typer(cls=Faults, add_completion=False, rich_markup_mode="markdown")
+
+
+@drill.callback(invoke_without_command=True, subcommand_metavar="FAULT [OPTIONS] [-- SCRIPT ARGS…]")
+def every_drill(
+    ctx: typer.Context,
+    list_faults: Annotated[bool, typer.Option("--list", help="List all faults with their options.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list: as JSON.")] = False,
 ) -> None:
     """Run a job, inject a real fault, judge the recovery.
+
+    `everstep drill FAULT --help` shows the options of a fault and of the job.
 
     The job runs on a local cluster of its own, which is torn down afterwards,
     and its ledger with it: the incident can be read later only with --keep,
@@ -166,105 +106,105 @@ def drill(  # noqa: PLR0917 - one parameter for each option
     usage; 3 this fault cannot be injected here; 4 as 0, but nothing could be
     compared with the run without the fault.
     """
-    from console.views import drill
-    from drills import interrupts
-    from drills.judge.judge import together
-    from drills.runner import run_drills
-    from drills.spec.request import DrillRequest
-    from everstep.errors import CannotInject, ConfigError
-
     if list_faults:
-        drill.catalogue(as_json=as_json)
-        return
-    if not fault:
+        from console.views import drill as view
+
+        view.catalogue(as_json=as_json)
+    elif ctx.invoked_subcommand is None:
         raise ConfigError("name a fault; 'everstep drill --list' shows them")
-    for option, goes_with, changed in (
-        ("--signal", "kill-rank", signal != "KILL"),
-        ("--code", "exit-rank xid", code is not None),
-        ("--exception", "raise", exception != "RuntimeError"),
-        ("--kind", "kill-group", kind != ""),
-        ("--index", "kill-group", index != 0),
-        ("--where", "flip-bit", where != ""),
-        ("--fits", "shm-full", fits != "nothing"),
-        ("--reason", "machine-fault", reason != ""),
-        ("--everywhere", "xid machine-fault", everywhere),
-        ("--count", "hang-agents", count != 2),
-        ("--seconds", "hang-peer hang-agents link-down cut-off kill-postgres kill-workers update", seconds != 6.0),
-        ("--gone", "kill-machine kill-group kill-agent update bad-version", gone),
-        ("--standby", "kill-machine kill-group", standby != ""),
-        ("--lazy", "update bad-version", lazy),
-        ("--window", "update bad-version", window != 0.0),
-        ("--at-start", "bad-version", at_start),
-        ("--fails-after", "bad-version", fails_after != 1),
-        ("--changes-state", "bad-version", changes_state),
-        ("--only-in-job", "bitflip", only_in_job),
-        ("--shows-every", "bitflip", shows_every != 1),
-        ("--finite", "bitflip", finite),
-        ("--from", "cut-off", cut_from != "control"),
-    ):
-        if changed and not {fault, during} & set(goes_with.split()):
-            raise ConfigError(f"{option} goes with {goes_with.replace(' ', ', ')}, not with {fault}")
-    try:
-        request = DrillRequest(
-            fault=fault,
-            ranks=rank or [],
-            signal=signal.upper().removeprefix("SIG"),
-            code=code,
-            exception=exception,
-            reason=reason,
-            everywhere=everywhere,
-            count=count,
-            standby=standby,
-            factor=factor,
-            between=between,
-            machine=machine,
-            at_step=at_step,
-            times=times,
-            in_stage=in_stage,
-            at_event=at_event,
-            during=during,
-            moment=moment,
-            kind=kind,
-            index=index,
-            where=where,
-            fits=fits,
-            then=then,
-            seconds=seconds,
-            cut_from=cut_from,
-            lazy=lazy,
-            window=window,
-            at_start=at_start,
-            fails_after=fails_after,
-            changes_state=changes_state,
-            only_in_job=only_in_job,
-            shows_every=shows_every,
-            finite=finite,
-            machines=machines,
-            ranks_per_machine=ranks_per_machine,
-            tp=tp,
-            pp=pp,
-            mesh=mesh,
-            groups=group or [],
-            standbys=standbys,
-            gone=gone,
-            steps=steps,
-            step_seconds=step_seconds,
-            config=config,
-            script=script or [],
+
+
+def command_of(name: str, arguments: list[str]) -> Any:
+    """The command that drills a fault, with its options and those of the job.
+
+    Raises:
+        ConfigError: there is no such fault.
+    """
+    from drills.faults.all import fault_named
+    from drills.faults.control_plane import ControlFault
+    from drills.spec.job_options import JobOptions
+
+    fault = fault_named(name)
+    options = dict(_options(fault, f"Options of {name}"))
+    if issubclass(fault, ControlFault):
+        during = _value_of("--during", arguments) or "kill-rank"
+        options["during"] = Annotated[
+            str,
+            typer.Option(
+                metavar="FAULT",
+                show_default=False,
+                help="The fault that opens the incident; its options can be used too. Default: kill-rank.",
+                rich_help_panel=f"Options of {name}",
+            ),
+        ]
+        options = dict(_options(fault_named(during), f"Options of {during}")) | options
+    options |= dict(_options(JobOptions, "The job")) | OF_THE_DRILL
+
+    def run(**chosen: Any) -> None:
+        _drill(name, {key: value for key, value in chosen.items() if value not in (None, False, [])})
+
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=one) for key, one in options.items()]
+    )
+    run.__annotations__ = {}
+    single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    single.command(name, help=f"{fault.summary[0].upper()}{fault.summary[1:]}.")(run)
+    return typer.main.get_command(single)
+
+
+def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
+    """Field → its option. What is not chosen stays None: the model knows its defaults."""
+    from drills.faults.all import choices_of, option_of, shown_options
+
+    for name, field in shown_options(model):
+        choices = choices_of(field)
+        inner = [one for one in get_args(field.annotation) if one is not type(None)]
+        is_optional = len(inner) == 1 and get_origin(field.annotation) is not list
+        kind: Any = Literal[choices] if choices else inner[0] if is_optional else field.annotation
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        is_chosen = field.is_required() or field.default_factory is not None or field.default in (None, "", False)
+        option = typer.Option(
+            option_of(name, field),
+            help=field.description if is_chosen else f"{field.description} Default: {field.default}.",
+            metavar=str(extra["metavar"]) if "metavar" in extra else None,
+            show_default=False,
+            rich_help_panel=panel,
         )
-        results = interrupts.run(run_drills(request, repeat=repeat, say=drill.progress, keep=keep, each=drill.each))
+        yield name, Annotated[kind, option]
+
+
+def _value_of(option: str, arguments: list[str]) -> str:
+    """The value of an option among arguments that are not parsed yet; empty: it is not there."""
+    for at, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if argument == option and at + 1 < len(arguments):
+            return arguments[at + 1]
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+    return ""
+
+
+def _drill(fault: str, chosen: dict[str, Any]) -> None:
+    from console.views import drill as view
+    from drills import interrupts
+    from drills.faults.all import drill_request
+    from drills.runner import run_drills
+    from drills.verdict import together
+
+    repeat, keep, as_json = chosen.pop("repeat", 1), chosen.pop("keep", False), chosen.pop("as_json", False)
+    try:
+        request = drill_request(fault, **chosen)
+        results = interrupts.run(run_drills(request, repeat=repeat, say=view.progress, keep=keep, each=view.each))
     except CannotInject as refused:
         if as_json:
             print(json.dumps({"fault": fault, "fired": False, "refused": str(refused)}))
         print(f"error: {refused}", file=sys.stderr)
         raise typer.Exit(EXIT_CANNOT) from None
     if as_json:
-        answer: Any = results[0].model_dump()
-        if repeat > 1:
-            answer = together(results)
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(together(results) if repeat > 1 else results[0].model_dump(), indent=2))
     else:
-        drill.results(results)
+        view.results(results)
     if not all(result.ok for result in results):
         raise typer.Exit(EXIT_NOT_RECOVERED)
     blind = [result for result in results if not result.compared and result.resolution != "parked"]

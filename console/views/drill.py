@@ -12,9 +12,9 @@ from rich.table import Table
 
 from console.terminal import PlainConsole, styled
 from controlplane.shown import clean
-from drills.judge.judge import summary
+from drills.faults.all import FAULTS, usage_of
 from drills.judge.result import DrillResult
-from drills.spec.catalogue import CATALOGUE
+from drills.verdict import summary
 
 SHOWN = 3
 """Incidents of which each gets a command."""
@@ -43,12 +43,12 @@ def one_line(result: DrillResult) -> str:
 def catalogue(*, as_json: bool) -> None:
     """All faults, one line each."""
     if as_json:
-        rows = [{"fault": kind.name, "options": kind.options, "what": kind.summary} for kind in CATALOGUE]
+        rows = [{"fault": fault.name, "options": usage_of(fault), "what": fault.summary} for fault in FAULTS]
         print(json.dumps(rows, indent=2))
         return
-    width = max(len(kind.name) for kind in CATALOGUE)
-    for kind in CATALOGUE:
-        print(f"{kind.name:{width}}  {kind.options:44}  {kind.summary}")
+    width = max(len(fault.name) for fault in FAULTS)
+    for fault in FAULTS:
+        print(f"{fault.name:{width}}  {usage_of(fault):44}  {fault.summary}")
 
 
 def results(runs: list[DrillResult]) -> None:

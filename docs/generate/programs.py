@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent.statuses import STATUSES
+from console.commands.drill import command_of
 from console.main import COMMANDS, load
 from docs.generate.markdown import code, paragraph, sentence, table
-from drills.spec.catalogue import CATALOGUE
+from drills.faults.all import FAULTS, usage_of
 from everstep.errors import ConfigError, EverstepError, TopologyError
 
 
@@ -25,6 +26,9 @@ def commands() -> str:
 def _rows(name: str, line: str) -> Iterator[tuple[str, str, str]]:
     command = load(name)
     yield _row(f"everstep {name}", command, line)
+    if name == "drill":
+        of_every_drill = command_of("switch-down", [])  # a fault without options of its own
+        yield _row("everstep drill FAULT", of_every_drill, "Beside the options of the fault: `everstep drill --list`.")
     for below, sub in getattr(command, "commands", {}).items():
         yield _row(f"everstep {name} {below}", sub, sentence((sub.help or "").split("\n\n")[0]))
 
@@ -43,7 +47,7 @@ def _argument(param: Any) -> str:
 
 def faults() -> str:
     """Every fault of drills."""
-    rows = [(code(kind.name), code(kind.options), kind.summary, kind.not_soaked) for kind in CATALOGUE]
+    rows = [(code(fault.name), code(usage_of(fault)), fault.summary, fault.not_soaked) for fault in FAULTS]
     return (
         "[Drills](../guides/drills.md) explains how a fault is injected and a recovery is judged.\n\n"
         f"{table(('fault', 'options', 'what happens', 'why no soak draws it'), rows)}"

@@ -18,7 +18,7 @@ from controlplane.local.commands import Commands, agent_command
 from controlplane.local.network import CONTROL, FIRST_CARD, SECOND_CARD, Network
 from controlplane.local.postgres import Postgres
 from drills.clusters.local import DrillCluster
-from everstep.errors import ClusterError, NoCluster
+from everstep.errors import CannotInject, ClusterError, NoCluster
 from everstep.model.machine import Machine
 
 CONTROL_ADDRESS, FIRST_ADDRESS = "10.99.0.1", "10.99.0.11"
@@ -113,6 +113,17 @@ class NetworkCluster(DrillCluster):
             if self._postgres:
                 self._postgres.remove()
             self.leaked += [f"process {pid} in the network after the cluster was down" for pid in self.network.remove()]
+
+
+def network_of(cluster: DrillCluster, fault: str) -> Network:
+    """The network of a cluster's machines.
+
+    Raises:
+        CannotInject: they have none of their own.
+    """
+    if not isinstance(cluster, NetworkCluster):
+        raise CannotInject(f"{fault}: the machines of this cluster have no network of their own")
+    return cluster.network
 
 
 def missing(*, with_postgres: bool = False) -> str:

@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from agent.v1 import agent_pb2 as pb
 from controlplane.local import power
 from drills.clusters.local import DrillCluster
-from drills.inject.plan import STRIKE, Planned
+from drills.inject.plan import Planned
 from drills.observe import step_records
 from drills.observe.observed import DrillObservations
 from drills.observe.processes import RankCopies
 from drills.observe.stored_copies import StoredCopies
-from drills.spec.loss import Loss, Promise, best_step, loss_of, promise_of
+from drills.spec.fault import STRIKE
+from drills.spec.loss import Loss, Promise, best_step, promise_of
 from drills.spec.request import DrillRequest
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job import JobSpec
@@ -57,7 +59,17 @@ class DrillContext:
 
     def __post_init__(self) -> None:
         self.stored = StoredCopies(self.cluster.file, self.spec, self.machines)
-        self.target = self.machines[self.request.target_machine_index(self.spec)]
+        self.target = self.machines[self.request.opening.machine_index(self.spec)]
+
+    @property
+    def memory(self) -> Path:
+        """Shared memory of the struck machine."""
+        return self.cluster.file.shm / self.target.name
+
+    @property
+    def disk(self) -> Path:
+        """Where the struck machine has its checkpoints on disk."""
+        return power.state_folder(self.cluster.file, self.target.name) / "checkpoints"
 
     # Waiting.
 
@@ -239,7 +251,7 @@ class DrillContext:
         Args:
             exact: the job stands still and all copies are known: what is left decides what it may cost.
         """
-        loss = loss_of(self.request, self.spec)
+        loss = self.request.opening.loss(self.spec)
         if loss.ranks:
             self.seen.promise = self._promise(loss, exact=exact)
             await self._kill_ranks(loss)
@@ -273,7 +285,7 @@ class DrillContext:
                     power.empty_disk(cluster, name)
                     self.seen.emptied.append(name)
                     self.seen.records.join(records)
-            if self.request.gone:
+            if self.request.opening.stays_away:
                 self.off.enter_context(off.pop_all())
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
@@ -310,7 +322,7 @@ def copies_seen(found: Collection[RankCopies], contexts: Sequence[DrillContext])
     A machine whose link is down cannot be told to end its ranks. Where another one takes its place, they wait for peers
     that are gone: that they do not step is held by ``Records.overlaps``.
     """
-    away = {context.target.name for context in contexts if context.request.base == "link-down"}
+    away = {context.target.name for context in contexts if context.request.opening.unreachable}
     return sum(not away & set(one.machines) for one in found)
 
 

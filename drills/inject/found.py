@@ -8,9 +8,6 @@ import time
 from collections.abc import Sequence
 
 from drills.inject.context import LOOK_S, DrillContext
-from drills.spec.catalogue import CARDS
-from drills.spec.findings import expected_of
-from drills.spec.request import DrillRequest
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.machine import Machine
 
@@ -28,9 +25,9 @@ async def await_finding(context: DrillContext) -> None:
     Raises:
         ClusterError: they do not.
     """
-    expected = expected_of(context.request)
+    expected = context.request.opening.finding
     assert expected is not None
-    await await_reason(context, _struck(context), expected.reason)
+    await await_reason(context, struck_machines(context), expected.reason)
     context.seen.found_ns = time.time_ns()
 
 
@@ -57,13 +54,14 @@ async def _finds(context: DrillContext, machine: Machine, reason: str) -> bool:
     return False
 
 
-def _struck(context: DrillContext) -> list[Machine]:
-    return context.machines if context.request.strikes_all else [context.target]
+def struck_machines(context: DrillContext) -> list[Machine]:
+    """The machines on which something breaks."""
+    return context.machines if context.request.opening.strikes_all else [context.target]
 
 
 async def await_told(context: DrillContext) -> None:
     """Wait until an incident tells it, or the ledger has it; what is not told is for the judge to see."""
-    expected = expected_of(context.request)
+    expected = context.request.opening.finding
     assert expected is not None
     deadline = time.monotonic() + TOLD_LIMIT_S
     while time.monotonic() < deadline:
@@ -92,18 +90,10 @@ async def _generation(context: DrillContext) -> int:
 
 async def await_healed(context: DrillContext) -> None:
     """Wait until the machines' inspections find it no more: it would be told to the next job on this cluster."""
-    reasons = _left_by(context.request)
-    for machine in _struck(context) if reasons else ():
+    reasons = context.request.opening.found_later
+    for machine in struck_machines(context) if reasons else ():
         if not await _healed(context, machine, reasons):
             context.cluster.say(f"{', '.join(reasons)} are still found on {machine.name}")
-
-
-def _left_by(request: DrillRequest) -> Sequence[str]:
-    """Reason codes of what inspections still find for a while after a drill."""
-    if request.base in (*CARDS, "link-down"):
-        return OUTAGES  # two of them within five minutes are an alert too many, and they are of two drills here
-    expected = expected_of(request)
-    return (expected.reason,) if expected else ()
 
 
 async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str]) -> bool:

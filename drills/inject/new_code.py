@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from activities.versions.listing import files_of
-from drills.spec.request import DrillRequest
 from everstep.errors import CannotInject
 from everstep.model.job import IN_PLACE, JobSpec
 
@@ -48,15 +47,6 @@ def _wider(self, *args, **kwargs):
 
 _everstep.Run.checkpoint = _wider
 """
-
-
-def lines_of(request: DrillRequest) -> str:
-    """What a drill puts into the script."""
-    if request.base != "bad-version":
-        return ""
-    if request.at_start:
-        return AT_START
-    return CHANGES_STATE if request.changes_state else AFTER_STEPS.format(steps=request.fails_after)
 
 
 def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:

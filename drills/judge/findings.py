@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drills.judge.facts import DrillFacts, is_observed
-from drills.spec.findings import Expected, expected_of, goes_on
+from drills.spec.fault import ExpectedFinding
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from everstep.model.finding import MachineFinding
@@ -14,22 +14,22 @@ from everstep.model.job import JobSpec
 
 def findings_told(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> list[str]:
     """What is wrong with what was told of a device that broke; nothing where none did."""
-    expected = expected_of(request)
+    expected = request.opening.finding
     if expected is None:
         return []
-    machine = request.struck_machine(spec)
+    machine = request.opening.struck_machine(spec)
     found = [] if _noted(facts.machine_events, expected) else [f"the ledger has no {expected.reason} of {machine}"]
     observed = [incident.report for incident in facts.incidents if is_observed(incident) and incident.report]
-    struck = machine_names(spec.machines) if request.base == "switch-down" else [machine]
+    struck = machine_names(spec.machines) if request.opening.reported_of_all else [machine]
     wrong = [
         report.headline
         for report in observed
         if not all(_told(report.findings, expected, machine) for machine in struck)
     ]
     found += [f"an incident tells something else: {headline}" for headline in wrong]
-    if goes_on(request) and expected.opens_incident and len(observed) != 1:
+    if request.only_reported and expected.opens_incident and len(observed) != 1:
         found.append(f"{len(observed)} incidents tell {expected.reason}")
-    elif goes_on(request) and not expected.opens_incident and observed:
+    elif request.only_reported and not expected.opens_incident and observed:
         found.append(f"{expected.reason} is {expected.verdict}, and {len(observed)} incidents tell it")
     stopped = [incident.report for incident in facts.incidents if incident.report and not is_observed(incident)]
     if stopped and not observed and not any(_told(report.findings, expected, machine) for report in stopped):
@@ -37,11 +37,11 @@ def findings_told(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> li
     return found
 
 
-def _noted(events: Iterable[str], expected: Expected) -> bool:
+def _noted(events: Iterable[str], expected: ExpectedFinding) -> bool:
     return any(f"({expected.reason}; owner: {expected.owner}," in text for text in events)
 
 
-def _told(findings: Iterable[MachineFinding], expected: Expected, machine: str) -> bool:
+def _told(findings: Iterable[MachineFinding], expected: ExpectedFinding, machine: str) -> bool:
     wanted = machine, expected.reason, expected.owner, expected.verdict
     return any((seen.machine, *_of(seen)) == wanted for seen in findings)
 

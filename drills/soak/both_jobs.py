@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from drills.inject.context import DrillContext
 from drills.inject.found import await_healed
-from drills.inject.plan import STRIKE
 from drills.inject.put_back import out_of_use, put_back
 from drills.soak.invariants import Struck
 from drills.soak.job import SoakJob
 from drills.soak.look import GateLook
 from drills.soak.machines import machines_seen
 from drills.soak.other_job import OtherJob
-from drills.spec.catalogue import AWAY
+from drills.spec.fault import STRIKE
 from everstep.errors import ClusterError
 
 STRIKE_LIMIT_S = 240.0
@@ -64,7 +63,7 @@ class BothJobs:
             off.close()
         for context in scenes:
             await context.power_on()
-            if context.request.base in AWAY:
+            if context.request.opening.holds_up_backups and context.request.opening.needs_network:
                 await await_healed(context)
         if not await out_of_use(self.job.cluster):
             return []

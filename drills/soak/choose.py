@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from controlplane.local.cluster_file import everstep_home
+from drills.faults.all import fault_named
 from drills.soak.draw import draw, left_out
 from drills.soak.plan import Sizes, SoakPlan
 from drills.soak.runner import PLAN
-from drills.spec.catalogue import kind_of
 from everstep.errors import CannotInject, ConfigError
 
 SEEDS = 1_000_000
@@ -43,7 +43,7 @@ def chosen(
         taken.check()
     else:
         for name in only:
-            kind_of(name)
+            fault_named(name)
             if reason := left_out().get(name):
                 raise CannotInject(f"{name}: no soak draws it: {reason}")
         try:

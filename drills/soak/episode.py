@@ -10,15 +10,14 @@ from pathlib import Path
 
 from temporalio.service import RPCError
 
+from drills.faults.away import LinkDown
+from drills.faults.fault import inject
 from drills.inject.context import DrillContext, copies_seen
-from drills.inject.from_outside import inject
-from drills.inject.plan import Fault
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.judge.facts import DrillFacts, IncidentFacts
-from drills.judge.judge import copies_told
 from drills.judge.result import DrillResult
-from drills.judge.updates import steps_under_their_versions
+from drills.judge.versions import steps_under_their_versions
 from drills.observe import step_records
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
@@ -30,8 +29,8 @@ from drills.soak.look import GateLook, failed_tasks, look
 from drills.soak.other_job import OtherJob
 from drills.soak.plan import GAP, Episode
 from drills.soak.result import EpisodeResult, undisturbed
-from drills.spec.catalogue import CONTROL_FAULTS, HANGS
-from drills.spec.loss import loss_of
+from drills.spec.fault import Entry
+from drills.verdict import copies_told
 from everstep.errors import ClusterError, EverstepError, SoakStuck
 from everstep.rank import drill_faults as faults
 
@@ -115,7 +114,7 @@ class Episodes:
     async def _fill(self, result: EpisodeResult, scenes: list[DrillContext], watch: CopyWatch) -> None:
         """Look at the job at the gate, and judge."""
         gate, step = result.steps
-        hung = self._behind or any(context.request.fault == "hang-peer" for context in scenes)
+        hung = self._behind or any(context.request.fault.delays_backups for context in scenes)
         struck = self._struck(scenes, gate)
         try:
             seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung, lost=struck.gone)
@@ -134,7 +133,7 @@ class Episodes:
     async def _untold(self, scenes: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
         """Parts that did not come back; of a fault that came alone also what the judge of drills finds untold."""
         found = [
-            f"{context.request.fault} of {context.target.name}: it did not come back"
+            f"{context.request.fault.name} of {context.target.name}: it did not come back"
             for context in scenes
             if context.seen.absorbed and context.seen.absorbed.back_ns is None
         ]
@@ -144,7 +143,7 @@ class Episodes:
             new = [copy for copy in seen.damaged if copy not in self._damaged_before]
             facts = DrillFacts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
             evicted = [name for incident in incidents if incident.report for name in incident.report.evicted]
-            found += copies_told(request, facts, DrillResult(fault=request.fault, evicted=evicted))
+            found += copies_told(request, facts, DrillResult(fault=request.fault.name, evicted=evicted))
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
@@ -164,7 +163,9 @@ class Episodes:
 
     def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
         promises = [context.seen.promise for context in scenes if context.seen.promise]
-        links = [one for one in scenes if one.request.base == "link-down" and one.request.seconds > MAY_LEAVE_S]
+        links = [
+            one for one in scenes if isinstance(one.request.fault, LinkDown) and one.request.fault.seconds > MAY_LEAVE_S
+        ]
         return Struck(
             tuple(context.request for context in scenes),
             tuple(promises),
@@ -192,15 +193,15 @@ class Episodes:
 
     # Striking.
 
-    async def _arm(self, index: int, scenes: list[DrillContext]) -> Fault | None:
+    async def _arm(self, index: int, scenes: list[DrillContext]) -> Entry | None:
         """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
-        workers: list[Fault] = [fault for context in scenes for fault in context.planned.workers]
+        workers: list[Entry] = [fault for context in scenes for fault in context.planned.workers]
         within = self._episode(index).how == "within" and scenes[1].planned.outside
         hold = self._stage_hold(index) if within else None
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
         return hold
 
-    async def _strike(self, index: int, scenes: list[DrillContext], hold: Fault | None) -> list[str]:
+    async def _strike(self, index: int, scenes: list[DrillContext], hold: Entry | None) -> list[str]:
         """Strike, and wait until what strikes from outside is done; returns what went wrong."""
         first = scenes[:1] if self._at_hand.how == "within" else scenes
         letting_on = asyncio.create_task(self._let_on(index, first))
@@ -223,7 +224,7 @@ class Episodes:
             await asyncio.sleep(LOOK_S)
         self.job.strikes(index).open()
 
-    def _stage_hold(self, index: int) -> Fault:
+    def _stage_hold(self, index: int) -> Entry:
         episode, folder = self._episode(index), self.job.place(index)
         return {
             "id": "stage",
@@ -235,7 +236,7 @@ class Episodes:
             "marks": str(folder / "stage.json"),
         }
 
-    async def _inject(self, context: DrillContext, hold: Fault | None) -> str:
+    async def _inject(self, context: DrillContext, hold: Entry | None) -> str:
         """Inject a fault from outside; returns what went wrong."""
         if hold is None:
             return await self._injected(context)
@@ -259,7 +260,7 @@ class Episodes:
         try:
             await inject(context)
         except (EverstepError, OSError) as error:
-            return f"{context.request.fault}: {error}"
+            return f"{context.request.fault.name}: {error}"
         return ""
 
     # Waiting.
@@ -350,17 +351,17 @@ class Episodes:
 
 def _gone(context: DrillContext) -> list[str]:
     """Machines of the job that a fault takes away for good."""
-    if not context.request.gone or context.request.fault in CONTROL_FAULTS:
+    if not context.request.fault.stays_away:
         return []
-    return [context.machines[index].name for index in loss_of(context.request, context.spec).machines]
+    return [context.machines[index].name for index in context.request.fault.loss(context.spec).machines]
 
 
 def _hung(context: DrillContext) -> list[str]:
     """Machines of the job with ranks that hang: they leave it, unless another fault ends all ranks first."""
-    if context.request.fault not in HANGS:
+    if not context.request.fault.hangs:
         return []
     topology = context.spec.topology()
-    return [context.machines[topology.machine(rank)].name for rank in context.request.struck_ranks(context.spec)]
+    return [context.machines[topology.machine(rank)].name for rank in context.request.fault.struck_ranks(context.spec)]
 
 
 def _watched(seen: GateLook, watch: CopyWatch, scenes: Sequence[DrillContext]) -> None:
@@ -369,7 +370,7 @@ def _watched(seen: GateLook, watch: CopyWatch, scenes: Sequence[DrillContext]) -
 
 def _unfired(scenes: Sequence[DrillContext]) -> list[str]:
     return [
-        f"fault {position + 1} ({context.request.fault}): {name}"
+        f"fault {position + 1} ({context.request.fault.name}): {name}"
         for position, context in enumerate(scenes)
         for name, mark in context.planned.fired().items()
         if mark is None
@@ -381,7 +382,7 @@ def recovered_s(scenes: Sequence[DrillContext], incidents: Sequence[IncidentFact
     marks = [
         mark
         for context in scenes
-        if context.request.fault not in CONTROL_FAULTS  # they strike within what another one has opened
+        if not context.request.fault.is_control  # they strike within what another one has opened
         for mark in context.planned.fired().values()
         if mark
     ]

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from drills.faults.updates import Update
 from drills.judge.evictions import over_evicted
-from drills.judge.judge import MAX_BLIND_S, MAX_LOST
 from drills.soak.look import ClusterProcess, GateLook, census
 from drills.soak.machines import leased_twice, lost
 from drills.soak.plan import GAP
-from drills.spec.catalogue import AWAY, CONTROL_FAULTS, HANGS, LOSSES, MACHINE_FAULTS, UPDATES
-from drills.spec.loss import Promise, loss_of
+from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
-from drills.spec.updates import expected_update
+from drills.verdict import MAX_BLIND_S, MAX_LOST
 from everstep.decisions.act.versions.book import WAITS
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
@@ -37,8 +36,6 @@ MORE_FILES = 6
 cleared, what two fork servers keep."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
-STAND_STILL = (*HANGS, "link-down", "cut-off")
-"""Faults of which a hang is all that can be seen."""
 FORK_SERVERS = 2
 """Of one machine: that of the job, and one that waits for the next."""
 
@@ -147,7 +144,7 @@ def copies_are_where_they_belong(seen: GateLook, struck: Struck, spec: JobSpec, 
 
 def incidents_are_few_and_closed(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """One incident for each fault that hurts ranks, or fewer, and all of them over and recovered."""
-    most = sum(opens(request) for request in struck.requests)
+    most = sum(request.fault.incidents_in_soaks for request in struck.requests)
     found = [f"{len(seen.incidents)} incidents of {most} faults"] if len(seen.incidents) > most else []
     for incident in seen.incidents:
         if incident.report is None:
@@ -159,7 +156,7 @@ def incidents_are_few_and_closed(seen: GateLook, struck: Struck, spec: JobSpec, 
 
 def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
     """No end of a rank is missed until the job has stood still for too long."""
-    if any(request.base in STAND_STILL for request in struck.requests):
+    if any(request.opening.may_hang for request in struck.requests):
         return []
     return [
         f"{incident.id}: a hang was seen and nothing stood still"
@@ -195,7 +192,7 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
 
 def nobody_is_left(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
     """Whether all machines lost their memory in one incident, so that nobody knows how far the job had come."""
-    lost = [set(loss_of(request, spec).machines) for request in struck.requests]
+    lost = [set(request.opening.loss(spec).machines) for request in struck.requests]
     together = [set[int]().union(*lost)] if at_once else lost
     return any(len(machines) == spec.machines for machines in together)
 
@@ -204,10 +201,10 @@ def versions_are_what_ran(seen: GateLook, struck: Struck, spec: JobSpec, known: 
     """Each step ran under the version that the job says, nothing waits any more, and no bad version is left."""
     found = list(seen.other_versions)
     found += [f"{one.name} is {one.status} at the gate" for one in seen.versions if one.status in WAITS]
-    if struck.requests and struck.requests[0].fault in UPDATES and seen.versions:
-        last, good = seen.versions[-1], struck.requests[0].fault == "update"
+    if struck.requests and struck.requests[0].fault.is_update and seen.versions:
+        last, good = seen.versions[-1], isinstance(struck.requests[0].fault, Update)
         if (last.status is VersionStatus.RUNNING) is not good:
-            found.append(f"after {struck.requests[0].fault} {last.name} is {last.status}: {last.why[:200]}")
+            found.append(f"after {struck.requests[0].fault.name} {last.name} is {last.status}: {last.why[:200]}")
     return found
 
 
@@ -345,15 +342,6 @@ def _lasting(seen: GateLook) -> list[ClusterProcess]:
     return [process for process in seen.processes if process.name not in ("rank", "store", "of the ledger", "gone")]
 
 
-def opens(request: DrillRequest) -> int:
-    """How many incidents a fault may open: the control plane's own faults and what is absorbed open none."""
-    if request.fault in UPDATES and (update := expected_update(request)):
-        return update.incidents
-    if request.fault in CONTROL_FAULTS or (request.absorbed and not request.then):
-        return 0
-    return 2 if request.during == "launch" else 1
-
-
 def may_cost(struck: Struck) -> int:
     """Most steps that an incident may lose; those since the gate, where nothing better is promised."""
     if struck.behind:
@@ -368,6 +356,6 @@ def may_cost(struck: Struck) -> int:
 def _independent(struck: Struck) -> bool:
     """Whether of two faults one takes no copies, and none that the other one needs: owner and peer may be struck, or
     the agent that was to back up what is lost."""
-    takes = [request for request in struck.requests if request.base in LOSSES and request.fault not in CONTROL_FAULTS]
-    holds_up = [request for request in struck.requests if request.fault in (*MACHINE_FAULTS, *AWAY, "hang-peer")]
+    takes = [request for request in struck.requests if request.fault.takes_machines]
+    holds_up = [request for request in struck.requests if request.fault.holds_up_backups]
     return not takes or len(takes) + len(holds_up) == 1

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from drills.clusters.local import DrillCluster
-from drills.inject.plan import Fault, Planned, planned
+from drills.faults.lost_machines import KillMachine
+from drills.inject.plan import Planned, planned
 from drills.soak.plan import SoakPlan
-from drills.spec.catalogue import CONTROL_FAULTS, UPDATES
+from drills.spec.fault import Entry
 from drills.spec.request import DrillRequest
 from everstep.errors import EverstepError
 from everstep.model.job import JobSpec
@@ -77,7 +78,7 @@ class SoakGate:
     def _opened(self) -> Path:
         return self.folder / f"{self.name}.open"
 
-    def holds(self) -> list[Fault]:
+    def holds(self) -> list[Entry]:
         """The entries of the ranks' plan."""
         return [
             {
@@ -108,14 +109,12 @@ class SoakJob:
         self.folder = cluster.home / "drills" / name
         disk = cluster.home / "disk"
         disk.mkdir(exist_ok=True)  # as a mount would be there
-        base = DrillRequest.model_validate(
-            {
-                "fault": "kill-machine",  # whose job has backups, and checkpoints on a disk that outlives machines
-                **plan.sizes.model_dump(),
-                "at_step": plan.gate(0),
-                "steps": plan.steps,
-                "step_seconds": plan.step_seconds,
-            }
+        base = DrillRequest(
+            fault=KillMachine(),  # whose job has backups, and checkpoints on a disk that outlives machines
+            at_step=plan.gate(0),
+            steps=plan.steps,
+            step_seconds=plan.step_seconds,
+            **plan.sizes.model_dump(),
         )
         env = {environment.FAULTS: str(self.folder / "faults.json"), environment.STATE_DIGEST: "1"}
         spec = base.spec(name, env, disk=disk)
@@ -158,15 +157,15 @@ class SoakJob:
         request = self.plan.request(index, position)
         marks = self.place(index) / f"fault-{position}.json"
         made = planned(request, self.spec, marks, self.cluster)
-        if request.fault in CONTROL_FAULTS:
+        if request.fault.is_control:
             workers = [{**fault, "marks": str(marks)} for fault in made.workers]
             return replace(made, ranks=[], outside=[], holds=[], workers=workers)
         # A part beside the ranks may take its time to come back: the next gate waits for it.
-        beside = request.waits_at_hold and request.base not in UPDATES
+        beside = request.waits_at_hold and not request.opening.is_update
         holds = [] if beside else made.holds
         return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
 
-    def _after_the_first(self, index: int, position: int, ranks: list[Fault]) -> list[Fault]:
+    def _after_the_first(self, index: int, position: int, ranks: list[Entry]) -> list[Entry]:
         """Ranks that die within a recovery are those that it has launched."""
         if position == 0 or self.plan.episodes[index].how != "within":
             return ranks
@@ -177,11 +176,11 @@ class SoakJob:
 
     def write(self) -> None:
         """Write what ranks meet, of all episodes at once: they read it when they are started."""
-        entries: list[Fault] = []
+        entries: list[Entry] = []
         for index, episode in enumerate(self.plan.episodes):
             entries += self.gate(index).holds() + self.strikes(index).holds()
             for position, fault in enumerate(episode.faults):
-                if fault.fault not in CONTROL_FAULTS:
+                if not fault.is_control:
                     made = self.planned(index, position)
                     entries += [{**fault, "marks": str(made.plan)} for fault in (*made.ranks, *made.holds)]
         entries += self.gate(len(self.plan.episodes)).holds()
@@ -189,6 +188,6 @@ class SoakJob:
             self.place(index).mkdir(parents=True, exist_ok=True)
         private.replace(self.folder / "faults.json", json.dumps(entries).encode())
 
-    def arm_workers(self, entries: list[Fault]) -> None:
+    def arm_workers(self, entries: list[Entry]) -> None:
         """Write what workers meet in the episode at hand."""
         private.replace(self.cluster.worker_plan, json.dumps(entries).encode())

@@ -10,6 +10,7 @@ from typing import Any
 from controlplane.local import power
 from controlplane.start_checks.code import start_recorded
 from drills.clusters.local import DrillCluster
+from drills.faults.lost_machines import KillMachine
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.observe import step_records
@@ -45,9 +46,7 @@ class OtherJob:
         first = plan.sizes.machines
         self.machines: list[Machine] = cluster.machines[first : first + plan.other]
         sizes = {"machines": plan.other, "ranks_per_machine": 1, "tp": 1, "pp": 1}
-        base = DrillRequest.model_validate(
-            {"fault": "kill-machine", **sizes, "at_step": 0, "steps": STEPS, "step_seconds": STEP_S}
-        )
+        base = DrillRequest(fault=KillMachine(), at_step=0, steps=STEPS, step_seconds=STEP_S, **sizes)
         spec = base.spec(name, {}, disk=cluster.home / "disk")
         self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.changed(policy)})
         self.off = ExitStack()

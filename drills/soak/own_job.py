@@ -8,8 +8,7 @@ from drills.clusters.local import DrillCluster
 from drills.runner import Drill, References
 from drills.soak.plan import Episode, SoakPlan
 from drills.soak.result import EpisodeResult, undisturbed
-from drills.spec.catalogue import kind_of
-from drills.spec.request import ALIKE, DrillRequest
+from drills.spec.request import DrillRequest
 from everstep.errors import ClusterError
 
 
@@ -20,11 +19,11 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
         CannotInject: this computer does not let us.
     """
     began, result = time.monotonic(), undisturbed(episode)
-    options = episode.faults[0].model_dump(exclude_unset=True) | plan.sizes.model_dump()
-    if kind_of(episode.faults[0].fault).alike:
-        options |= ALIKE | {"machines": plan.sizes.machines}
+    fault, sizes = episode.faults[0], plan.sizes.model_dump()
+    if fault.alike:
+        sizes |= {"ranks_per_machine": 1, "tp": 1, "pp": 1}
     try:
-        drilled = await Drill(cluster, DrillRequest.model_validate(options), references).run()
+        drilled = await Drill(cluster, DrillRequest(fault=fault, **sizes), references).run()
     except ClusterError as error:
         result.violations.append(f"steps go on: {error}")
         return result

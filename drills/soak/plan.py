@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from drills.checks import check_sense
-from drills.spec.catalogue import CONTROL_FAULTS, OWN_JOBS, UPDATES
+from drills.faults.all import AnyFault
+from drills.faults.control_plane import ControlFault
+from drills.faults.updates import UpdateFault
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
 from everstep.errors import ConfigError, TopologyError
@@ -61,7 +63,7 @@ class Episode(BaseModel):
 
     number: int = Field(ge=1, description="Its name: it stays when episodes around it are left out.")
     how: How = "alone"
-    faults: list[DrillRequest] = Field(min_length=1, max_length=2)
+    faults: list[AnyFault] = Field(min_length=1, max_length=2)
     other: str = Field(
         "", description="A machine of the second job, by its place there: lost for good at once with it."
     )
@@ -70,7 +72,7 @@ class Episode(BaseModel):
 
     @model_validator(mode="after")
     def _counts(self) -> Episode:
-        if self.other and not any(fault.gone for fault in self.faults):
+        if self.other and not any(fault.stays_away for fault in self.faults):
             raise ValueError(f"episode {self.number}: a machine of the other job is lost only where one of this one is")
         if (len(self.faults) == 1) != (self.how == "alone"):
             raise ValueError(f"episode {self.number}: {self.how} does not go with {len(self.faults)} faults")
@@ -79,7 +81,7 @@ class Episode(BaseModel):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of its faults."""
-        return tuple(fault.fault for fault in self.faults)
+        return tuple(fault.name for fault in self.faults)
 
     @property
     def setting(self) -> Setting:
@@ -91,7 +93,7 @@ class Episode(BaseModel):
     @property
     def own_job(self) -> bool:
         """Whether it is a job of its own, and not a part of the long one."""
-        return any(fault.base in OWN_JOBS for fault in self.faults)
+        return any(fault.own_job for fault in self.faults)
 
     @property
     def meeting(self) -> str:
@@ -131,19 +133,20 @@ class SoakPlan(BaseModel):
     def request(self, index: int, position: int) -> DrillRequest:
         """A fault of an episode with all that an injector needs: the job's sizes and the step."""
         episode = self.episodes[index]
-        fields: dict[str, Any] = {
+        first, fault = episode.faults[0], episode.faults[position]
+        if isinstance(first, UpdateFault):  # the losses of the whole run are held against one without updates
+            first = first.model_copy(update={"neutral": True})
+        if position == 0:
+            fault = first
+        elif isinstance(fault, ControlFault):
+            fault = fault.model_copy(update={"opened_by": first})
+        return DrillRequest(
+            fault=fault,
+            at_step=self.gate(index) + LEAD,
+            steps=self.steps,
+            step_seconds=self.step_seconds,
             **self.sizes.model_dump(),
-            "at_step": self.gate(index) + LEAD,
-            "steps": self.steps,
-            "step_seconds": self.step_seconds,
-        }
-        fault = episode.faults[position]
-        if episode.faults[0].fault in UPDATES:
-            fields["neutral"] = True  # the losses of the whole run are held against one without updates
-        if fault.fault in CONTROL_FAULTS:
-            fields["during"] = episode.faults[0].fault
-            fields |= {name: getattr(episode.faults[0], name) for name in ("ranks", "machine", "kind", "index", "gone")}
-        return DrillRequest.model_validate(fault.model_dump(exclude_unset=True) | fields)
+        )
 
     def parts(self) -> list[tuple[Setting, SoakPlan]]:
         """The episodes by setting, in the order in which they come: each part has a cluster of its own."""
@@ -168,7 +171,7 @@ class SoakPlan(BaseModel):
         if again := {number for number in numbers if numbers.count(number) > 1}:
             raise ConfigError(f"the plan has episode {min(again)} twice")
         for index, episode in enumerate(self.episodes):
-            if episode.how == "within" and not (episode.stage or episode.faults[1].in_stage):
+            if episode.how == "within" and not (episode.stage or isinstance(episode.faults[1], ControlFault)):
                 raise ConfigError(f"episode {episode.number}: 'within' needs a stage")
             if episode.other and episode.other not in machine_names(self.other):
                 raise ConfigError(f"episode {episode.number}: the other job has no machine {episode.other}")

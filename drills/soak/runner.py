@@ -18,6 +18,7 @@ from controlplane.start_checks.code import start_recorded
 from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.clusters.network import missing as network_lacks
+from drills.faults.all import fault_named
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.observe.step_records import Records
@@ -32,7 +33,6 @@ from drills.soak.own_job import run_own_job
 from drills.soak.plan import Setting, SoakPlan
 from drills.soak.reduce import reduced
 from drills.soak.result import EpisodeResult, Journal, PartResult, SoakResult
-from drills.spec.catalogue import AWAY, CARDS
 from everstep.errors import CannotInject, EverstepError
 from everstep.model.job_state import job_workflow_id
 
@@ -278,7 +278,7 @@ def missing(setting: Setting) -> str:
 
 def needs_network(kind: str) -> bool:
     """Whether a kind of fault is why an episode has the setting ``network``."""
-    return kind in (*AWAY, *CARDS)
+    return fault_named(kind).needs_network
 
 
 async def soak_and_reduce(

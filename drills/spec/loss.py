@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from drills.spec.request import DrillRequest
-from drills.spec.settings import machine_names, placement_of
+from drills.spec.settings import placement_of
 from everstep.decisions.keep.placement import survives
 from everstep.model.job import JobSpec
-from everstep.model.topology import Topology
 
 SURVIVED = 1
 """What the placement of backups survives costs the step that was under way, and no more (section 7: every step)."""
@@ -37,60 +35,6 @@ class Promise:
     reason: str
     begins_again: bool = False
     """No step is left that every rank can restore."""
-
-
-def loss_of(request: DrillRequest, spec: JobSpec) -> Loss:
-    """What a drill kills in the end; nothing where the fault itself is all."""
-    topology, peers = spec.topology(), placement_of(spec).peers
-    rank, machine = request.struck_ranks(spec)[0], request.target_machine_index(spec)
-
-    def with_peer(owner: int) -> set[int]:
-        peer = peers[owner]
-        return {topology.machine(owner)} | ({topology.machine(peer)} if peer is not None else set())
-
-    machines: set[int] = set()
-    ranks: tuple[int, ...] = ()
-    match request.base:
-        case "kill-machine":
-            machines = {machine}
-        case "kill-group":
-            machines = machines_of_group(request, topology)
-        case "flip-bit" if request.where == "buffer":
-            ranks = (rank,)
-        case "flip-bit" if request.where == "backup":
-            machines = {topology.machine(rank)}
-        case "flip-bit" | "truncate-file":
-            machines = with_peer(rank)
-        case "disk-full":
-            machines = {holder for owner in topology.ranks(machine) for holder in with_peer(owner)}
-        case "shm-full" if not request.parks:
-            machines = {topology.machine(owners(peers, topology, machine)[0])}
-        case "kill-peer" if request.then == "kill-rank":
-            ranks = (owners(peers, topology, machine)[0],)
-        case "kill-peer":
-            machines = {topology.machine(owners(peers, topology, machine)[0])}
-        case "kill-postgres" | "kill-workers" | "hang-agents" | "update" | "bad-version" if request.kills_ranks:
-            ranks = tuple(request.struck_ranks(spec))
-        case "kill-agent" | "xid" | "gpu-lost" if request.then == "kill-rank":
-            ranks = (topology.ranks(machine)[0],)
-        case "kill-agent" | "update" | "bad-version" if request.then == "kill-machine":
-            machines = {machine}
-    return Loss(tuple(sorted(machines)), disks=request.base != "disk-full", ranks=ranks)
-
-
-def hung_machines(request: DrillRequest, spec: JobSpec) -> list[str]:
-    """The machines whose agents hang: the last ones of the job."""
-    return machine_names(spec.machines)[-request.count :]
-
-
-def machines_of_group(request: DrillRequest, topology: Topology) -> set[int]:
-    """All machines that hold a rank of the group."""
-    return {topology.machine(rank) for rank in topology.groups(request.kind)[request.index]}
-
-
-def owners(peers: Iterable[int | None], topology: Topology, machine: int) -> list[int]:
-    """The ranks whose backup lies on a machine."""
-    return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
 
 
 def promise_of(spec: JobSpec, loss: Loss) -> Promise:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from drills.spec.catalogue import NOT_FINITE
 from everstep.decisions.keep.placement import Placement, place_backups
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
@@ -74,31 +73,9 @@ NAN_KEEP = 8
 """Checkpoints on disk of a drill that has to go back to before a NaN."""
 
 
-def checkpoint_settings(fault: str, *, where: str, fits: str, disk: Path) -> dict[str, Any]:
-    """Fields of the checkpoint policy without which a fault would show nothing.
-
-    Args:
-        fault: the one that opens the incident.
-        where: of ``flip-bit``.
-        fits: of ``shm-full``.
-        disk: folder that outlives machines.
-    """
-    shared = {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
-    match fault:
-        case "kill-machine" | "kill-group" | "truncate-file" | "nan" | "bitflip":
-            # Memory moves on before a NaN is seen, and on a busy computer two checkpoints on disk do too.
-            return shared | ({"disk_keep": NAN_KEEP} if fault in NOT_FINITE else {})
-        case "flip-bit":
-            # In own memory as where a state is large: damage is found once the step is chosen.
-            settings: dict[str, dict[str, Any]] = {"file": shared, "buffer": {"verify_at_stop_mb": 0.0}}
-            return settings.get(where, {})
-        case "shm-full" if fits == "own":
-            return shared
-        case "disk-full":
-            return {"disk_every_steps": DISK_EVERY}
-        case "kill-peer":
-            return {"backup_rate_mb_s": SLOW_MB_S}
-    return {}
+def disk_settings(disk: Path) -> dict[str, Any]:
+    """Fields of the checkpoint policy with which all machines write to one folder that outlives them."""
+    return {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
 
 
 def placement_of(spec: JobSpec) -> Placement:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from drills import Drill, DrillCluster, DrillRequest, DrillResult
+from drills import Drill, DrillCluster, DrillResult, drill_request
 from drills.runner import References
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -84,7 +84,7 @@ def drill(cluster: DrillCluster, clusters: Clusters) -> DrillOf:
     """Run a drill of a small job."""
 
     async def run(fault: str, **options: Any) -> DrillResult:
-        request = DrillRequest(fault=fault, **(SMALL | options))
+        request = drill_request(fault=fault, **(SMALL | options))
         return await Drill(cluster, request, clusters.references).run()
 
     return run

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from drills import DrillCluster, DrillResult
-from drills.inject import memory_group
+from drills.faults.out_of_memory import OutOfMemory
 from everstep.model.finding import Health, Owner
+from everstep.model.job import JobSpec
 from tests.drills.conftest import DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package")]
@@ -79,7 +80,7 @@ async def test_without_another_machine_a_fault_is_told_and_the_job_goes_on_with_
     went_on(await spread("gpu-lost", machine="m1", steps=40))
 
 
-@pytest.mark.skipif(bool(memory_group.why_not()), reason=memory_group.why_not() or "it can be made")
+@pytest.mark.skipif(bool(OutOfMemory().why_not()), reason=OutOfMemory().why_not() or "it can be made")
 async def test_a_rank_is_killed_for_memory(drill: DrillOf, recovered: Recovered, cluster: DrillCluster) -> None:
     result = await drill("oom", ranks=[2])
     recovered(result)
@@ -88,4 +89,5 @@ async def test_a_rank_is_killed_for_memory(drill: DrillOf, recovered: Recovered,
     assert "m1: rank 2 of " in report["headline"]
     found = report["findings"][0]["finding"]
     assert (found["reason"], found["owner"], found["verdict"]) == ("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
-    assert not memory_group.folder_of_group().exists()
+    group = OutOfMemory().details(JobSpec(name="x", script="/x.py"))["group"]
+    assert not os.path.exists(group)  # noqa: ASYNC240, PTH110

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from drills import DrillCluster, DrillResult
+from drills.faults.all import drill_request
 from drills.inject.plan import planned
-from drills.spec.request import DrillRequest, example
+from drills.spec.request import example
 from everstep.model.job_state import JobState
 from everstep.model.ladder import Rung, RungMode
 
@@ -116,7 +117,7 @@ async def test_the_same_step_again_and_again_ends_parked(drill: DrillOf) -> None
 
 
 async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillCluster) -> None:
-    request = DrillRequest(
+    request = drill_request(
         fault="kill-rank", ranks=[1], times=3, machines=2, ranks_per_machine=2, tp=2, pp=1, at_step=4, steps=12
     )
     name = cluster.next_name("resumed")

@@ -8,11 +8,10 @@ import pytest
 
 from drills.checks import check
 from drills.clusters.local import DrillCluster
-from drills.inject.plan import outside_faults, rank_faults
-from drills.inject.updates import switched, update_of
-from drills.spec.catalogue import AWAY, CATALOGUE, kind_of
+from drills.faults.all import FAULTS, drill_request, fault_named
+from drills.faults.away import Away
+from drills.faults.updates import BadVersion, Update, UpdateFault
 from drills.spec.request import DrillRequest
-from drills.spec.updates import expected_update
 from everstep.errors import CannotInject, ConfigError
 from everstep.model.version import JobVersion, UpdateRequest
 
@@ -39,12 +38,12 @@ CONTRACT = [
 
 
 def test_the_catalogue_has_every_fault_of_the_contract() -> None:
-    assert [kind.name for kind in CATALOGUE] == CONTRACT
+    assert [fault.name for fault in FAULTS] == CONTRACT
 
 
 def test_a_near_name_is_suggested() -> None:
     with pytest.raises(ConfigError, match="did you mean 'kill-rank'"):
-        kind_of("kil-rank")
+        fault_named("kil-rank")
 
 
 @pytest.mark.parametrize(
@@ -72,27 +71,39 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker", "in_stage": "stop", "moment": "then"}, "begin, middle, end"),
         ({"fault": "kill-worker", "in_stage": "make"}, "add --during update or --during bad-version"),
         ({"fault": "kill-worker", "in_stage": "stop", "during": "kill-agent"}, "opens no incident"),
-        ({"fault": "kill-temporal", "at_event": 3}, "--at-event goes with kill-worker"),
+        (
+            {"fault": "kill-temporal", "at_event": 3},
+            "--at-event does not go with kill-temporal: it goes with kill-worker",
+        ),
         ({"fault": "kill-rank", "script": ["missing.py"]}, "missing.py"),
-        ({"fault": "kill-worker", "in_stage": "restore"}, "add --during kill-machine or --during kill-group"),
+        ({"fault": "kill-worker", "in_stage": "restore"}, "only where memory was lost: add --during kill-machine"),
         ({"fault": "kill-worker", "in_stage": "rollback"}, "no code is taken back: add --during bad-version"),
         ({"fault": "kill-worker", "in_stage": "vote"}, "nobody looks for a slow machine: add --during slow-machine"),
         ({"fault": "kill-worker", "in_stage": "replay", "during": "bitflip"}, "add --only-in-job"),
         ({"fault": "kill-worker", "in_stage": "report", "during": "slow-machine"}, "slow-machine hurts no rank"),
         ({"fault": "cut-link", "between": ("m1", "m1")}, "--between names two machines"),
-        ({"fault": "kill-rank", "between": ("m1", "m2")}, "goes with slow-link and cut-link"),
-        ({"fault": "kill-rank", "then": "kill-rank"}, "goes with kill-agent, kill-peer, xid, gpu-lost, and without"),
+        (
+            {"fault": "kill-rank", "between": ("m1", "m2")},
+            "--between does not go with kill-rank: it goes with cut-link, slow-link",
+        ),
+        (
+            {"fault": "kill-rank", "then": "kill-rank"},
+            "--then does not go with kill-rank: it goes with kill-agent, xid",
+        ),
         ({"fault": "kill-agent", "then": "spin"}, "kill-rank, kill-machine"),
         ({"fault": "kill-agent", "then": "kill-rank", "steps": 30}, "its second fault comes at step 30"),
-        ({"fault": "kill-group"}, "--kind is missing: use one of pp, dp, tp"),
+        ({"fault": "kill-group"}, "--kind is missing"),
         ({"fault": "kill-group", "kind": "pp", "index": 4}, "pp groups go from 0 to 3"),
         ({"fault": "flip-bit"}, "--where is missing: use one of buffer, backup, file"),
         ({"fault": "flip-bit", "where": "file", "at_step": 9}, "use --at-step 10 or later"),
         ({"fault": "flip-bit", "where": "backup", "machines": 1, "tp": 1, "pp": 1}, "it needs two machines"),
         ({"fault": "shm-full", "fits": "all"}, "nothing, own"),
-        ({"fault": "machine-fault"}, "--reason is missing: use one of disk-failed"),
+        ({"fault": "machine-fault"}, "--reason is missing"),
         ({"fault": "xid", "everywhere": True, "machines": 2, "pp": 1}, "2 machines share nothing: use 3 or more"),
-        ({"fault": "gpu-hot", "everywhere": True}, "--everywhere goes with xid, machine-fault"),
+        (
+            {"fault": "gpu-hot", "everywhere": True},
+            "--everywhere does not go with gpu-hot: it goes with xid, machine-fault",
+        ),
         ({"fault": "kill-machine", "standby": "sick"}, "--standby goes with kill-machine --gone"),
         ({"fault": "kill-machine", "gone": True, "standby": "old"}, "sick, dies, late"),
         ({"fault": "hang-agents", "count": 2}, "--count 2 of 4 machines: the breaker lets 2 go"),
@@ -107,27 +118,30 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "update", "lazy": True, "then": "nan"}, "kill-rank, kill-machine, kill-forkserver"),
         ({"fault": "update", "during": "raise"}, "parked, update, kill-workers"),
         ({"fault": "update", "lazy": True, "window": 3.0, "during": "parked"}, "goes with an urgent update"),
-        ({"fault": "bad-version", "during": "parked"}, "goes with update"),
-        ({"fault": "nan", "only_in_job": True}, "--only-in-job goes with bitflip"),
+        (
+            {"fault": "bad-version", "during": "parked"},
+            "--during does not go with bad-version: it goes with kill-agent, update",
+        ),
+        ({"fault": "nan", "only_in_job": True}, "--only-in-job does not go with nan: it goes with bitflip"),
         ({"fault": "bitflip", "shows_every": 2}, "--shows-every goes with --only-in-job"),
-        ({"fault": "nan", "finite": True}, "--finite goes with bitflip"),
+        ({"fault": "nan", "finite": True}, "--finite does not go with nan: it goes with bitflip"),
         ({"fault": "bitflip", "finite": True, "machines": 1, "pp": 1}, "on another machine: use 2 or more"),
         ({"fault": "bitflip", "only_in_job": True, "machines": 1, "pp": 1}, "nobody would find it: the job has one"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(DrillRequest(**options))
+        check(drill_request(**options))
 
 
 def test_a_machine_goes_by_name_or_number() -> None:
-    request = DrillRequest(fault="kill-agent", machine="2")
-    assert request.struck_machine(request.spec("job", {})) == "m2"
-    assert DrillRequest(fault="kill-agent", machine="m2") == request
+    request = drill_request(fault="kill-agent", machine="2")
+    assert request.opening.struck_machine(request.spec("job", {})) == "m2"
+    assert drill_request(fault="kill-agent", machine="m2") == request
 
 
 def test_the_default_job_is_the_example_in_three_dimensions() -> None:
-    spec = DrillRequest(fault="kill-rank").spec("job", {"A": "b"})
+    spec = drill_request(fault="kill-rank").spec("job", {"A": "b"})
     topology = spec.topology()
     assert (topology.world_size, topology.tp, topology.pp, topology.dp) == (8, 2, 2, 2)
     assert spec.env == {"A": "b"}
@@ -139,25 +153,25 @@ def test_a_job_file_gives_sizes_and_policy_and_options_win(tmp_path: Path) -> No
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "job.toml"
     file.write_text('script = "train.py"\nmachines = 3\n[policy.hang]\nfloor_s = 77.0\n')
-    spec = DrillRequest(fault="kill-rank", config=file).spec("job", {})
+    spec = drill_request(fault="kill-rank", config=file).spec("job", {})
     assert (spec.machines, spec.ranks_per_machine, spec.tp) == (3, 1, 1)
     assert spec.policy.hang.floor_s == 77.0
-    assert DrillRequest(fault="kill-rank", config=file, machines=2).spec("job", {}).machines == 2
+    assert drill_request(fault="kill-rank", config=file, machines=2).spec("job", {}).machines == 2
 
 
 def test_the_fault_that_opens_the_incident() -> None:
-    assert DrillRequest(fault="kill-worker", in_stage="stop").base == "kill-rank"
-    assert DrillRequest(fault="kill-worker", in_stage="stop", during="raise").base == "raise"
-    assert DrillRequest(fault="kill-agent", during="launch").base == "kill-rank"
-    assert DrillRequest(fault="kill-agent").absorbed
-    assert not DrillRequest(fault="kill-agent", during="launch").absorbed
+    assert drill_request(fault="kill-worker", in_stage="stop").opening.name == "kill-rank"
+    assert drill_request(fault="kill-worker", in_stage="stop", during="raise").opening.name == "raise"
+    assert drill_request(fault="kill-agent", during="launch").opening.name == "kill-rank"
+    assert drill_request(fault="kill-agent").absorbed
+    assert not drill_request(fault="kill-agent", during="launch").absorbed
 
 
 def test_steps_are_handed_on_to_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     script = [str(tmp_path / "train.py"), "--lr", "1"]
-    assert DrillRequest(fault="raise", script=script).spec("job", {}).args == ["--lr", "1"]
-    assert DrillRequest(fault="raise", script=script, steps=9).spec("job", {}).args == ["--lr", "1", "--steps", "9"]
+    assert drill_request(fault="raise", script=script).spec("job", {}).args == ["--lr", "1"]
+    assert drill_request(fault="raise", script=script, steps=9).spec("job", {}).args == ["--lr", "1", "--steps", "9"]
 
 
 async def test_no_cluster_means_that_nothing_can_be_injected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,35 +187,35 @@ def test_what_cannot_be_mounted_cannot_be_full(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for fault in ("shm-full", "disk-full"):
         with pytest.raises(CannotInject, match=f"{fault}: .* needs root"):
-            check(DrillRequest(fault=fault))
+            check(drill_request(fault=fault))
 
 
 def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tmp_path: Path) -> None:
-    spec = DrillRequest(fault="kill-machine").spec("job", {}, disk=tmp_path / "disk")
+    spec = drill_request(fault="kill-machine").spec("job", {}, disk=tmp_path / "disk")
     assert (spec.checkpoint.disk_every_steps, spec.checkpoint.disk_path) == (5, str(tmp_path / "disk"))
     assert spec.args[-2:] == ["--step-seconds", "0.2"]
-    assert DrillRequest(fault="kill-rank").spec("job", {}).checkpoint.disk_every_steps == 0
-    assert "--step-seconds" not in DrillRequest(fault="kill-rank").spec("job", {}).args
+    assert drill_request(fault="kill-rank").spec("job", {}).checkpoint.disk_every_steps == 0
+    assert "--step-seconds" not in drill_request(fault="kill-rank").spec("job", {}).args
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "job.toml"
     file.write_text('script = "train.py"\nmachines = 4\n[checkpoint]\ndisk_every_steps = 2\n')
-    spec = DrillRequest(fault="truncate-file", config=file).spec("job", {}, disk=tmp_path / "disk")
+    spec = drill_request(fault="truncate-file", config=file).spec("job", {}, disk=tmp_path / "disk")
     assert (spec.checkpoint.disk_every_steps, spec.checkpoint.disk_path) == (2, str(tmp_path / "disk"))
 
 
 def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
-    assert DrillRequest(fault="hang-peer").absorbed
-    assert DrillRequest(fault="cut-off").absorbed and DrillRequest(fault="cut-off").waits_at_hold
-    assert not DrillRequest(fault="link-down").absorbed and not DrillRequest(fault="kill-rank").needs_network
-    assert not DrillRequest(fault="kill-agent", then="kill-rank").absorbed
-    assert DrillRequest(fault="shm-full").parks
-    assert not DrillRequest(fault="shm-full", fits="own").parks
-    assert DrillRequest(fault="flip-bit", where="file", at_step=12).strike_hold == 12
-    assert DrillRequest(fault="kill-peer", at_step=12).strike_hold == 22
-    assert DrillRequest(fault="kill-machine").strike_hold is None
-    during = DrillRequest(fault="kill-worker", in_stage="restore", during="kill-machine", machine="1")
+    assert drill_request(fault="hang-peer").absorbed
+    assert drill_request(fault="cut-off").absorbed and drill_request(fault="cut-off").waits_at_hold
+    assert not drill_request(fault="link-down").absorbed and not drill_request(fault="kill-rank").opening.needs_network
+    assert not drill_request(fault="kill-agent", then="kill-rank").absorbed
+    assert drill_request(fault="shm-full").opening.parks
+    assert not drill_request(fault="shm-full", fits="own").opening.parks
+    assert drill_request(fault="flip-bit", where="file", at_step=12).strike_hold == 12
+    assert drill_request(fault="kill-peer", at_step=12).strike_hold == 22
+    assert drill_request(fault="kill-machine").strike_hold is None
+    during = drill_request(fault="kill-worker", in_stage="restore", during="kill-machine", machine="1")
     check(during)
-    assert during.base == "kill-machine" and during.outside
+    assert during.opening.name == "kill-machine" and not during.opening.by_ranks
 
 
 @pytest.mark.parametrize(
@@ -215,23 +229,22 @@ def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
     ],
 )
 def test_what_the_injector_has_to_do_is_planned(fault: str, marks: list[str]) -> None:
-    assert [one["id"] for one in outside_faults(DrillRequest(fault=fault))] == marks
+    assert [*drill_request(fault=fault).opening.marks] == marks
 
 
 def test_what_needs_a_network_is_refused_where_none_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    for fault in AWAY:
+    for fault in [fault.name for fault in FAULTS if issubclass(fault, Away)]:
         with pytest.raises(CannotInject, match=f"{fault}: .*need root"):
-            check(DrillRequest(fault=fault))
+            check(drill_request(fault=fault))
 
 
 def test_a_nan_of_a_machine_comes_again_and_one_of_a_rank_does_not() -> None:
-    assert DrillRequest(fault="nan", ranks=[1]).times == 1
-    bound = DrillRequest(fault="nan", machine="1")
-    assert (bound.times, bound.bound) == (3, True)
+    assert drill_request(fault="nan", ranks=[1]).opening.repeats == 1
+    bound = drill_request(fault="nan", machine="1")
+    assert bound.opening.repeats == 3
 
-    spec = bound.spec("job", {})
-    planned = rank_faults(bound, bound.struck_ranks(spec))
+    planned = bound.opening.rank_entries(20, bound.spec("job", {}), Path("plan"))
     assert [(fault["machine"], fault["point"], fault["at_step"]) for fault in planned] == [("m1", "begin", 20)] * 3
 
 
@@ -248,18 +261,17 @@ def test_a_nan_of_a_machine_comes_again_and_one_of_a_rank_does_not() -> None:
     ],
 )
 def test_what_an_update_deserves(options: dict[str, Any], incidents: int, generations: int) -> None:
-    request = DrillRequest(**options)
+    request = drill_request(**options)
     check(request)
-    expected = expected_update(request)
-    assert expected is not None
-    assert (expected.incidents, expected.generations) == (incidents, generations)
+    assert isinstance(request.opening, UpdateFault)
+    assert (request.opening.incidents_due, request.opening.launches_due) == (incidents, generations)
     assert request.waits_at_hold, "the job must not end before it was updated"
 
 
 def test_a_reference_changes_the_rate_where_the_record_says(tmp_path: Path) -> None:
-    request = DrillRequest(fault="update", during="update")
-    spec = request.spec("job", {})
-    asked = [update_of(request, spec, tmp_path, number) for number in (0, 1)]
+    update = Update(during="update")
+    spec = DrillRequest(fault=update).spec("job", {})
+    asked = [update.request_of(spec, tmp_path, number) for number in (0, 1)]
     versions = [
         JobVersion(number=1, ranges=[(1, 0, 11)]),
         *(
@@ -267,5 +279,5 @@ def test_a_reference_changes_the_rate_where_the_record_says(tmp_path: Path) -> N
             for number, ranges in ((0, []), (1, [(2, 11, -1)]))
         ),
     ]
-    assert switched(request, spec, versions).args == [*spec.args, "--lr-from", "11", "0.004"]
-    assert switched(DrillRequest(fault="bad-version"), spec, versions) == spec
+    assert update.reference(spec, versions).args == [*spec.args, "--lr-from", "11", "0.004"]
+    assert BadVersion().reference(spec, versions) == spec

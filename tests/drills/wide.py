@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from drills import DrillResult
-from drills.spec.catalogue import WHERE
+from drills.faults.damaged_copies import Where
 from drills.spec.request import example
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ async def test_each_group_is_lost(drill: DrillOf, kind: str, index: int) -> None
     assert result.steps_promised == 1
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", get_args(Where))
 @pytest.mark.parametrize("rank", range(8))
 async def test_each_copy_is_damaged(drill: DrillOf, where: str, rank: int) -> None:
     recovered(await drill("flip-bit", where=where, ranks=[rank], **WHOLE))

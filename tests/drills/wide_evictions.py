@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from drills import DrillResult
+from drills.faults.devices import LINES, SURE
 from drills.spec.stages import MOMENTS
-from drills.spec.sure_faults import LINES, SURE
 from tests.drills.conftest import Clusters, DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from drills import DrillCluster
+from drills.faults.all import drill_request
 from drills.inject.plan import planned
 from drills.judge import facts as gather
 from drills.judge.compare import compare
-from drills.spec.request import DrillRequest
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
@@ -121,7 +121,7 @@ async def test_a_nan_that_the_data_bring_parks_the_job_and_takes_nobody_out(
 async def test_a_fault_that_no_rung_finds_is_parked_and_trains_on_bit_for_bit_once_it_is_resumed(
     cluster: DrillCluster, clusters: Clusters
 ) -> None:
-    request = DrillRequest(fault="kill-rank", ranks=[1], times=3, at_step=12, steps=36, **FOUR)
+    request = drill_request(fault="kill-rank", ranks=[1], times=3, at_step=12, steps=36, **FOUR)
     name = cluster.next_name("not-found")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"})

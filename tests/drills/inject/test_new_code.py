@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drills.inject.new_code import AT_START, lines_of, write
-from drills.spec.request import DrillRequest
+from drills.faults.updates import BadVersion, Update
+from drills.inject.new_code import AT_START, write
 from everstep.errors import CannotInject
 from everstep.model.job import IN_PLACE, JobSpec
 
@@ -52,8 +52,8 @@ def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
 
 def test_each_bad_version_has_its_own_lines() -> None:
     kinds: list[dict[str, Any]] = [{"at_start": True}, {"fails_after": 0}, {"fails_after": 5}, {"changes_state": True}]
-    found = [lines_of(DrillRequest.model_validate({"fault": "bad-version", **kind})) for kind in kinds]
+    found = [BadVersion.model_validate(kind).lines for kind in kinds]
     assert len(set(found)) == len(kinds)
-    assert lines_of(DrillRequest(fault="update")) == ""
+    assert Update().lines == ""
     for lines in found:
         compile(lines, "lines", "exec")

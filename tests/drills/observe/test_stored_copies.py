@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.local.cluster_file import ClusterFile
+from drills.faults.all import drill_request
 from drills.observe.stored_copies import Damaged, StoredCopies
 from drills.spec.loss import Loss
-from drills.spec.request import DrillRequest
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.slots.file import SlotFile
@@ -18,7 +18,7 @@ RANKS = range(4)
 
 
 def a_job(shared: Path | None) -> JobSpec:
-    request = DrillRequest(fault="kill-rank", machines=4, ranks_per_machine=1, tp=2, pp=1)
+    request = drill_request(fault="kill-rank", machines=4, ranks_per_machine=1, tp=2, pp=1)
     spec = request.spec("job", {})
     checkpoint = spec.checkpoint.model_copy(update={"disk_path": str(shared) if shared else ""})
     return spec.model_copy(update={"checkpoint": checkpoint})

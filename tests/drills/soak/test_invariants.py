@@ -13,6 +13,7 @@ from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
 from controlplane.queries.status import JobReport
+from drills.faults.all import drill_request
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
 from drills.soak import look
@@ -37,7 +38,7 @@ SPEC = JobSpec(
     checkpoint=CheckpointPolicy(disk_path="/disk", disk_every_steps=5),
 )
 GATE, STEP = 30, 50
-KILL = DrillRequest(
+KILL = drill_request(
     fault="kill-rank", ranks=[1], at_step=35, steps=200, **Sizes(ranks_per_machine=1, pp=1).model_dump()
 )
 
@@ -264,7 +265,7 @@ def test_every_invariant_was_seen_to_fail() -> None:
 
 
 def request(fault: str, **options: Any) -> DrillRequest:
-    return KILL.model_copy(update={"ranks": [], "fault": fault, **options})
+    return KILL.model_copy(update={"fault": drill_request(fault, **options).fault})
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def test_a_task_that_has_to_look_again_has_not_failed() -> None:
 def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> None:
     def group(index: int) -> DrillRequest:
         sizes = Sizes(ranks_per_machine=1, pp=2).model_dump()
-        return DrillRequest(fault="kill-group", kind="pp", index=index, at_step=35, steps=200, **sizes)
+        return drill_request(fault="kill-group", kind="pp", index=index, at_step=35, steps=200, **sizes)
 
     spec = SPEC.model_copy(update={"pp": 2})
     seen = good()

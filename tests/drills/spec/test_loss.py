@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from drills.spec.describe import describe
-from drills.spec.loss import Loss, best_step, loss_of, promise_of
-from drills.spec.request import DrillRequest
+from drills.faults.all import drill_request
+from drills.spec.loss import Loss, best_step, promise_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ from drills.spec.request import DrillRequest
         ({"fault": "shm-full"}, Loss(), 1, "shared memory of m3 has room for nothing"),
         ({"fault": "shm-full", "fits": "own", "machine": "m1"}, Loss((2,)), 1, "its own ranks only at step 20; then"),
         ({"fault": "hang-peer", "machine": "m1"}, Loss(), 1, "SIGSTOP to the agent of m1 for 6 s"),
-        ({"fault": "kill-peer", "ranks": [5]}, Loss((2,)), 1, "the agent of m1 in the middle of a backup"),
+        ({"fault": "kill-peer", "machine": "m1"}, Loss((2,)), 1, "the agent of m1 in the middle of a backup"),
         ({"fault": "kill-peer", "machine": "m0", "then": "kill-rank"}, Loss(ranks=(6,)), 1, "then SIGKILL to rank 6"),
         (
             {"fault": "kill-agent", "machine": "m1", "then": "kill-rank"},
@@ -64,17 +63,17 @@ from drills.spec.request import DrillRequest
 def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
     options: dict[str, Any], strike: Loss, promised: int | None, said: str
 ) -> None:
-    request = DrillRequest(**options)
+    request = drill_request(**options)
     spec = request.spec("job", {}, disk=Path("/disk"))
-    assert loss_of(request, spec) == strike
+    assert request.opening.loss(spec) == strike
     assert promise_of(spec, strike).steps == promised
-    assert said in describe(request, spec)
+    assert said in request.describe(spec)
 
 
 def test_with_one_kind_of_parallelism_a_group_is_everything() -> None:
-    request = DrillRequest(fault="kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, pp=1)
+    request = drill_request(fault="kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, pp=1)
     spec = request.spec("job", {})
-    assert loss_of(request, spec) == Loss((0, 1))
+    assert request.opening.loss(spec) == Loss((0, 1))
     assert promise_of(spec, Loss((0, 1))).steps is None
     assert promise_of(spec, Loss((1,))).steps == 1
 
@@ -83,7 +82,7 @@ def test_without_backups_nothing_is_promised(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "job.toml"
     file.write_text('script = "train.py"\nmachines = 4\n[checkpoint]\nbackup = false\n')
-    request = DrillRequest(fault="kill-machine", config=file)
+    request = drill_request(fault="kill-machine", config=file)
     promise = promise_of(request.spec("job", {}), Loss((0,)))
     assert promise.steps is None and "no backups" in promise.reason
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.monitor.all import INSPECTIONS
-from drills.spec.catalogue import CATALOGUE
+from drills.faults.all import FAULTS
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "concepts" / "coverage.md").read_text()
@@ -42,7 +42,7 @@ def test_each_row_of_the_paper_is_there() -> None:
 @pytest.mark.parametrize("row", [*TABLE_3, *TABLE_1], ids=lambda row: row[0])
 def test_it_has_a_drill_or_says_why_not(row: list[str]) -> None:
     said = row[-1]
-    drills = {kind.name for kind in CATALOGUE}
+    drills = {fault.name for fault in FAULTS}
     named = [name for name in re.findall(r"`([a-z-]+)`", said) if not name.startswith("--") and name in drills]
     why_not = re.search(r"\bnone\b[^:]*: .+", said)
     assert named or why_not

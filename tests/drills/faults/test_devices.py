@@ -9,9 +9,8 @@ import pytest
 
 from agent.monitor.all import known
 from agent.monitor.kernel.log import KernelLogInspection
-from drills.spec.findings import expected_of, with_spare
-from drills.spec.request import DrillRequest
-from drills.spec.sure_faults import GPU, LINES, SURE
+from drills.faults.all import drill_request
+from drills.faults.devices import GPU, LINES, SURE, MachineFault
 from tests.agent.monitor.kernel.test_log import NO_WAIT, Device
 from tests.agent.monitor.sites import Place
 
@@ -38,14 +37,14 @@ def test_each_line_of_the_kernel_shows_what_the_drill_expects(tmp_path: Path, de
         inspection = place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path)
         device.write(line.replace(GPU, "0000:01:00"))
         seen = [found for found in place.look(inspection).findings if found.reason == reason]
-        expected = expected_of(DrillRequest(fault="machine-fault", reason=reason))
-        assert expected is not None
+        expected = MachineFault(reason=reason).finding
         assert [(found.owner, found.verdict, found.sure) for found in seen] == [
             (expected.owner, expected.verdict, True)
         ], reason
 
 
 def test_what_all_machines_have_takes_none_of_them_out() -> None:
-    request = DrillRequest(fault="machine-fault", reason="disk-failed")
-    assert with_spare(request, 1).replaces and not with_spare(request, 0).replaces
-    assert not with_spare(request.model_copy(update={"everywhere": True}), 4).replaces
+    request = drill_request(fault="machine-fault", reason="disk-failed")
+    assert request.with_spare(1).replaces and not request.with_spare(0).replaces
+    everywhere = drill_request(fault="machine-fault", reason="disk-failed", everywhere=True)
+    assert not everywhere.with_spare(4).replaces

@@ -1,4 +1,4 @@
-"""The judge: from facts to a result. A pure function."""
+"""The judge of a drill: from facts to a result. A pure function."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from drills.inject.plan import STRIKE
+from drills.faults.fault import Fault, fault_of, opening_of
 from drills.judge.compare import Comparison
-from drills.judge.evictions import due, evictions_right, over_evicted
+from drills.judge.evictions import evictions_right, over_evicted
 from drills.judge.facts import OBSERVED, DrillFacts, is_observed
 from drills.judge.findings import findings_told
-from drills.judge.not_finite import not_finite_told
 from drills.judge.result import DrillResult
-from drills.judge.slow import slow_told
-from drills.judge.updates import update_right
-from drills.spec.catalogue import CONTROL_FAULTS
-from drills.spec.findings import goes_on
+from drills.spec.fault import STRIKE
 from drills.spec.request import DrillRequest, example
-from drills.spec.updates import expected_update
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
@@ -36,25 +31,23 @@ MAX_BLIND_S = 10.0
 does to a look every 0.1 s."""
 SHOWN = 5
 """Differences that are named."""
-MUST_SAY = ("disk-full", "shm-full")
-"""Faults with which training goes on, so that somebody has to be told."""
 FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
 """Words of which one names what is wrong with a copy."""
 
 
 def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResult:
     """What came of a drill."""
-    observed = goes_on(request)
+    observed = request.only_reported
     told = [incident for incident in facts.incidents if observed or not is_observed(incident)]
     reports = [incident.report for incident in told if incident.report]
     comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
     result = DrillResult(
-        fault=request.fault,
+        fault=request.fault.name,
         job=spec.name,
         fired=bool(facts.marks) and all(facts.marks.values()),
         incidents=[incident.id for incident in facts.incidents],
         evicted=sorted({machine for report in reports for machine in report.evicted}),
-        over_evicted=over_evicted(reports, due(request, spec)),
+        over_evicted=over_evicted(reports, request.leaving(spec)),
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
         tried=[(str(one.rung), round(one.seconds, 3)) for report in reports for one in report.tried],
         steps_redone=facts.records.redone(),
@@ -89,16 +82,18 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
             result.evicted,
             standby=facts.seen.standby,
             beside=result.over_evicted,
-            texts=facts.texts,
         ),
-        *not_finite_told(request, spec, facts, reports),
-        *slow_told(request, spec, reports),
-        *update_right(request, facts.versions, facts.records, reports),
+        *(problem for fault in _faults(request) for problem in fault.problems(request, spec, facts, reports)),
         *_differences(spec, facts),
         *_not_clean(facts),
     ]
     result.ok = not result.problems
     return result
+
+
+def _faults(request: DrillRequest) -> list[Fault]:
+    """The fault, and the one that opens the incident that it strikes in."""
+    return [fault_of(request), *([] if request.fault is request.opening else [opening_of(request)])]
 
 
 def _none(differences: list[str] | None) -> bool | None:
@@ -121,9 +116,9 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
     result.step_s = None if fault_ns is None else facts.records.step_s(0, fault_ns)
-    if facts.seen.found_ns is not None and (broken := facts.marks.get(request.base)):
+    if facts.seen.found_ns is not None and (broken := facts.marks.get(request.opening.name)):
         result.found_s = _seconds(broken["time_ns"], facts.seen.found_ns)
-    if goes_on(request):
+    if request.only_reported:
         result.resolution, result.steps_lost = OBSERVED, 0
         if facts.incidents and fault_ns is not None:
             result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
@@ -157,8 +152,7 @@ def _opens(request: DrillRequest, fault_id: str, ids: Collection[str]) -> bool:
     """Whether a fault is the one that the clock starts with."""
     if STRIKE in ids:
         return fault_id == STRIKE
-    beside = request.fault in CONTROL_FAULTS or request.during == "launch"
-    return not (beside and fault_id.startswith(request.fault))
+    return request.fault is request.opening or not fault_id.startswith(request.fault.name)
 
 
 def _seconds(begin_ns: int, end_ns: int) -> float:
@@ -167,7 +161,7 @@ def _seconds(begin_ns: int, end_ns: int) -> float:
 
 def _pace(request: DrillRequest, facts: DrillFacts) -> float | None:
     away = facts.seen.absorbed
-    if request.base != "hang-peer" or away is None or away.back_ns is None:
+    if not request.opening.delays_backups or away is None or away.back_ns is None:
         return None
     before = facts.records.step_s(0, away.killed_ns)
     during = facts.records.step_s(away.killed_ns, away.back_ns)
@@ -209,58 +203,34 @@ def _stood(facts: DrillFacts, begin_ns: int, end_ns: int) -> bool:
 def _not_recovered(
     request: DrillRequest, spec: JobSpec, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]
 ) -> list[str]:
-    if request.parks:
+    opening = request.opening
+    if opening.parks:
         return _not_parked(request, facts)
-    update = expected_update(request)
-    if update is None and request.times >= spec.policy.retry.max_failures_at_step:
+    if opening.repeats >= spec.policy.retry.max_failures_at_step:
         # Again and again at one step deserves an operator, not a loop.
-        return [] if facts.parked else [f"{request.times} faults at one step and the job was not parked"]
+        return [] if facts.parked else [f"{opening.repeats} faults at one step and the job was not parked"]
     found = []
     if facts.outcome != "finished":
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
-    due = update.incidents if update else request.times + (request.only_in_job and not request.finite)
-    if len(opened) != due:
-        found.append(f"{len(opened)} incidents were opened, and {due} are due")
+    if len(opened) != opening.incidents_due:
+        found.append(f"{len(opened)} incidents were opened, and {opening.incidents_due} are due")
     found += [f"{incident.id} is still open" for incident in facts.incidents if incident.report is None]
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(request, facts, result, reports)
-    # The first launch, one for each fault, and one more where a launch itself is what the fault breaks.
-    in_vain = (request.during == "launch") + (request.base == "cut-link")
-    in_vain += request.finite * (1 + request.only_in_job)  # before the tests, and before the replay
-    most = update.generations if update else 1 + due + in_vain
-    if facts.generations > most:
-        found.append(f"the job was launched {facts.generations} times, {most} would have done")
-    if request.base == "kill-postgres":
-        found += _ledger(facts, reports)
-    if request.during == "launch" and facts.seen.absorbed:
-        killed_ns = facts.seen.absorbed.killed_ns
-        if not any(begin <= killed_ns <= end for begin, end in facts.launches_ns):
-            found.append("the agent was not killed within the launch")
+    if facts.generations > opening.launches_due:
+        found.append(f"the job was launched {facts.generations} times, {opening.launches_due} would have done")
     return found
 
 
 def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
-    """Only a person can help, and was told why."""
-    why, said, fact = "its checkpoints have no room", ["no room"], "there is no room"
-    if request.shows_every == 0:
-        why, said = "no replay shows its fault", ["not reproduced on groups of", "is missed with probability"]
-        fact = "no replay showed it, and how likely that is"
-    told = any(all(words in text for words in said) for text in facts.texts)
+    """Only a person can help, and has to be notified why."""
+    why = request.opening.parked_words
+    notified = any(all(words in text for words in why) for text in facts.texts)
     return [
-        *([] if facts.parked else [f"the job was not parked although {why}"]),
-        *([] if told else [f"nobody was told that {fact}"]),
+        *([] if facts.parked else ["the job was not parked although only a person can help"]),
+        *([] if notified else [f"nobody was notified why the job is parked: {', '.join(why)}"]),
     ]
-
-
-def _ledger(facts: DrillFacts, reports: list[IncidentReport]) -> list[str]:
-    """No recovery waits for the ledger, and the ledger has all of it in the end."""
-    away = facts.seen.absorbed
-    stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
-    found = []
-    if away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns:
-        found.append("the job did not step again before the ledger was back")
-    return found + [f"the ledger does not know {text}" for text in facts.ledger_lacks]
 
 
 def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
@@ -273,7 +243,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
         f"{report.lost_steps} steps lost, {most} would have done"
         for report in reports
         if report.lost_steps and report.lost_steps > most
-        if not request.shows_not_finite  # judged by where it went back to
+        if not request.opening.shows_not_finite  # judged by where it went back to
     ]
     # The step under way may have been reported and not completed: one more per failure.
     failures = sum(max(len(report.failures), 1) for report in reports)
@@ -297,9 +267,9 @@ def copies_told(request: DrillRequest, facts: DrillFacts, result: DrillResult) -
             if name not in result.evicted
             if not any(name in text and "empty" in text for text in facts.texts)
         ]
-    if request.base in MUST_SAY and not request.parks and not facts.seen.said:
-        found.append(f"no agent told of a problem although {request.base.replace('-', ' is ')}")
-    if request.base == "hang-peer" and not facts.seen.said and (facts.seen.lag or 0) < LAG:
+    if request.opening.must_be_reported and not facts.seen.said:
+        found.append(f"no agent reported a problem although {request.opening.name.replace('-', ' is ')}")
+    if request.opening.delays_backups and not facts.seen.said and (facts.seen.lag or 0) < LAG:
         found.append("backups did not fall behind visibly while the agent hung")
     if result.pace is not None and result.pace > MAX_PACE:
         found.append(f"steps took {result.pace:.2f} times as long while the agent hung")

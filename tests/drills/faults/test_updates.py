@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from drills.judge.updates import steps_under_their_versions, update_right
+from drills.faults.all import drill_request
+from drills.faults.fault import fault_of
+from drills.judge.facts import DrillFacts
+from drills.judge.versions import steps_under_their_versions
 from drills.observe.step_records import Records, ReportedStep
 from drills.spec.request import DrillRequest
 from everstep.model.incident import IncidentReport
@@ -28,13 +31,19 @@ def report(resolution: str, headline: str = "Recovered") -> IncidentReport:
     return IncidentReport(**values)
 
 
+def update_right(
+    request: DrillRequest, versions: list[JobVersion], records: Records, reports: list[IncidentReport]
+) -> list[str]:
+    facts = DrillFacts(versions=versions, records=records)
+    return fault_of(request).problems(request, request.spec("job", {}), facts, reports)
+
+
 UPDATED = [version(1, "replaced", (1, 0, 2)), version(2, "running", (2, 2, -1))]
 STEPS = Records({0: [step(0, 1, 1), step(1, 1, 1), step(2, 2, 2), step(3, 2, 2)]})
 
 
 def test_an_update_as_it_should_be() -> None:
-    assert update_right(DrillRequest(fault="update"), UPDATED, STEPS, [report("update")]) == []
-    assert update_right(DrillRequest(fault="kill-rank"), [], STEPS, []) == [], "what is no update has no versions"
+    assert update_right(drill_request(fault="update"), UPDATED, STEPS, [report("update")]) == []
 
 
 @pytest.mark.parametrize(
@@ -47,12 +56,12 @@ def test_an_update_as_it_should_be() -> None:
     ],
 )
 def test_what_is_applied_twice_or_not_at_all_is_wrong(versions: list[JobVersion], resolution: str, said: str) -> None:
-    found = update_right(DrillRequest(fault="update"), versions, Records(), [report(resolution)])
+    found = update_right(drill_request(fault="update"), versions, Records(), [report(resolution)])
     assert any(said in text for text in found), found
 
 
 def test_a_bad_version_is_taken_back_and_its_owner_named() -> None:
-    request = DrillRequest(fault="bad-version", fails_after=0)
+    request = drill_request(fault="bad-version", fails_after=0)
     why = "v2, asked for by drill: it failed before its first step"
     versions = [version(1, "running", (1, 0, 2), (3, 2, -1)), version(2, "suspect", (2, 2, 2), why=why)]
     records = Records({0: [step(0, 1, 1), step(1, 1, 1), step(2, 3, 1)]})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drills.inject import damage
+from drills.faults import damaged_copies as damage
 from drills.observe.stored_copies import steps_in
 from everstep.errors import ClusterError
 from everstep.slots.file import SlotFile

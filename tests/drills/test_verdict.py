@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from drills.faults.all import drill_request
 from drills.judge.compare import Comparison
 from drills.judge.evictions import evictions_right
 from drills.judge.facts import DrillFacts, IncidentFacts, restored_from
-from drills.judge.judge import judge, summary
 from drills.judge.result import DrillResult
 from drills.observe.observed import Absorbed, DrillObservations
 from drills.observe.step_records import Records, ReportedStep
 from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
-from drills.spec.request import DrillRequest
+from drills.verdict import judge, summary
 from everstep.model.incident import IncidentReport
 from everstep.model.launch import Confirmation
 from everstep.model.stage import StageRecord
@@ -68,7 +68,7 @@ def facts(**changed: Any) -> DrillFacts:
     return replace(found, **changed)
 
 
-REQUEST = DrillRequest(fault="kill-rank")
+REQUEST = drill_request(fault="kill-rank")
 SPEC = REQUEST.spec("job", {})
 
 
@@ -110,7 +110,7 @@ def test_what_is_not_right_is_named(changed: dict[str, Any], said: str) -> None:
 
 
 def test_a_killed_agent_deserves_that_nothing_happens() -> None:
-    request = DrillRequest(fault="kill-agent")
+    request = drill_request(fault="kill-agent")
     calm = facts(
         incidents=[],
         generations=1,
@@ -142,7 +142,7 @@ def lost(steps: int, **seen: Any) -> DrillFacts:
 
 
 def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> None:
-    request = DrillRequest(fault="kill-machine")
+    request = drill_request(fault="kill-machine")
     result = judge(request, SPEC, lost(4, promise=Promise(4, "step 6 is the latest")))
     assert result.ok, result.problems
     assert (result.steps_lost, result.steps_promised, result.detected_s) == (4, 4, 1.0)
@@ -153,7 +153,7 @@ def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> N
 
 
 def test_damage_and_empty_machines_must_be_told() -> None:
-    request = DrillRequest(fault="flip-bit", where="file")
+    request = drill_request(fault="flip-bit", where="file")
     damaged = Damaged(Path("rank-5.safetensors"), 5, 20, "bit 0 of byte 7 flipped")
     silent = lost(1, damaged=[damaged], emptied=["m2"])
     assert judge(request, SPEC, silent).problems == [
@@ -168,23 +168,27 @@ def test_damage_and_empty_machines_must_be_told() -> None:
 
 def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
     assert (
-        "no agent told of a problem although disk is full"
-        in judge(DrillRequest(fault="disk-full"), SPEC, lost(1)).problems
+        "no agent reported a problem although disk is full"
+        in judge(drill_request(fault="disk-full"), SPEC, lost(1)).problems
     )
-    request = DrillRequest(fault="shm-full")
+    request = drill_request(fault="shm-full")
     parked = facts(outcome="failed", parked=True, texts=["stop: no room for a checkpoint file of 5.0 MB"])
     assert judge(request, SPEC, parked).ok
-    assert judge(request, SPEC, replace(parked, texts=[])).problems == ["nobody was told that there is no room"]
+    assert judge(request, SPEC, replace(parked, texts=[])).problems == [
+        "nobody was notified why the job is parked: no room"
+    ]
     assert not judge(request, SPEC, replace(parked, parked=False)).ok
 
 
 def test_what_no_replay_shows_parks_is_told_and_has_nobody_leave() -> None:
-    request = DrillRequest(fault="bitflip", machine="m1", only_in_job=True, shows_every=0)
+    request = drill_request(fault="bitflip", machine="m1", only_in_job=True, shows_every=0)
     said = "replay: not reproduced on groups of 2 machines in 4 runs: … is missed with probability 0.062, and …"
     parked = facts(outcome="failed", parked=True, incidents=[], texts=[said])
     assert judge(request, SPEC, parked).ok
     untold = replace(parked, texts=["replay: not reproduced on groups of 2 machines"])
-    assert judge(request, SPEC, untold).problems == ["nobody was told that no replay showed it, and how likely that is"]
+    assert judge(request, SPEC, untold).problems == [
+        "nobody was notified why the job is parked: not reproduced on groups of, is missed with probability"
+    ]
     assert not judge(request, SPEC, replace(parked, parked=False)).ok
     gone = evictions_right(request, SPEC, ["m1"])
     assert gone == ["m1 left the job, and nothing is wrong with it"]
@@ -201,7 +205,7 @@ def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) 
         records=Records({0: steps}),
         seen=DrillObservations(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
     )
-    request = DrillRequest(fault="hang-peer")
+    request = drill_request(fault="hang-peer")
     result = judge(request, SPEC, calm)
     assert result.pace == pytest.approx(during)
     assert result.ok is ok, result.problems
@@ -224,7 +228,7 @@ def test_what_was_not_moved_lay_in_its_own_memory() -> None:
 
 
 def test_again_and_again_deserves_an_operator() -> None:
-    request = DrillRequest(fault="kill-rank", times=3)
+    request = drill_request(fault="kill-rank", times=3)
     assert judge(request, SPEC, facts(outcome="failed", parked=True)).ok
     assert not judge(request, SPEC, facts(parked=False)).ok
 
@@ -238,7 +242,7 @@ def test_tails_are_told() -> None:
 
 
 def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> None:
-    request = DrillRequest(fault="kill-postgres")
+    request = drill_request(fault="kill-postgres")
     marks: dict[str, Any] = {"kill-postgres": {"time_ns": 9 * SECOND}, "strike": {"time_ns": 10 * SECOND}}
     away = facts(marks=marks, seen=DrillObservations(Absorbed(9 * SECOND, 20 * SECOND)))
 

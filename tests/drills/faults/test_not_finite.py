@@ -7,13 +7,13 @@ import struct
 
 import pytest
 
+from drills.faults.all import drill_request
+from drills.faults.fault import fault_of
 from drills.judge.facts import DrillFacts
-from drills.judge.not_finite import not_finite_told
 from drills.observe.step_records import Records, ReportedStep
-from drills.spec.request import DrillRequest
 from everstep.model.incident import Failure, IncidentReport, Symptom
 
-REQUEST = DrillRequest(fault="nan", ranks=[5], at_step=20)
+REQUEST = drill_request(fault="nan", ranks=[5], at_step=20)
 SPEC = REQUEST.spec("job", {})
 SHARED = "the loss is NaN or infinite since step 20, on all 8 ranks"
 NAMED = "the loss is NaN or infinite since step 20, first on rank 5 on m2"
@@ -51,7 +51,7 @@ def report(headline: str, *, resume_step: int = 15, symptom: Symptom = Symptom.N
 
 
 def wrong(one: IncidentReport, bad_from: dict[int, int]) -> list[str]:
-    return not_finite_told(REQUEST, SPEC, DrillFacts(records=records(bad_from)), [one])
+    return fault_of(REQUEST).problems(REQUEST, SPEC, DrillFacts(records=records(bad_from)), [one])
 
 
 EVERYWHERE = dict.fromkeys(range(8), 20)
@@ -65,10 +65,10 @@ ONE_FIRST = dict.fromkeys(range(8), 21) | {5: 20}
         (report(NAMED), ONE_FIRST, ""),
         (report(NAMED, resume_step=20), ONE_FIRST, ""),
         (report(SHARED), ONE_FIRST, "rank 5 on m2 reported it first, and is not named"),
-        (report(SHARED, symptom=Symptom.HANG), EVERYWHERE, "told as something else"),
-        (report(SHARED.replace("20", "21")), EVERYWHERE, "told as something else"),
-        (report(SHARED, resume_step=21), EVERYWHERE, "it went on from step 21, not from one of 10 to 20"),
-        (report(SHARED, resume_step=5), EVERYWHERE, "it went on from step 5"),
+        (report(SHARED, symptom=Symptom.HANG), EVERYWHERE, "reported as something else"),
+        (report(SHARED.replace("20", "21")), EVERYWHERE, "reported as something else"),
+        (report(SHARED, resume_step=21), EVERYWHERE, "it resumed from step 21, not from one of 10 to 20"),
+        (report(SHARED, resume_step=5), EVERYWHERE, "it resumed from step 5"),
     ],
 )
 def test_what_is_wrong_with_it(one: IncidentReport, bad_from: dict[int, int], says: str) -> None:
@@ -76,5 +76,6 @@ def test_what_is_wrong_with_it(one: IncidentReport, bad_from: dict[int, int], sa
     assert len(found) == bool(says) and all(says in text for text in found)
 
 
-def test_other_faults_are_not_judged_by_it() -> None:
-    assert not_finite_told(DrillRequest(fault="kill-rank"), SPEC, DrillFacts(), [report("rank 5 ended")]) == []
+def test_numbers_that_stay_finite_are_not_judged_by_it() -> None:
+    finite = drill_request(fault="bitflip", machine="m1", finite=True)
+    assert fault_of(finite).problems(finite, SPEC, DrillFacts(), [report("rank 5 ended")]) == []

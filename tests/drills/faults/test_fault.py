@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from drills.inject.from_outside import inject
+from drills.faults.fault import inject
+from drills.faults.hangs import Spin
 from everstep.errors import CannotInject
 
 
 async def test_a_fault_that_nothing_injects_is_refused_and_no_agent_is_killed_for_it() -> None:
     let_go: list[bool] = []
     planned = SimpleNamespace(let_go=lambda: let_go.append(True))
-    context: Any = SimpleNamespace(request=SimpleNamespace(base="spin", during=""), planned=planned)
+    context: Any = SimpleNamespace(request=SimpleNamespace(fault=Spin()), planned=planned)
 
     with pytest.raises(CannotInject, match="spin: nothing here injects it"):
         await inject(context)

@@ -1,0 +1,343 @@
+"""What is away for some seconds: a link, the way to the control host, the ledger's server, all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from controlplane.local import cluster_processes, plan
+from drills.clusters.network import LEDGER, network_of
+from drills.faults.fault import Fault
+from drills.inject.context import DrillContext
+from drills.inject.found import OUTAGES
+from drills.judge import facts as gather
+from drills.judge.facts import DrillFacts
+from drills.observe.observed import Absorbed
+from drills.spec import settings
+from drills.spec.fault import FaultOptions, Meets, OnMachine, OnRanks
+from drills.spec.job_options import JobOptions
+from drills.spec.loss import Loss
+from drills.spec.request import DrillRequest
+from drills.spec.settings import STEPS_AGAIN, machine_names
+from everstep.errors import AgentError, ClusterError, ConfigError
+from everstep.model.incident import IncidentReport
+from everstep.model.job import JobSpec
+from everstep.model.topology import Topology
+
+RECOVERED_LIMIT_S = 60.0
+"""The job has recovered within this long beyond the drill's own seconds."""
+LEDGER_LIMIT_S = 20.0
+"""The end of a job is written for 30 s; it is to be in the ledger."""
+NOTICED_S = 2.0
+"""Beyond the time after which a job counts as hanging: what is over sooner heals by itself."""
+NEAR_S = 10.0
+"""A machine that is away for about as long as it may be silent may leave, or stay."""
+AWAY_S = (6.0, 12.0)
+"""For how long something is away in a soak, seconds."""
+LINK_DOWN_S = (6.0, 30.0)
+"""For how long a link is down in a soak, seconds: the job recovers by itself, or hangs for too long."""
+
+
+class Away(Fault):
+    """Something is away, on machines that have a network of their own."""
+
+    needs_network = True
+    holds_up_backups = True
+    meets: ClassVar[Meets] = "away"
+
+
+class ForSeconds(FaultOptions):
+    """A part is away, or hangs, for some seconds."""
+
+    seconds: float = Field(6.0, gt=0, le=300, description="For how long.", json_schema_extra={"metavar": "S"})
+
+
+class LinkDown(OnMachine, ForSeconds, Away):
+    """A machine reaches nobody."""
+
+    name = "link-down"
+    summary = "a machine's link is down: it reaches nobody"
+    may_hang = True
+    unreachable = True
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse what would not be noticed."""
+        super().refuse(drill, spec)
+        pace_s = settings.STEP_S if drill.step_seconds is None else drill.step_seconds
+        least = max(spec.policy.hang.floor_s, spec.policy.hang.factor * pace_s) + NOTICED_S
+        if self.seconds < least:
+            raise ConfigError(f"--seconds {self.seconds:g} is too short to be noticed: use {least:g} or more")
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine, and for how long."""
+        return f"the link of {self.struck_machine(spec)} is down for {self.seconds:g} s"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The fault alone."""
+        return (self.name,)
+
+    @property
+    def found_later(self) -> tuple[str, ...]:
+        """An outage."""
+        return OUTAGES
+
+    def leaving(self, spec: JobSpec) -> list[str]:
+        """The machine, where it is away for too long."""
+        return [self.struck_machine(spec)] if self.seconds > spec.policy.silence.evict_s + NEAR_S else []
+
+    def may_leave(self, spec: JobSpec) -> set[str]:
+        """The machine, where it is away for about as long as it may be silent."""
+        return {self.struck_machine(spec)} if self.seconds > spec.policy.silence.evict_s - NEAR_S else set()
+
+    async def strike(self, context: DrillContext) -> None:
+        """Take the link down for some seconds."""
+        await context.reach(context.request.at_step)
+        with network_of(context.cluster, self.name).link_down(context.target.name):
+            context.mark(self.name)
+            await asyncio.sleep(self.seconds)
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine, for a short or a long time."""
+        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(LINK_DOWN_S)}
+
+
+class CutOff(OnMachine, ForSeconds, Away):
+    """The control host does not reach a machine, and its peers do."""
+
+    name = "cut-off"
+    summary = "a machine and the control host do not reach each other; other machines reach it"
+    may_hang = True
+
+    cut_from: Literal["control"] = Field(
+        "control", description="From whom; control is all there is.", json_schema_extra={"option": "--from"}
+    )
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine, and for how long."""
+        return f"{self.struck_machine(spec)} and the control host do not reach each other for {self.seconds:g} s"
+
+    @property
+    def absorbed(self) -> bool:
+        """The ranks step."""
+        return True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The fault alone."""
+        return (self.name,)
+
+    async def strike(self, context: DrillContext) -> None:
+        """Cut the machine off for some seconds, and see that it is."""
+        await context.reach(context.request.at_step)
+        with network_of(context.cluster, self.name).cut_off(context.target.name):
+            began_ns = time.time_ns()
+            context.mark(self.name)
+            await asyncio.sleep(self.seconds / 2)
+            try:
+                await context.cluster.control.agents.get(context.target.address).describe(timeout_s=1.0)
+            except AgentError:
+                await asyncio.sleep(self.seconds / 2)
+            else:
+                raise ClusterError(f"{context.target.name} was cut off from the control host, and answered it")
+        context.seen.absorbed = Absorbed(began_ns, await context.agent_back(context.target, 0))
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine, for some seconds."""
+        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(AWAY_S)}
+
+
+class BetweenMachines(OnMachine):
+    """A fault of the link between two machines."""
+
+    between: tuple[str, str] | None = Field(
+        None, description="Between which machines.", json_schema_extra={"metavar": "M1 M2"}
+    )
+
+    def ends(self, spec: JobSpec) -> tuple[str, str]:
+        """The two machines, in the job's order; by default the struck one and the one before it."""
+        names = machine_names(spec.machines)
+        index = self.machine_index(spec)
+        one, other = sorted(self.between or (names[index - 1], names[index]), key=names.index)
+        return one, other
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse machines that the job does not have."""
+        super().refuse(drill, spec)
+        names = machine_names(spec.machines)
+        for name in self.between or ():
+            if name not in names:
+                raise ConfigError(f"--between {name}: use two of {', '.join(names)}")
+        if self.between and len(set(self.between)) != 2:
+            raise ConfigError("--between names two machines")
+
+
+class CutLink(BetweenMachines, Away):
+    """Two machines do not reach each other."""
+
+    name = "cut-link"
+    summary = "no packet passes between two machines until one of them left the job"
+    own_job = True
+    meets = "nothing"
+    least_machines = 4
+    alike = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """The two machines."""
+        return f"{' and '.join(self.ends(spec))} do not reach each other"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The fault alone."""
+        return (self.name,)
+
+    @property
+    def launches_due(self) -> int:
+        """One launch is in vain: its ranks do not reach each other."""
+        return super().launches_due + 1
+
+    def leaving(self, spec: JobSpec) -> list[str]:
+        """The later end."""
+        return [self.ends(spec)[1]]
+
+    async def strike(self, context: DrillContext) -> None:
+        """Cut the link until an incident is over."""
+        await context.reach(context.request.at_step)
+        with network_of(context.cluster, self.name).cut_link(*self.ends(context.spec)):
+            context.mark(self.name)
+            await context.incident_over()
+
+
+class PartDown(OnRanks, ForSeconds, Away):
+    """A part of the control plane is killed, then a rank; the part is started again later."""
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """The ranks."""
+        return Loss(ranks=tuple(self.struck_ranks(spec)))
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A rank, for some seconds."""
+        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(AWAY_S)}
+
+
+class KillPostgres(PartDown):
+    """The ledger's server dies."""
+
+    name = "kill-postgres"
+    summary = "SIGKILL of the ledger's server, then of a rank; the server stays away until the job steps again"
+    needs_postgres = True
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse what the ledger could not have in the end."""
+        super().refuse(drill, spec)
+        if self.seconds > LEDGER_LIMIT_S:
+            raise ConfigError(f"--seconds {self.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
+
+    @property
+    def steps_needed(self) -> int:
+        """The job has to show that it steps while the server is away."""
+        return STEPS_AGAIN
+
+    def describe(self, spec: JobSpec) -> str:
+        """For how long."""
+        return f"SIGKILL to the ledger's server, which stays away for {self.seconds:g} s at least"
+
+    async def strike(self, context: DrillContext) -> None:
+        """Kill the server and a rank; the server is away until the job steps again."""
+        await context.reach(context.request.at_step)
+        async with down(context, [LEDGER], self.name):
+            await context.second_fault(exact=False)
+            await asyncio.gather(asyncio.sleep(self.seconds), self._steps_again(context))
+
+    async def _steps_again(self, context: DrillContext) -> None:
+        """Until all ranks have completed steps that none had completed when they were struck.
+
+        Raises:
+            ClusterError: they do not.
+        """
+        wanted, limit_s = context.request.at_step + STEPS_AGAIN, self.seconds + RECOVERED_LIMIT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await context.reach(wanted)
+        except TimeoutError:
+            raise ClusterError(f"step {wanted} was not completed within {limit_s:.0f} s of the fault") from None
+
+    async def gather(self, context: DrillContext, facts: DrillFacts) -> None:
+        """What the ledger does not have in the end."""
+        facts.ledger_lacks = await gather.ledger_lacks(context.cluster, context.spec.name, facts.incidents)
+
+    def problems(
+        self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
+    ) -> list[str]:
+        """No recovery waits for the ledger, and the ledger has all of it in the end."""
+        away = facts.seen.absorbed
+        stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
+        late = away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns
+        return [
+            *(["the job did not step again before the ledger was back"] if late else []),
+            *(f"the ledger does not know {text}" for text in facts.ledger_lacks),
+        ]
+
+
+class KillWorkers(PartDown):
+    """All workers die."""
+
+    name = "kill-workers"
+    summary = "SIGKILL of all workers, then of a rank; then they come back"
+
+    def describe(self, spec: JobSpec) -> str:
+        """For how long."""
+        return f"SIGKILL to all workers, which stay away for {self.seconds:g} s"
+
+    async def strike(self, context: DrillContext) -> None:
+        """Kill the workers and a rank."""
+        await context.reach(context.request.at_step)
+        async with down(context, workers(context), self.name):
+            await context.second_fault(exact=False)
+            await asyncio.sleep(self.seconds)
+
+
+def workers(context: DrillContext) -> list[str]:
+    """Names of the cluster's workers."""
+    return [name for name in context.cluster.processes() if name.startswith("worker-")]
+
+
+@asynccontextmanager
+async def down(context: DrillContext, names: list[str], mark: str = "") -> AsyncIterator[None]:
+    """Processes of the cluster are killed, and started again after the block, which ends once they run.
+
+    Args:
+        context: The drill.
+        names: Names of the processes.
+        mark: Id of the fault that this is; empty: it is a part of another one.
+
+    Raises:
+        ClusterError: one of them did not run.
+    """
+    home, pids = context.cluster.file.home, context.cluster.processes()
+    if absent := [name for name in names if name not in pids]:
+        raise ClusterError(f"{', '.join(absent)} did not run")
+    for name in names:
+        plan.hold(home, name)
+    began_ns = time.time_ns()
+    if mark:
+        context.mark(mark, victims=[pids[name] for name in names])
+    try:
+        for name in names:
+            if process := cluster_processes.identify(pids[name]):
+                cluster_processes.send(process, signal.SIGKILL)
+        yield
+    finally:
+        for name in names:
+            plan.let_go(home, name)
+    context.seen.absorbed = Absorbed(began_ns, await context.processes_back({name: pids[name] for name in names}))

@@ -1,0 +1,177 @@
+"""Copies of training state that are damaged behind the back of who wrote them, and then needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from drills.faults.fault import Fault
+from drills.inject.context import DrillContext
+from drills.observe.stored_copies import Damaged
+from drills.spec import settings
+from drills.spec.fault import OnRanks, ranks_in_words, refuse_without_backups, refuse_without_disk, with_peer
+from drills.spec.job_options import JobOptions
+from drills.spec.loss import Loss
+from drills.spec.settings import placement_of
+from everstep.errors import ClusterError
+from everstep.model.job import JobSpec
+from everstep.model.topology import Topology
+from everstep.slots.format import PAGE, SLOT, aligned, file_header
+
+Where = Literal["buffer", "backup", "file"]
+
+
+class DamagedCopy(OnRanks, Fault):
+    """The newest copy of a rank is damaged, and what has the better ones is killed."""
+
+    @property
+    def strike_delay(self) -> int:
+        """The job waits at the step."""
+        return 0
+
+    def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
+        """Damage a copy now.
+
+        Args:
+            context: The drill.
+            rank: The rank.
+            step: The step that the job waits at.
+            on_disk: The newest step on disk.
+
+        Raises:
+            ClusterError: it is not there.
+        """
+        raise NotImplementedError
+
+    async def strike(self, context: DrillContext) -> None:
+        """Damage the copy once all that is saved at the step is saved; then kill what has the better ones."""
+        step = await context.held_up()
+        every = context.spec.checkpoint.disk_every_steps
+        on_disk = step - step % every if every else 0
+        await context.settled(step, disk=on_disk)
+        done = self.damage(context, self.struck_ranks(context.spec)[0], step, on_disk)
+        context.mark(self.name, path=str(done.path), what=done.what)
+        context.seen.damaged.append(done)
+        context.cluster.say(f"{done.path}: {done.what}")
+        await context.second_fault(exact=True)
+
+
+class FlipBit(DamagedCopy):
+    """One bit of a copy flips."""
+
+    name = "flip-bit"
+    summary = "one bit of a rank's saved state flips, and what holds the better copies is killed"
+
+    where: Where = Field(description="In own memory (buffer), in the peer's (backup), or on disk (file).")
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse a copy that the job does not have."""
+        super().refuse(drill, spec)
+        if self.where == "backup":
+            refuse_without_backups(self, spec)
+        if self.where == "file":
+            refuse_without_disk(self, drill, spec)
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks, and which copy."""
+        rank = self.struck_ranks(spec)[0]
+        peer = placement_of(spec).peers[rank]
+        machine = f"m{spec.topology().machine(peer)}" if peer is not None else "no machine"
+        copy = {"buffer": "own memory", "backup": f"backup on {machine}", "file": "newest file on disk"}[self.where]
+        return f"a bit of the state of {ranks_in_words(self.struck_ranks(spec))} flips in its {copy}"
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """What has the better copies."""
+        rank = self.struck_ranks(spec)[0]
+        if self.where == "buffer":
+            return Loss(ranks=(rank,))
+        holders = {spec.topology().machine(rank)} if self.where == "backup" else with_peer(spec, rank)
+        return Loss(tuple(sorted(holders)))
+
+    def checkpoint(self, disk: Path) -> dict[str, Any]:
+        """In own memory as where a state is large: damage is found once the step is chosen."""
+        wanted = {"file": settings.disk_settings(disk), "buffer": {"verify_at_stop_mb": 0.0}, "backup": {}}
+        return wanted[self.where]
+
+    def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
+        """Flip a bit."""
+        stored = context.stored
+        backup = stored.backup(rank)
+        if self.where == "file":
+            return flip_in_file(stored.on_disk(rank, on_disk, "safetensors"), rank, on_disk)
+        if self.where == "backup" and backup is not None:
+            return flip_in_slot(backup, rank, max(stored.backup_steps(rank)))
+        return flip_in_slot(stored.own(rank), rank, step)
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A rank, and a copy."""
+        return super().draw(rng, topology, alone=alone) | {"where": rng.choice(get_args(Where))}
+
+
+class TruncateFile(DamagedCopy):
+    """A file is cut short."""
+
+    name = "truncate-file"
+    summary = "a rank's newest checkpoint on disk is cut short, and then needed"
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse a job without files."""
+        super().refuse(drill, spec)
+        refuse_without_disk(self, drill, spec)
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"the newest file on disk of {ranks_in_words(self.struck_ranks(spec))} is cut short"
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """All copies in memory."""
+        return Loss(tuple(sorted(with_peer(spec, self.struck_ranks(spec)[0]))))
+
+    def checkpoint(self, disk: Path) -> dict[str, Any]:
+        """Checkpoints on disk."""
+        return settings.disk_settings(disk)
+
+    def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
+        """Cut it."""
+        return truncate(context.stored.on_disk(rank, on_disk, "safetensors"), rank, on_disk)
+
+
+def flip_in_slot(path: Path, rank: int, step: int) -> Damaged:
+    """Flip a bit in the middle of the tensors of one step in a checkpoint file in shared memory.
+
+    Raises:
+        ClusterError: the file does not hold that step.
+    """
+    with path.open("r+b", buffering=0) as file:
+        slots, capacity, reason = file_header(file.read(PAGE))
+        for index in range(slots if not reason else 0):
+            at = PAGE + index * (PAGE + capacity)
+            steps, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack(os.pread(file.fileno(), SLOT.size, at))
+            if steps == step:
+                middle = at + PAGE + (tensor_bytes or aligned(tensor_bytes) + structure_bytes) // 2
+                return Damaged(path, rank, step, _flip(file.fileno(), middle))
+    raise ClusterError(f"{path} does not hold step {step} of rank {rank} any more: nothing to damage")
+
+
+def flip_in_file(path: Path, rank: int, step: int) -> Damaged:
+    """Flip a bit in the middle of a file."""
+    with path.open("r+b", buffering=0) as file:
+        return Damaged(path, rank, step, _flip(file.fileno(), os.fstat(file.fileno()).st_size // 2))
+
+
+def truncate(path: Path, rank: int, step: int) -> Damaged:
+    """Cut the second half of a file off."""
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    return Damaged(path, rank, step, f"cut from {size} to {size // 2} bytes")
+
+
+def _flip(descriptor: int, at: int) -> str:
+    byte = os.pread(descriptor, 1, at)
+    os.pwrite(descriptor, bytes([byte[0] ^ 1]), at)
+    return f"bit 0 of byte {at} flipped"

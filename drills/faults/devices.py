@@ -1,0 +1,481 @@
+"""Devices of a machine that break, so that its inspections have something to find; the job continues.
+
+What needs hardware that refuses to answer, and cannot be shown here: ``gpu-power`` and ``gpu-driver-hangs``, which are
+sure only in their gravest form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from agent.main import FAKE_GPUS as FAKE_GPUS_FILE
+from agent.monitor.kernel import rules
+from agent.monitor.kernel.shared import tag_of
+from controlplane.local import mounts, power
+from drills.clusters.network import network_of
+from drills.faults.fault import Fault
+from drills.inject.context import DrillContext
+from drills.inject.found import OUTAGES, await_finding, await_told, struck_machines
+from drills.observe.observed import Absorbed
+from drills.spec import settings
+from drills.spec.fault import STRIKE, THEN_AFTER, ExpectedFinding, FaultOptions, OnMachine
+from drills.spec.job_options import JobOptions
+from drills.spec.loss import Loss
+from everstep.decisions.act.evict.rules import SHARED_MACHINES
+from everstep.errors import CannotInject, ConfigError
+from everstep.model import xid
+from everstep.model.finding import Health, Owner, Reason
+from everstep.model.job import JobSpec
+from everstep.model.topology import Topology
+from everstep.system import private_files as private
+
+GPUS = 8
+"""Of a machine, as most have."""
+FLAP_S = 0.5
+"""A link that flaps is down for so long."""
+KERNEL_LOG = Path("/dev/kmsg")
+HOT: dict[str, object] = {"temperature_c": 95}
+"""A GPU that is too hot; 87 degrees is where an H100 slows down."""
+GPU = "{gpu}"
+"""Stands in a line for the address of a GPU on PCI."""
+FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+XIDS = (79, 48, 94, 13, 31, 45)
+"""Xids that a soak draws: of a machine that is broken, and those that programs cause too."""
+
+
+REST = {
+    "": "injected",
+    "-fatal": "RLW_CTRL Fatal XC0 i0 Link 07",
+    "-action": "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+}
+"""Suffix of an Xid's reason code → what the driver writes after the number."""
+
+
+def xid_line(code: int, suffix: str = "") -> str:
+    """The line that the driver writes about an Xid."""
+    return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
+
+
+LINES: dict[str, str] = {
+    **{rule.reason.code: rule.examples[0] for rule in rules.RULES if rule.reason.sure},
+    **{
+        f"xid-{code}{row.suffix}": xid_line(code, row.suffix)
+        for row in xid.TABLE
+        if row.kind.sure
+        for code in row.codes
+    },
+    xid.SXID_FATAL.code: f"nvidia-nvswitch3: SXid (PCI:{GPU}): 20034, Fatal, Link 30 LTSSM Fault Up",
+}
+"""Reason code → a line of the kernel log that names its machine for sure."""
+FAKE_GPUS: dict[str, dict[str, object]] = {
+    "gpu-lost": {"lost": True},
+    "gpu-reset-required": {"reset_required": True},
+    "gpu-count": {"missing": True},
+    "gpu-recovery-action": {"recovery_action": 2},
+    "gpu-row-remap-failed": {"remap_failed": True},
+}
+"""Reason code → what is wrong with a fake GPU (``agent.monitor.gpu.fake``)."""
+SURE: tuple[str, ...] = (*LINES, *FAKE_GPUS)
+"""Reason codes of faults that name their machine for sure, and that a drill can show."""
+
+
+class DeviceFault(Fault):
+    """A device breaks; an incident reports it, or the machine is replaced while its ranks step."""
+
+    own_job = True
+    meets = "nothing"
+
+    @property
+    def absorbed(self) -> bool:
+        """Without a second fault."""
+        return not self.follows
+
+    @property
+    def only_reported(self) -> bool:
+        """Without a second fault."""
+        return not self.follows
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The fault, and what follows it."""
+        return (self.name, STRIKE) if self.follows else (self.name,)
+
+    @property
+    def struck_again(self) -> bool:
+        """What follows is that a rank is killed."""
+        return bool(self.follows)
+
+    @property
+    def strike_delay(self) -> int | None:
+        """Before what follows the job waits."""
+        return THEN_AFTER if self.follows else None
+
+    @property
+    def patience(self) -> dict[str, Any]:
+        """No machine leaves a job that is struck once more there."""
+        return super().patience | settings.NOBODY_LEAVES
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """What follows kills the first rank of the machine."""
+        ranks = spec.topology().ranks(self.machine_index(spec))
+        return Loss(ranks=(ranks[0],)) if self.follows == "kill-rank" else Loss()
+
+    def break_device(self, context: DrillContext) -> None:
+        """Break it now.
+
+        Raises:
+            CannotInject: this computer does not let us.
+        """
+        raise NotImplementedError
+
+    async def strike(self, context: DrillContext) -> None:
+        """Break it once the job has reached the step, and wait until that is found and reported."""
+        await context.reach(context.request.at_step)
+        broken_ns = time.time_ns()
+        await asyncio.to_thread(self.break_device, context)
+        context.mark(self.name, time_ns=broken_ns)
+        await await_finding(context)
+        if context.request.replaces:
+            context.planned.let_go()  # its ranks step while another machine is made ready
+        if not self.follows:
+            await await_told(context)
+        context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
+
+
+class ThenKillRank(FaultOptions):
+    """A rank of the machine may be killed after the fault."""
+
+    then: Literal["", "kill-rank"] = Field("", description="A rank of the machine is killed with it.")
+
+    @property
+    def follows(self) -> str:
+        """What ``--then`` names."""
+        return self.then
+
+
+class Everywhere(FaultOptions):
+    """The fault may strike all machines at once."""
+
+    everywhere: bool = Field(False, description="On all machines of the job at once.")
+
+    @property
+    def strikes_all(self) -> bool:
+        """With ``--everywhere``."""
+        return self.everywhere
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse few machines: they share nothing."""
+        super().refuse(drill, spec)
+        if self.everywhere and self.follows:
+            raise ConfigError("--everywhere goes without --then")
+        if self.everywhere and spec.machines <= SHARED_MACHINES:
+            least = SHARED_MACHINES + 1
+            raise ConfigError(f"--everywhere: {spec.machines} machines share nothing: use {least} or more")
+
+
+class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
+    """The driver's line about a GPU error."""
+
+    name = "xid"
+    summary = (
+        "the kernel's line about a GPU error, through /dev/kmsg, on one machine or on all; the job continues unless a "
+        "rank is killed with it"
+    )
+
+    code: int = Field(79, ge=0, le=255, description="The number of the Xid.", json_schema_extra={"metavar": "N"})
+
+    def describe(self, spec: JobSpec) -> str:
+        """The number and the machine."""
+        return f"Xid {self.code} in the kernel log of {self.struck_machine(spec)}"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """What the table of Xids says."""
+        reason = xid.xid_of(self.code)
+        return ExpectedFinding(reason.code, reason.owner, reason.verdict, reason.sure)
+
+    def why_not(self) -> str:
+        """Whether a line can be written."""
+        return _no_kernel_log()
+
+    def break_device(self, context: DrillContext) -> None:
+        """Write the line."""
+        _write_kernel_lines(context, xid_line(self.code))
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine and a number."""
+        return super().draw(rng, topology, alone=alone) | {"code": rng.choice(XIDS)}
+
+
+class GpuFault(OnMachine, DeviceFault):
+    """A fake GPU, which the machine's agent reads, has a fault."""
+
+    gpu: ClassVar[dict[str, object]]
+
+    def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
+        """Fake GPUs, all of them in order."""
+        return fake_gpus(context)
+
+    def break_device(self, context: DrillContext) -> None:
+        """Give the first one its fault."""
+        for machine in struck_machines(context):
+            write_fake_gpus(context, machine.name, self.gpu)
+
+
+class GpuLost(ThenKillRank, GpuFault):
+    """A GPU is lost."""
+
+    name = "gpu-lost"
+    summary = "a GPU is lost, of fake ones that the machine's agent reads"
+    gpu = FAKE_GPUS["gpu-lost"]
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine."""
+        return f"a GPU of {self.struck_machine(spec)} is lost"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """It names the machine for sure."""
+        return ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
+
+
+class MachineFault(OnMachine, Everywhere, DeviceFault):
+    """Any fault that names its machine for sure."""
+
+    name = "machine-fault"
+    summary = "any fault that names its machine for sure: a line of the kernel, or a fake GPU"
+
+    reason: str = Field(
+        description="The reason code, see docs/concepts/inspections.md.", json_schema_extra={"metavar": "CODE"}
+    )
+
+    @field_validator("reason")
+    @classmethod
+    def _can_be_shown(cls, value: str) -> str:
+        if value not in SURE:
+            raise ValueError(f"use one of {', '.join(SURE)}")
+        return value
+
+    def describe(self, spec: JobSpec) -> str:
+        """The reason code and the machine."""
+        return f"{self.reason} on {self.struck_machine(spec)}"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """It names the machine for sure."""
+        known = reason_of(self.reason)
+        owner = Owner.MACHINE if self.reason in FAKE_GPUS or known is None else known.owner
+        return ExpectedFinding(self.reason, owner, sure=True)
+
+    def why_not(self) -> str:
+        """Whether a line can be written."""
+        return _no_kernel_log() if self.reason in LINES else ""
+
+    def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
+        """Fake GPUs, where one of them is to break."""
+        return fake_gpus(context) if self.reason in FAKE_GPUS else super().prepared(context)
+
+    def break_device(self, context: DrillContext) -> None:
+        """Write the line, or give a GPU its fault."""
+        if self.reason in LINES:
+            _write_kernel_lines(context, LINES[self.reason])
+            return
+        for machine in struck_machines(context):
+            write_fake_gpus(context, machine.name, FAKE_GPUS[self.reason])
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine and a reason code."""
+        return super().draw(rng, topology, alone=alone) | {"reason": rng.choice(SURE)}
+
+
+class GpuHot(GpuFault):
+    """A GPU is too hot."""
+
+    name = "gpu-hot"
+    summary = "a GPU is too hot, of fake ones that the machine's agent reads"
+    gpu = HOT
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine."""
+        return f"a GPU of {self.struck_machine(spec)} is too hot"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """The machine is not named for sure."""
+        return ExpectedFinding("gpu-hot", Owner.MACHINE)
+
+
+class CardFault(DeviceFault):
+    """The second network card of machines, in network namespaces."""
+
+    needs_network = True
+
+    @contextmanager
+    def prepared(self, context: DrillContext) -> Iterator[None]:
+        """All cards have a link again in the end."""
+        try:
+            yield
+        finally:
+            self._set(context, up=True)
+
+    def _set(self, context: DrillContext, *, up: bool) -> None:
+        for machine in struck_machines(context):
+            network_of(context.cluster, self.name).second_card(machine.name, up=up)
+
+    def break_device(self, context: DrillContext) -> None:
+        """Take the link away."""
+        self._set(context, up=False)
+
+    @property
+    def found_later(self) -> tuple[str, ...]:
+        """Two outages within five minutes are an alert too many, and they are of two drills here."""
+        return OUTAGES
+
+
+class NicDown(OnMachine, CardFault):
+    """A card has no link."""
+
+    name = "nic-down"
+    summary = "a machine's second network card has no link, in network namespaces"
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine."""
+        return f"a network card of {self.struck_machine(spec)} is down"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """The network is at fault, or the card."""
+        return ExpectedFinding("nic-down", Owner.NETWORK)
+
+
+class NicFlap(OnMachine, CardFault):
+    """A link goes down and comes back."""
+
+    name = "nic-flap"
+    summary = "the link of a machine's second network card goes down and comes back"
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine."""
+        return f"a network card of {self.struck_machine(spec)} goes down and up"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """What is over is no fault yet."""
+        return ExpectedFinding("nic-flap", Owner.NETWORK, Health.UNKNOWN)
+
+    def break_device(self, context: DrillContext) -> None:
+        """Take the link away for a moment."""
+        self._set(context, up=False)
+        time.sleep(FLAP_S)
+        self._set(context, up=True)
+
+
+class SwitchDown(CardFault):
+    """All machines lose their link at once."""
+
+    name = "switch-down"
+    summary = "the second network cards of all machines have no link at once, as when their switch fails"
+    reported_of_all = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """All machines."""
+        return "a network card of every machine is down"
+
+    @property
+    def strikes_all(self) -> bool:
+        """All."""
+        return True
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """The network is at fault."""
+        return ExpectedFinding("nic-down", Owner.NETWORK)
+
+
+class ReadOnly(OnMachine, DeviceFault):
+    """A file system turns read-only."""
+
+    name = "fs-readonly"
+    summary = "the file system of a machine's disk checkpoints turns read-only"
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine."""
+        return f"the file system of the disk checkpoints of {self.struck_machine(spec)} turns read-only"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """It names the machine for sure."""
+        return ExpectedFinding("fs-readonly", Owner.MACHINE, sure=True)
+
+    def why_not(self) -> str:
+        """Whether a file system can be mounted."""
+        return mounts.why_not(Path(tempfile.gettempdir()))
+
+    def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
+        """A file system of its own."""
+        return mounts.small(context.disk, 1 << 30)
+
+    def break_device(self, context: DrillContext) -> None:
+        """Remount it."""
+        mounts.remount(context.disk, read_only=True)
+
+
+@contextmanager
+def fake_gpus(context: DrillContext) -> Iterator[None]:
+    """The struck machines have fake GPUs; they stay, since GPUs that vanish are a fault too."""
+    for machine in struck_machines(context):
+        write_fake_gpus(context, machine.name, {})
+    try:
+        yield
+    finally:
+        for machine in struck_machines(context):
+            write_fake_gpus(context, machine.name, {})
+
+
+def write_fake_gpus(context: DrillContext, machine: str, first: dict[str, object]) -> None:
+    """Let a machine have its GPUs, the first one with a fault or none; always as many, for one that is missing is a
+    fault too."""
+    others: list[dict[str, object]] = [{} for _ in range(max(context.spec.ranks_per_machine, GPUS) - 1)]
+    path = power.state_folder(context.cluster.file, machine) / FAKE_GPUS_FILE
+    private.replace(path, json.dumps({"gpus": [first, *others]}))
+
+
+def reason_of(code: str) -> Reason | None:
+    """The reason of the kernel log that has this code, or None."""
+    known = (*(rule.reason for rule in rules.RULES), *xid.REASONS)
+    return next((reason for reason in known if reason.code == code), None)
+
+
+def _no_kernel_log() -> str:
+    """Why no line can be written into the kernel log; empty: it can."""
+    return "" if os.access(KERNEL_LOG, os.W_OK) else f"{KERNEL_LOG} cannot be written: it needs root"
+
+
+def _write_kernel_lines(context: DrillContext, line: str) -> None:
+    """Write a line into the kernel log for each struck machine: its agent takes those that are for it.
+
+    Raises:
+        CannotInject: this process may not write there.
+    """
+    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # that no drill before had
+    text = line.replace(GPU, gpu)
+    try:
+        for machine in struck_machines(context):
+            tag = tag_of(context.cluster.file.id, machine.name, power.state_folder(context.cluster.file, machine.name))
+            KERNEL_LOG.write_text(f"<3>{tag} {text}\n")
+    except OSError as error:
+        raise CannotInject(f"{KERNEL_LOG} cannot be written ({error.strerror}): it needs root") from error

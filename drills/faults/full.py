@@ -1,0 +1,234 @@
+"""File systems of a machine that are too small: for its own checkpoints, for others' backups, for its disk."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from controlplane.local import cluster_processes, mounts, power, readiness
+from drills.faults.fault import Fault
+from drills.inject.context import SETTLE_LIMIT_S, DrillContext
+from drills.inject.found import await_finding, await_told
+from drills.spec import settings
+from drills.spec.fault import (
+    ExpectedFinding,
+    OnMachine,
+    owners,
+    refuse_without_backups,
+    refuse_without_disk,
+    with_peer,
+)
+from drills.spec.job_options import JobOptions
+from drills.spec.loss import Loss
+from everstep.errors import ClusterError, ConfigError
+from everstep.model.finding import Owner
+from everstep.model.job import JobSpec
+from everstep.model.topology import Topology
+from everstep.slots.format import own_slots
+
+AMPLE = 4 << 30
+"""Room at the beginning, bytes; a memory file system takes only what is used."""
+REPORTS = 300_000
+"""Of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more."""
+GENERATIONS = 3
+"""Whose reports may lie there at once: parking takes some attempts."""
+SPARE = 64 << 10
+DISK_SPARE = 16 << 10
+"""Less than the share of a disk that its inspection calls full, also where a checkpoint is small."""
+START_LIMIT_S = 60.0
+REPORTED_LIMIT_S = 20.0
+"""A problem with backups or disks is reported within this long."""
+
+Fits = Literal["nothing", "own"]
+
+
+class FullFileSystem(OnMachine, Fault):
+    """A file system of a machine has no room; training continues, and an agent reports it."""
+
+    own_job = True
+
+    def why_not(self) -> str:
+        """Whether a file system can be mounted."""
+        return mounts.why_not(Path(tempfile.gettempdir()))
+
+    @property
+    def strike_delay(self) -> int | None:
+        """The job waits at the step, unless it is parked."""
+        return None if self.parks else 0
+
+
+class MemoryFull(FullFileSystem):
+    """Shared memory is too small."""
+
+    name = "shm-full"
+    summary = "shared memory too small for the machine's own checkpoints, or for the backups that others send"
+
+    fits: Fits = Field("nothing", description="Room for nothing, or for its own checkpoints and no backups of others.")
+
+    @property
+    def must_be_reported(self) -> bool:
+        """Where training continues."""
+        return not self.parks
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse a job without backups."""
+        super().refuse(drill, spec)
+        if not self.parks:
+            refuse_without_backups(self, spec)
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine, and what fits."""
+        room = "nothing" if self.parks else "its own ranks only"
+        return f"shared memory of {self.struck_machine(spec)} has room for {room}"
+
+    @property
+    def parks(self) -> bool:
+        """Without room for its own checkpoints."""
+        return self.fits == "nothing"
+
+    parked_words = ("no room",)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The fault, and what is killed."""
+        return (self.name,) if self.parks else super().marks
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """The machine of a rank that needs the backups there."""
+        if self.parks:
+            return Loss()
+        return Loss((spec.topology().machine(owners(spec, self.machine_index(spec))[0]),))
+
+    def checkpoint(self, disk: Path) -> dict[str, Any]:
+        """Checkpoints on disk, where they are needed."""
+        return {} if self.parks else settings.disk_settings(disk)
+
+    @contextmanager
+    def prepared(self, context: DrillContext) -> Iterator[None]:
+        """The machine has another shared memory: its agent and fork servers keep files there, and start anew on it."""
+        size = SPARE + REPORTS * GENERATIONS * context.spec.ranks_per_machine if self.parks else AMPLE
+        target, cluster = context.target, context.cluster.file
+        with ExitStack() as mounted:
+            with power.powered_off(cluster, [target.name]):
+                mounted.enter_context(mounts.small(context.memory, size))
+            try:
+                readiness.agent_serves(cluster, target.name, target.address)
+                if self.parks:
+                    context.mark(self.name, bytes=size)
+                yield
+            finally:
+                with power.powered_off(cluster, [target.name]):
+                    mounted.close()
+                readiness.agent_serves(cluster, target.name, target.address)
+
+    async def strike(self, context: DrillContext) -> None:
+        """Let the machine's own slots be all that its shared memory has room for; then kill who needs the backups
+        there."""
+        if self.parks:
+            return  # it was too small from the beginning
+        agent = cluster_processes.identify(context.agent(context.target))
+        if agent is None:
+            raise ClusterError(f"the agent of {context.target.name} is gone")
+        ranks = context.spec.topology().ranks(context.machines.index(context.target))
+        folder = context.memory / context.spec.name
+        await context.until(
+            lambda: all((folder / f"report-{rank}-1").exists() for rank in ranks),
+            START_LIMIT_S,
+            f"the ranks of {context.target.name} were not started",
+        )
+        cluster_processes.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
+        try:
+            slots = [own_slots(folder, rank) for rank in ranks]
+            await context.until(
+                lambda: all(map(context.stored.own_steps, ranks)) and all(map(_allocated, slots)),
+                START_LIMIT_S,
+                "nothing was saved, or not all slots were allocated",
+            )
+            # The next generation's reports still fit, as where a machine is only nearly full; a backup does not.
+            mounts.shrink(context.memory, SPARE + REPORTS * len(ranks))
+            context.mark(self.name)
+        finally:
+            cluster_processes.send(agent, signal.SIGCONT)
+        step = await context.held_up()
+        await context.listen(REPORTED_LIMIT_S, enough=lambda: bool(context.seen.said))
+        every = context.spec.checkpoint.disk_every_steps
+        await context.settled(step, backups=False, disk=step - step % every)
+        await context.second_fault(exact=True)
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine, and what fits."""
+        return super().draw(rng, topology, alone=alone) | {"fits": rng.choice(get_args(Fits))}
+
+
+class DiskFull(FullFileSystem):
+    """A disk is full."""
+
+    name = "disk-full"
+    summary = "no space for checkpoints on a machine's disk; then memory is lost"
+
+    @property
+    def must_be_reported(self) -> bool:
+        """Training continues."""
+        return True
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse a job without a disk on each machine."""
+        super().refuse(drill, spec)
+        refuse_without_disk(self, drill, spec)
+        if spec.checkpoint.disk_path:
+            raise ConfigError(
+                "disk-full: disk_path is the same for all machines here: leave it away, or fill it yourself"
+            )
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine."""
+        return f"the disk of {self.struck_machine(spec)} is full"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """The machine is not named for sure."""
+        return ExpectedFinding("disk-full", Owner.MACHINE)
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """All copies in memory of the machine's ranks."""
+        ranks = spec.topology().ranks(self.machine_index(spec))
+        return Loss(tuple(sorted({holder for rank in ranks for holder in with_peer(spec, rank)})), disks=False)
+
+    def checkpoint(self, disk: Path) -> dict[str, Any]:
+        """Each machine writes to its own disk."""
+        return {"disk_every_steps": settings.DISK_EVERY}
+
+    def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
+        """A file system of its own under the checkpoints."""
+        return mounts.small(context.disk, AMPLE)
+
+    async def strike(self, context: DrillContext) -> None:
+        """Leave no room for a second checkpoint on the machine's disk; then take the memory that makes disks needed."""
+        ranks = context.spec.topology().ranks(context.machines.index(context.target))
+        await context.until(
+            lambda: all(context.stored.disk_steps(rank) for rank in ranks),
+            START_LIMIT_S + SETTLE_LIMIT_S,
+            f"{context.target.name} wrote no checkpoint to its disk",
+        )
+        mounts.shrink(context.disk, DISK_SPARE)
+        context.mark(self.name)
+        await await_finding(context)
+        await await_told(context)
+        step = await context.held_up()
+        await context.listen(REPORTED_LIMIT_S, enough=lambda: bool(context.seen.said))
+        await context.settled(step)
+        await context.second_fault(exact=True)
+
+
+def _allocated(path: Path) -> bool:
+    """Whether a checkpoint file has memory for all of its slots; the rank sees to it after its first save."""
+    found = path.stat()
+    return found.st_blocks * 512 >= found.st_size

@@ -1,0 +1,112 @@
+"""Ranks that hang, so that the others wait for them; and a script that hangs on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drills.faults.fault import RankFault
+from drills.spec.fault import WITH_EVICTION, OnRanks, ranks_in_words
+from everstep.model.job import JobSpec
+from everstep.model.topology import Topology
+
+
+class Hang(OnRanks, RankFault):
+    """The other ranks wait for one, whose machine leaves the job where there is another one."""
+
+    hangs = True
+    may_hang = True
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """Before the stop all ranks are traced."""
+        return ("trace", *WITH_EVICTION)
+
+    def leaving(self, spec: JobSpec) -> list[str]:
+        """The machines of the ranks that hang."""
+        return sorted({f"m{spec.topology().machine(rank)}" for rank in self.struck_ranks(spec)})
+
+
+class StopRank(Hang):
+    """A rank is stopped by a signal."""
+
+    name = "stop-rank"
+    summary = "SIGSTOP: the rank hangs and its peers wait"
+    action = "stop-rank"
+    meets = "opening"
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"SIGSTOP to {ranks_in_words(self.struck_ranks(spec))}"
+
+
+class Spin(Hang):
+    """A loop holds Python's lock."""
+
+    name = "spin"
+    summary = "a loop without end holds Python's lock"
+    action = "spin"
+    seldom = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"a loop without end in {ranks_in_words(self.struck_ranks(spec))}"
+
+
+class Deadlock(Hang):
+    """A lock is never released."""
+
+    name = "deadlock"
+    summary = "a lock is never released"
+    action = "deadlock"
+    seldom = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"a deadlock in {ranks_in_words(self.struck_ranks(spec))}"
+
+
+class SkipCollective(Hang):
+    """A rank skips a collective, and the others wait in it."""
+
+    name = "skip-collective"
+    summary = "a collective is not entered"
+    action = "skip-collective"
+    seldom = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"{ranks_in_words(self.struck_ranks(spec))} skips a collective"
+
+    def standbys(self, topology: Topology) -> int:
+        """gloo records no point to point: all machines of a pipeline may leave."""
+        return topology.pp
+
+
+class HangDataloader(Hang):
+    """The process of a data loader hangs."""
+
+    name = "hang-dataloader"
+    summary = "the process of a data loader waits for ever"
+    action = "hang-dataloader"
+    seldom = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"the data loader of {ranks_in_words(self.struck_ranks(spec))} waits for ever"
+
+
+class WrongOrder(RankFault):
+    """The script is at fault, and no machine."""
+
+    name = "wrong-order"
+    summary = "odd ranks call two collectives in another order than even ones: the script's fault, and of no machine"
+    action = "wrong-order"
+    not_soaked = "all ranks act in it at once, which no second fault can strike between"
+
+    def struck_ranks(self, spec: JobSpec) -> list[int]:
+        """All ranks."""
+        return list(range(spec.topology().world_size))
+
+    def describe(self, spec: JobSpec) -> str:
+        """All ranks do it."""
+        return "collectives in an order that works on no machine"

@@ -1,0 +1,231 @@
+"""Losses, or gradient norms, that are not finite: a NaN in a forward pass, and a machine that flips bits."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pydantic import Field
+
+from drills.faults.fault import RankFault
+from drills.judge.facts import DrillFacts
+from drills.spec import settings
+from drills.spec.fault import Entry, OnMachine, OnRanks, ranks_in_words
+from drills.spec.job_options import JobOptions
+from drills.spec.request import DrillRequest
+from drills.spec.settings import machine_names
+from everstep.decisions.blame.replay.group_jobs import why_not
+from everstep.decisions.blame.replay.groups import replica_machines
+from everstep.errors import ConfigError
+from everstep.model.incident import IncidentReport, Symptom
+from everstep.model.job import JobSpec
+from everstep.model.job_state import replay_workflow_id
+from everstep.model.launch import Showing
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.topology import Topology
+
+KEEP = 8
+"""Checkpoints on disk of a drill that has to go back to before a NaN: memory moves on before it is seen, and on a busy
+computer two checkpoints on disk do too."""
+DISK_STEPS = 2
+"""The checkpoint that was under way as the fault struck, and the one before it."""
+
+
+class NotFinite(RankFault):
+    """Steps are done again with other losses than before, from a checkpoint on disk."""
+
+    point = "begin"
+    own_job = True
+    steps_done_anew = True
+
+    @property
+    def step_s(self) -> float:
+        """Long enough for a backup, and to go back before the job ends."""
+        return settings.STEP_S
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """It does."""
+        return True
+
+    def checkpoint(self, disk: Path) -> dict[str, Any]:
+        """Many checkpoints on disk."""
+        return settings.disk_settings(disk) | {"disk_keep": KEEP}
+
+    def problems(
+        self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
+    ) -> list[str]:
+        """It was reported as what it is."""
+        return [] if not self.shows_not_finite else not_finite_problems(drill.at_step, spec, facts, reports)
+
+
+class Nan(OnRanks, OnMachine, NotFinite):
+    """The forward pass of a rank has a NaN."""
+
+    name = "nan"
+    summary = "NaN in a rank's forward pass; bound to a machine it comes again there at that step"
+    action = "nan"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the fault stays with a machine, whichever ranks run there: it is broken."""
+        return self.machine != "" and not self.ranks
+
+    @property
+    def repeats(self) -> int:
+        """What is bound to a machine is there after each recovery, until the job is parked."""
+        return max(self.times, RecoveryPolicy().retry.max_failures_at_step) if self.is_bound else self.times
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks, or the machine."""
+        where = self.machine if self.is_bound else ranks_in_words(self.struck_ranks(spec))
+        return f"NaN in the forward pass of {where}"
+
+    def details(self, spec: JobSpec) -> Entry:
+        """The machine that it is bound to."""
+        return {"machine": self.machine} if self.is_bound else {}
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A rank."""
+        return {"ranks": [rng.randrange(topology.world_size)]}
+
+
+class MachineBitflip(OnMachine, NotFinite):
+    """A machine computes wrongly."""
+
+    name = "bitflip"
+    summary = (
+        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test; it "
+        "makes numbers infinite, or with --finite only wrong, for which a check on another machine aborts the job"
+    )
+    action = "bitflip"
+    least_machines = 4
+
+    only_in_job: bool = Field(False, description="Not in tests, only in jobs of several machines.")
+    shows_every: int = Field(
+        1,
+        ge=0,
+        description="With --only-in-job: in every so many runs of a replay only; 0: in none.",
+        json_schema_extra={"metavar": "N"},
+    )
+    finite: bool = Field(False, description="Numbers are wrong and finite; a check on another machine aborts the job.")
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse what nobody would find."""
+        super().refuse(drill, spec)
+        if self.shows_every != 1 and not self.only_in_job:
+            raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
+        if self.finite and spec.machines == 1:
+            raise ConfigError("--finite: the check that aborts the job is on another machine: use 2 or more")
+        if self.only_in_job and (why := why_not(spec, Showing(kind="steps"))):
+            raise ConfigError(f"--only-in-job: nobody would find it: {why}")
+
+    def describe(self, spec: JobSpec) -> str:
+        """The machine, and where else it shows."""
+        tests = "none" if self.only_in_job else "each"
+        line = f"a bit of a gradient flips on {self.struck_machine(spec)} again and again, and in {tests} of its tests"
+        line += "; all numbers stay finite" if self.finite else ""
+        if self.shows_every == 1:
+            return line
+        return f"{line}, and in {f'every {self.shows_every} runs' if self.shows_every else 'none'} of its replays"
+
+    def details(self, spec: JobSpec) -> Entry:
+        """The machine, and where it shows."""
+        shows = {"only_in_job": self.only_in_job, "shows_every": self.shows_every, "finite": self.finite}
+        return {"machine": self.struck_machine(spec), **shows}
+
+    def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
+        """With ``--finite`` also what aborts a job whose gradients have wrong bits, on another machine."""
+        made = super().rank_entries(at_step, spec, plan)
+        if not self.finite:
+            return made
+        elsewhere = spec.topology().ranks((self.machine_index(spec) + 1) % spec.machines)[0]
+        at = {"rank": elsewhere, "at_step": at_step, "point": "step"}
+        return [*made, {"id": "check", "fault": "check", "of": made[0]["id"], **at}]
+
+    def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
+        """Tests of machines read the plan of the agents, which is that of the workers."""
+        if self.only_in_job:
+            return []
+        machine = self.struck_machine(spec)
+        return [{"id": f"bitflip-{spec.name}", "fault": "bitflip", "machine": machine, "of_tests": True}]
+
+    @property
+    def patience(self) -> dict[str, Any]:
+        """A replay that is short, and repeats as often as the fault needs to show."""
+        if not self.only_in_job:
+            return super().patience
+        return settings.DRILL_POLICY | settings.SHORT_REPLAY | {"replay.fault_share": 1.0 / (self.shows_every or 2)}
+
+    @property
+    def parks(self) -> bool:
+        """Where no replay shows it, only a person can help."""
+        return self.shows_every == 0
+
+    parked_words = ("not reproduced on groups of", "is missed with probability")
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """Unless all numbers stay finite."""
+        return not self.finite
+
+    def leaving(self, spec: JobSpec) -> list[str]:
+        """The machine."""
+        return [self.struck_machine(spec)]
+
+    @property
+    def incidents_due(self) -> int:
+        """A NaN is seen once the restart that follows its tests is confirmed: the replay is another incident's."""
+        return self.repeats + (self.only_in_job and not self.finite)
+
+    @property
+    def launches_due(self) -> int:
+        """What aborts is launched in vain before the tests, and before the replay."""
+        return super().launches_due + self.finite * (1 + self.only_in_job)
+
+    def swept(self, job: str) -> str:
+        """Where there is one, the replay's history is swept."""
+        return replay_workflow_id(job, 1 if self.finite else 2, 1) if self.only_in_job else super().swept(job)
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine that its tests find, after a NaN or after a check, or that the job alone shows."""
+        can_replay = 2 * replica_machines(topology) <= topology.machines
+        how = rng.choice(({}, {"finite": True}, {"only_in_job": True} if can_replay else {}))
+        return super().draw(rng, topology, alone=alone) | how
+
+
+def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]) -> list[str]:
+    """What is wrong with the incidents of a NaN: it has to be reported as what it is, with the ranks that had it first,
+    and the job has to go back as far as it takes and no further."""
+    found = []
+    for report in reports:
+        cause = report.failures[0].symptom if report.failures else None
+        if cause is not Symptom.NOT_FINITE or f"since step {at_step}" not in report.headline:
+            found.append(f"it was reported as something else: {report.headline}")
+        elif lacking := [name for name in first_bad(facts, spec) if name not in report.headline]:
+            found.append(f"{lacking[0]} reported it first, and is not named: {report.headline}")
+        every = spec.checkpoint.disk_every_steps
+        oldest = at_step - DISK_STEPS * every if every else 0
+        if report.recovered and not oldest <= report.resume_step <= at_step:
+            found.append(f"it resumed from step {report.resume_step}, not from one of {oldest} to {at_step}")
+    return found
+
+
+def first_bad(facts: DrillFacts, spec: JobSpec) -> list[str]:
+    """The ranks that reported a NaN in an earlier step than others, with their machines; none where all did at once."""
+    steps: dict[int, int] = {}
+    with_loss = 0
+    for rank, records in facts.records.of.items():
+        bad = [record.step for record in records if not math.isfinite(struct.unpack("<d", record.bits)[0])]
+        with_loss += len(bad) < len(records)
+        if bad:
+            steps[rank] = min(bad)
+    first = [rank for rank, step in steps.items() if step == min(steps.values())]
+    names = machine_names(spec.machines)
+    return [f"rank {rank} on {names[spec.topology().machine(rank)]}" for rank in first if len(first) < with_loss]

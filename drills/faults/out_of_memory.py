@@ -1,0 +1,70 @@
+"""A rank takes memory until the kernel kills it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from drills.faults.fault import RankFault
+from drills.inject import process_group
+from drills.inject.context import DrillContext
+from drills.spec.fault import Entry, ExpectedFinding, OnRanks, ranks_in_words
+from everstep.errors import CannotInject
+from everstep.model.finding import Health, Owner
+from everstep.model.job import JobSpec
+
+ROOTS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
+"""Where groups are made, by version of cgroups, and which file has their limit."""
+LIMIT = 64 << 20
+"""Bytes that the processes of the group may take beside what they had before."""
+
+
+class OutOfMemory(OnRanks, RankFault):
+    """The rank joins a group of processes with little memory, and takes more."""
+
+    name = "oom"
+    summary = "a rank takes memory until the kernel kills it, in a group of processes of its own"
+    action = "oom"
+    own_job = True
+
+    def describe(self, spec: JobSpec) -> str:
+        """The ranks."""
+        return f"{ranks_in_words(self.struck_ranks(spec))} is killed for memory"
+
+    @property
+    def finding(self) -> ExpectedFinding:
+        """The kernel's line says that the group's limit was met: no machine is at fault."""
+        return ExpectedFinding("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
+
+    def details(self, spec: JobSpec) -> Entry:
+        """The group."""
+        return {"group": str(_root()[0] / process_group.name())}
+
+    def why_not(self) -> str:
+        """Whether the group can be made."""
+        try:
+            with small_group():
+                return ""
+        except CannotInject as error:
+            return str(error)
+
+    def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
+        """The group is there as long as the job."""
+        return small_group()
+
+
+@contextmanager
+def small_group() -> Iterator[None]:
+    """The group, as long as the block lasts.
+
+    Raises:
+        CannotInject: it cannot be made.
+    """
+    root, limit = _root()
+    with process_group.made(root, {limit: str(LIMIT)}, "with a limit of memory"):
+        yield
+
+
+def _root() -> tuple[Path, str]:
+    return next((one for one in ROOTS if Path(*one).exists()), ROOTS[-1])

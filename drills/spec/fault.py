@@ -1,0 +1,475 @@
+"""A fault as data: its options, and everything that follows from them alone.
+
+How a fault is injected and what only its kind is judged by: ``drills/faults/fault.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from drills.spec import settings
+from drills.spec.job_options import JobOptions
+from drills.spec.loss import Loss
+from drills.spec.settings import machine_names, placement_of
+from everstep.errors import ConfigError
+from everstep.model.finding import Health, Owner
+from everstep.model.job import JobSpec
+from everstep.model.job_state import incident_workflow_id
+from everstep.model.topology import Topology
+from everstep.model.version import JobVersion
+
+Entry = dict[str, Any]
+"""An entry of the plan that ranks, or workers, read."""
+LOSS = "{loss}"
+"""Stands in a description for what is killed in the end."""
+STRIKE = "strike"
+"""Id of the second fault, which makes copies needed."""
+THEN_AFTER = 10
+"""Steps between the first and the second fault of a drill that has two."""
+LIGHT = ["--seq", "16", "--dim", "88"]
+"""Little to compute in a step of the example, and a state as large as ever: that is what a drill is about."""
+DEFAULT_SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
+"""Sizes of the job of a drill."""
+STAGES = ("stop", "decide", "reattempt", "confirm")
+"""Stages of every incident."""
+WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
+"""Stages of an incident where memory was lost."""
+WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
+"""Stages of an incident where a machine is lost for good."""
+
+Meets = Literal["nothing", "opening", "beside", "away", "stage"]
+"""How a fault meets others in a soak: not at all; it opens an incident that others strike in; it strikes beside others;
+a rank or a machine is lost while something is away; or it strikes in a stage of the incident of another fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedFinding:
+    """What an inspection has to find when a fault breaks a device of a machine."""
+
+    reason: str
+    """Reason code."""
+    owner: Owner
+    verdict: Health = Health.FAULTY
+    sure: bool = False
+    """It names the machine for sure: where there is another, the machine leaves the job."""
+
+    @property
+    def opens_incident(self) -> bool:
+        """Whether an incident reports it; what is unknown is noted in the ledger only."""
+        return self.verdict is Health.FAULTY
+
+
+class FaultOptions(BaseModel):
+    """One fault of the vocabulary with its options; a subclass has the options as fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    """What really happens, one line."""
+
+    # What soaks do with it.
+
+    not_soaked: ClassVar[str] = ""
+    """Why no soak draws it; empty: soaks do."""
+    own_job: ClassVar[bool] = False
+    """A soak runs it in a job of its own: file systems and groups of processes have to be small from the job's
+    beginning, devices must be whole again before the next job, and machines are tested with the settings of a drill."""
+    meets: ClassVar[Meets] = "nothing"
+    seldom: ClassVar[bool] = False
+    """A soak draws it half as often: to the other faults it is like a rank that is stopped."""
+    least_machines: ClassVar[int] = 1
+    """Machines that a soak's job needs for it: so many say what is right, or which of them work with each other."""
+    alike: ClassVar[bool] = False
+    """A soak's job for it has one rank on each machine, and all do the same: neighbours need each other at once."""
+
+    # What the job needs.
+
+    needs_network: ClassVar[bool] = False
+    """The machines need a network of their own."""
+    needs_postgres: ClassVar[bool] = False
+    sizes: ClassVar[dict[str, Any]] = DEFAULT_SIZES
+    least_step: ClassVar[int] = 0
+    """The fault strikes at this step at the earliest: what a job was like before has to be known."""
+
+    # How it strikes, and what it does to the job.
+
+    by_ranks: ClassVar[bool] = False
+    """Ranks act it out by themselves; else the injector does it from outside."""
+    is_control: ClassVar[bool] = False
+    """It strikes the control plane in a stage of the incident that another fault opens."""
+    is_update: ClassVar[bool] = False
+    """Other code for the job, requested by a signal."""
+    is_slowed: ClassVar[bool] = False
+    """Steps continue, and take longer: whoever looks for the slow machine has to find it, or that there is none."""
+    hangs: ClassVar[bool] = False
+    """The other ranks wait for one: its machine leaves the job, where there is another one."""
+    may_hang: ClassVar[bool] = False
+    """The job may rightly count as hanging."""
+    takes_machines: ClassVar[bool] = False
+    """Machines are killed, and their memory is lost."""
+    reported_of_all: ClassVar[bool] = False
+    """An incident has to report it of all machines at once."""
+    delays_backups: ClassVar[bool] = False
+    """An agent that receives backups takes none meanwhile, and steps must not slow down for it."""
+    holds_up_backups: ClassVar[bool] = False
+    """A part that backups need is away."""
+    unreachable: ClassVar[bool] = False
+    """Its machine cannot be notified that its ranks have to end: they wait for peers that are gone."""
+    steps_done_anew: ClassVar[bool] = False
+    """Steps that are done again have other losses: the last report of each step is compared."""
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """The options that a soak draws for it.
+
+        Args:
+            rng: The soak's source of chance.
+            topology: The topology of its job.
+            alone: Whether the fault meets no other one.
+        """
+        return {}
+
+    @property
+    def opening(self) -> FaultOptions:
+        """The fault that opens the incident: itself, unless it strikes within the incident of another one."""
+        return self
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse options that make no sense on any machine.
+
+        Raises:
+            ConfigError: they make none.
+        """
+
+    def why_not(self) -> str:
+        """Why it cannot be injected on this computer; empty: it can."""
+        return ""
+
+    # Where it strikes.
+
+    def struck_ranks(self, spec: JobSpec) -> list[int]:
+        """The ranks that it strikes; by default the last one."""
+        return [spec.topology().world_size - 1]
+
+    def machine_index(self, spec: JobSpec) -> int:
+        """Position of the struck machine among those of the job."""
+        return spec.topology().machine(self.struck_ranks(spec)[0])
+
+    def named_machines(self, topology: Topology) -> set[int]:
+        """Positions of the machines that its options name, or the ranks that they name."""
+        return set()
+
+    def struck_machine(self, spec: JobSpec) -> str:
+        """Name of the struck machine."""
+        return f"m{self.machine_index(spec)}"
+
+    @property
+    def strikes_all(self) -> bool:
+        """Whether a device of every machine breaks."""
+        return False
+
+    # How it strikes.
+
+    def describe(self, spec: JobSpec) -> str:
+        """A few words about what is going to happen."""
+        return self.name
+
+    def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
+        """What ranks meet, in order; empty: it is done from outside."""
+        return []
+
+    def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
+        """What workers meet.
+
+        Args:
+            spec: The job.
+            plan: The plan of the ranks.
+            processes: Pids of the cluster's processes, by name.
+
+        Raises:
+            CannotInject: the part to be killed is not ours.
+        """
+        return []
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Ids of what the injector itself does, in order."""
+        return () if self.by_ranks else (self.name, STRIKE)
+
+    @property
+    def follows(self) -> str:
+        """The second fault that ``--then`` names."""
+        return ""
+
+    @property
+    def struck_again(self) -> bool:
+        """Whether the second fault strikes once the first one is over, at copies that are known exactly."""
+        return False
+
+    def loss(self, spec: JobSpec) -> Loss:
+        """What is killed in the end; nothing where the fault itself is all."""
+        return Loss()
+
+    @property
+    def repeats(self) -> int:
+        """How often it comes, after each recovery again."""
+        return 1
+
+    @property
+    def strike_delay(self) -> int | None:
+        """The job waits so many steps after the step of the fault for a strike at copies that are known exactly; None:
+        it is struck as it runs."""
+        return None
+
+    # What the job is to be like.
+
+    @property
+    def step_s(self) -> float | None:
+        """How long the example's steps are made to last: a loss is polled twice a second, and the job must not end
+        before."""
+        return None if self.by_ranks else settings.STEP_S
+
+    @property
+    def steps_after(self) -> int:
+        """Steps that the job needs after the fault."""
+        return 30
+
+    @property
+    def steps_needed(self) -> int:
+        """Steps that the job has to have after the fault, so that it shows anything."""
+        return 0
+
+    @property
+    def patience(self) -> dict[str, Any]:
+        """Fields of the recovery policy."""
+        if self.stays_away:
+            return settings.GONE_POLICY if self.strike_delay is None else settings.GONE_PATIENT
+        return settings.DRILL_POLICY if self.strike_delay is None else settings.PATIENT_POLICY
+
+    def checkpoint(self, disk: Path) -> dict[str, Any]:
+        """Fields of the checkpoint policy without which it would show nothing; ``disk`` outlives machines."""
+        return {}
+
+    def load(self, at_step: int) -> list[str]:
+        """Arguments of the example for what there is to compute in a step."""
+        return LIGHT
+
+    def standbys(self, topology: Topology) -> int:
+        """How many standbys it needs at least."""
+        return 0
+
+    # What the job deserves.
+
+    @property
+    def absorbed(self) -> bool:
+        """Whether the job deserves to continue without an incident."""
+        return False
+
+    @property
+    def only_reported(self) -> bool:
+        """Whether the job continues with it, and an incident only reports it."""
+        return False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether an agent reports nothing while its ranks step: a job that waited would be silent too."""
+        return False
+
+    @property
+    def stays_away(self) -> bool:
+        """Whether what is killed does not come back."""
+        return False
+
+    @property
+    def parks(self) -> bool:
+        """Whether the job deserves to be parked: only a person can help."""
+        return False
+
+    parked_words: ClassVar[tuple[str, ...]] = ()
+    """Words that the reason has to contain, where the job deserves to be parked."""
+
+    @property
+    def parked_for_a_while(self) -> bool:
+        """Whether a job that is parked resumes without an operator: what it lacks comes back, or comes late."""
+        return self.needs_network
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """Whether it shows as a loss, or a gradient norm, that is not finite."""
+        return False
+
+    @property
+    def finding(self) -> ExpectedFinding | None:
+        """What inspections have to find; None: nothing."""
+        return None
+
+    @property
+    def found_later(self) -> tuple[str, ...]:
+        """Reason codes of what inspections still find for a while after the drill."""
+        return (self.finding.reason,) if self.finding else ()
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a spare machine takes the place of the struck one while its ranks step."""
+        return self.finding is not None and self.finding.sure and not self.follows and not self.strikes_all
+
+    def leaving(self, spec: JobSpec) -> list[str]:
+        """Machines that are at fault, or gone: they have to leave the job where there are enough spare ones."""
+        return []
+
+    def may_leave(self, spec: JobSpec) -> set[str]:
+        """Machines that may leave the job, or stay."""
+        return set()
+
+    @property
+    def must_be_reported(self) -> bool:
+        """Whether training continues with it, so that an agent has to report it."""
+        return False
+
+    @property
+    def standby_is_lost(self) -> bool:
+        """Whether the machine that was to take a place has to leave the job too."""
+        return False
+
+    @property
+    def incidents_due(self) -> int:
+        """Incidents that are to be opened."""
+        return self.repeats
+
+    @property
+    def launches_due(self) -> int:
+        """Launches of the job that are enough."""
+        return 1 + self.incidents_due
+
+    def swept(self, job: str) -> str:
+        """The workflow whose history is swept: the first incident's."""
+        return incident_workflow_id(job, 1)
+
+    @property
+    def incidents_in_soaks(self) -> int:
+        """Incidents that it may open in a soak."""
+        return 0 if self.absorbed and not self.follows else 1
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """Stages of the incident that it opens."""
+        return STAGES
+
+    def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
+        """The job whose run without a fault has the same losses."""
+        return spec
+
+
+class OnRanks(FaultOptions):
+    """A fault that strikes ranks."""
+
+    ranks: list[int] = Field(
+        default_factory=list,
+        description="Rank to strike; several at once. Default: the last.",
+        json_schema_extra={"option": "--rank", "metavar": "R"},
+    )
+
+    def struck_ranks(self, spec: JobSpec) -> list[int]:
+        """Those that are named, or what the fault strikes by default."""
+        return list(dict.fromkeys(self.ranks)) or super().struck_ranks(spec)
+
+    def named_machines(self, topology: Topology) -> set[int]:
+        """Those of the ranks."""
+        return super().named_machines(topology) | {topology.machine(rank) for rank in self.ranks}
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse ranks that the job does not have."""
+        super().refuse(drill, spec)
+        for rank in self.ranks:
+            if not 0 <= rank < spec.topology().world_size:
+                raise ConfigError(f"--rank {rank} does not exist: ranks go from 0 to {spec.topology().world_size - 1}")
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A rank."""
+        return super().draw(rng, topology, alone=alone) | {"ranks": [rng.randrange(topology.world_size)]}
+
+
+class OnMachine(FaultOptions):
+    """A fault that strikes a machine."""
+
+    machine: str = Field("", description="Machine to strike, m2 or 2.", json_schema_extra={"metavar": "M"})
+
+    @field_validator("machine")
+    @classmethod
+    def _by_name(cls, value: str) -> str:
+        return f"m{value}" if value.isdecimal() else value
+
+    def struck_ranks(self, spec: JobSpec) -> list[int]:
+        """The first rank of the machine that is named."""
+        if not self.machine:
+            return super().struck_ranks(spec)
+        return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
+
+    def named_machines(self, topology: Topology) -> set[int]:
+        """The machine."""
+        index = {machine_names(topology.machines).index(self.machine)} if self.machine else set()
+        return super().named_machines(topology) | index
+
+    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
+        """Refuse a machine that the job does not have."""
+        super().refuse(drill, spec)
+        names = machine_names(spec.machines)
+        if self.machine and self.machine not in names:
+            raise ConfigError(f"--machine {self.machine} does not exist: machines are {', '.join(names)}")
+
+    @classmethod
+    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """A machine."""
+        return super().draw(rng, topology, alone=alone) | {"machine": rng.choice(machine_names(topology.machines))}
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``rank 1 and rank 2``."""
+    return " and ".join(f"rank {rank}" for rank in ranks)
+
+
+def owners(spec: JobSpec, machine: int) -> list[int]:
+    """The ranks whose backup lies on a machine."""
+    topology = spec.topology()
+    peers = placement_of(spec).peers
+    return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
+
+
+def with_peer(spec: JobSpec, rank: int) -> set[int]:
+    """The machine of a rank and the one that has its backup."""
+    topology, peer = spec.topology(), placement_of(spec).peers[rank]
+    return {topology.machine(rank)} | ({topology.machine(peer)} if peer is not None else set())
+
+
+def refuse_without_backups(fault: FaultOptions, spec: JobSpec) -> None:
+    """Refuse a fault of backups in a job that has none.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if placement_of(spec).peers[fault.struck_ranks(spec)[0]] is None:
+        raise ConfigError(f"{fault.name}: the job has no backups: it needs two machines, and backup = true")
+
+
+def refuse_without_disk(fault: FaultOptions, drill: JobOptions, spec: JobSpec) -> None:
+    """Refuse a fault of checkpoints on disk in a job that has none, or no two of them yet.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    policy = spec.checkpoint
+    if not (policy.disk and policy.disk_every_steps):
+        raise ConfigError(f"{fault.name}: the job writes no checkpoints to disk: set disk and disk_every_steps")
+    if policy.disk_every_steps * 2 > drill.at_step:
+        raise ConfigError(
+            f"{fault.name}: at step {drill.at_step} the disk has no two checkpoints yet: "
+            f"use --at-step {policy.disk_every_steps * 2} or later"
+        )

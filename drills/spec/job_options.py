@@ -1,0 +1,53 @@
+"""The job of a drill, and when the fault strikes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
+
+NOT_ON_THE_COMMAND_LINE: JsonDict = {"hidden": True}
+"""Marks a field that is no option of ``everstep drill``."""
+
+
+class JobOptions(BaseModel):
+    """Options that every drill has, whatever its fault; ``None`` stands for what suits the fault."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_step: int = Field(20, ge=0, description="Step at which the fault strikes.")
+    machines: int | None = Field(None, ge=1, description="Machines of the job. Default: 4.")
+    ranks_per_machine: int | None = Field(None, ge=1, description="Ranks on each machine. Default: 2.")
+    tp: int | None = Field(None, ge=1, description="Tensor-parallel size. Default: 2.")
+    pp: int | None = Field(None, ge=1, description="Pipeline-parallel size. Default: 2.")
+    mesh: str = Field("", description="All axes instead: dp_replicate=2,dp_shard=2.")
+    groups: list[str] = Field(
+        default_factory=list,
+        description="A group laid over axes: ep=4:dp_shard+tp.",
+        json_schema_extra={"option": "--group"},
+    )
+    standbys: int = Field(1, ge=0, description="Machines beside those of the job.")
+    steps: int | None = Field(None, ge=1, description="Steps of the job, passed to the script as --steps.")
+    step_seconds: float | None = Field(
+        None, ge=0, description="Shortest step of the example; 0.2 where backups must keep pace."
+    )
+    config: Path | None = Field(None, description="A job file; options win.")
+    script: list[str] = Field(
+        default_factory=list,
+        description="Script and arguments; default: the example GPT. {run} in an argument stands for a folder of "
+        "the run's own.",
+        json_schema_extra=NOT_ON_THE_COMMAND_LINE,
+    )
+    policy: dict[str, float] = Field(default_factory=dict, json_schema_extra=NOT_ON_THE_COMMAND_LINE)
+    spare: int = Field(
+        0,
+        ge=0,
+        description="Machines that can replace others; known once there is a cluster.",
+        json_schema_extra=NOT_ON_THE_COMMAND_LINE,
+    )
+    replaces: bool = Field(
+        False,
+        description="The machine at fault leaves the job for a spare one.",
+        json_schema_extra=NOT_ON_THE_COMMAND_LINE,
+    )
