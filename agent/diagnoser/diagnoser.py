@@ -47,7 +47,7 @@ class DiagnosisRun:
     followers: int = 0
     abandoned: asyncio.TimerHandle | None = None
 
-    def tell(self, reply: pb.DiagnoseReply) -> None:
+    def add(self, reply: pb.DiagnoseReply) -> None:
         """A further reply; the followers hear of it."""
         self.replies.append(reply)
         self.wake()
@@ -114,16 +114,16 @@ class Diagnoser:
         Raises:
             AgentError: it was ended.
         """
-        told = 0
+        sent = 0
         run.followers += 1
         if run.abandoned:
             run.abandoned.cancel()
         try:
             while True:
                 news = run.news
-                while told < len(run.replies):
-                    told += 1
-                    yield run.replies[told - 1]
+                while sent < len(run.replies):
+                    sent += 1
+                    yield run.replies[sent - 1]
                 if run.problem:
                     raise AgentError(f"the diagnosis was ended: {run.problem}")
                 if run.over:
@@ -173,8 +173,8 @@ class Diagnoser:
                 result = await self._tested(run, test, number, began)
                 if run.problem:
                     return
-                run.tell(pb.DiagnoseReply(result=result_message(result)))
-            run.tell(pb.DiagnoseReply(over=pb.DiagnosisOver(seconds=time.monotonic() - began)))
+                run.add(pb.DiagnoseReply(result=result_message(result)))
+            run.add(pb.DiagnoseReply(over=pb.DiagnosisOver(seconds=time.monotonic() - began)))
         finally:
             run.over, self._running = True, None
             run.wake()
@@ -192,7 +192,7 @@ class Diagnoser:
         # The test knows when it will be killed, and sets back before that what it changed.
         settings = limits.model_copy(update={"deadline_s": within_s}).model_dump_json()
         begun = pb.TestBegun(name=test.name, number=number, of=len(request.tests), deadline_s=within_s)
-        run.tell(pb.DiagnoseReply(begun=begun))
+        run.add(pb.DiagnoseReply(begun=begun))
         peer = None
         if request.HasField("peer"):
             given = request.peer
@@ -201,14 +201,14 @@ class Diagnoser:
 
         def waits_at(port: int) -> None:
             waits = pb.TestWaits(name=test.name, host=str(self._bench["host"]), port=port)
-            loop.call_soon_threadsafe(run.tell, pb.DiagnoseReply(waits=waits))
+            loop.call_soon_threadsafe(run.add, pb.DiagnoseReply(waits=waits))
 
         result = await loop.run_in_executor(self._thread, self._run, asked, waits_at)
         if left_s >= limits.deadline_s:
             return result
         text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.1f} s"
         unable = UNABLE.found(test.name, text=text)
-        findings = [unable if one.reason == HANGS.code else one for one in result.findings]
+        findings = [unable if finding.reason == HANGS.code else finding for finding in result.findings]
         return result.model_copy(update={"findings": findings})
 
     def _run(self, asked: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:

@@ -71,7 +71,7 @@ class DiagnosisProcess:
 
         Args:
             request: Which one.
-            waits_at: Told the port at which it waits for another machine.
+            waits_at: Called with the port at which it waits for another machine.
         """
         if stuck := self._stuck():
             return _told(request, UNABLE, f"process {stuck[0]} of an earlier test was killed and waits in the kernel")

@@ -132,8 +132,8 @@ class Inspection(ABC):
         """
 
     def forget(self, reason: str) -> None:
-        """Somebody has repaired what findings with a reason code tell: events count no more, and what is compared is
-        compared with what the next look sees. Called between two looks, in their thread."""
+        """What findings with a reason code are about was repaired: events count no more, and what is compared is
+        compared with what the next inspection sees. Called between two looks, in their thread."""
         if "events" in self.kept:
             kept = self.kept["events"]
             self.kept["events"] = [event for event in kept if event["finding"]["reason"] != reason]

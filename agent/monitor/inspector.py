@@ -43,7 +43,7 @@ class Inspector:
         kept: Where its state goes.
         changed: Called in the thread when what it says is other than before.
         silence: Reason codes that are left out of what it says.
-        told: What it found for an earlier agent and was not over: it began then, should it be found still.
+        reported: Findings that an earlier agent reported and that were not over: what is still so began then.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Inspector:
         kept: KeptStates,
         changed: Callable[[], None],
         silence: Collection[str] = (),
-        told: Iterable[Finding] = (),
+        reported: Iterable[Finding] = (),
     ) -> None:
         self.inspection = inspection
         self._kept = kept
         self._changed = changed
         self._silence = frozenset(silence)
         self._look = Look()
-        self._since = {_same(found): found.since_ns for found in told}
+        self._since = {_same(found): found.since_ns for found in reported}
         """When each finding began that lasts. It stays, whatever the clock of the machine is set to meanwhile."""
         self._unable_since = 0
         self._failures = Once()

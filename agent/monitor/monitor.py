@@ -1,8 +1,9 @@
-"""The monitor: all inspections of a machine at work, and what changes told as observations.
+"""The monitor: all inspections of a machine at work. It reports what changes as observations.
 
-A finding is told when it begins, when its verdict becomes another one, and when it is over. One that comes and goes is
-told as over only after it stayed away for ``OVER_S``. Where it is back before that, it is told again, for a job may
-have begun meanwhile; but each time less soon, so that a part that flickers cannot fill the log of observations.
+A finding is reported when it begins, when its verdict becomes another one, and when it is over. A finding that comes
+and goes is over only after it stayed away for ``OVER_S``. Where it is back before that, it is reported again,
+for a job may have begun meanwhile; but each time less soon, so that a part that flickers cannot fill the log of
+observations.
 """
 
 from __future__ import annotations
@@ -23,44 +24,44 @@ from everstep.model.finding import Finding, Health, verdict_of, worst_first
 OVER_S = 30.0
 """A finding that was not seen again for this long is over."""
 AGAIN_S = 3600.0
-"""A finding that comes and goes is told again after ``OVER_S`` at first, then after twice as long each time, and in the
-end this often."""
+"""A finding that comes and goes is reported again after ``OVER_S`` at first, then after twice as long each time, and in
+the end this often."""
 LOOK_S = 1.0
 """Between two looks at which inspections hang, seconds."""
 CLEARED_S = 0.02
 """Between two looks at whether what was cleared was looked at again, seconds."""
-TOLD = 64
-"""Findings of one inspection that are told; what comes beyond is shown and not told."""
+MOST_REPORTED = 64
+"""Most findings of one inspection that are reported; further ones are shown only."""
 
-TOLD_BY = "monitor"
-"""Under this name it keeps what was told."""
+KEPT_AS = "monitor"
+"""The monitor keeps what was reported under this name, beside what inspections keep."""
 
-Tell = Callable[[Finding, bool], None]
-"""Takes a finding that began, or, where it is True, one that is over."""
+Report = Callable[[Finding, bool], None]
+"""Accepts a finding that began, or, where the second argument is True, a finding that is over."""
 
 logger = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Told:
-    """A finding that was told to have begun; times by the monotonic clock, seconds."""
+class ReportedFinding:
+    """A finding that was reported to have begun; times by the monotonic clock, seconds."""
 
     found: Finding
     seen_s: float
     """When it was seen last."""
     again_s: float
-    """Should it come back, it is told again from then on."""
+    """Should it come back, it is reported again from then on."""
     wait_s: float = OVER_S
-    """How long ``again_s`` was after it was told."""
+    """How long ``again_s`` was after it was reported."""
     away: bool = False
-    """It was not seen at some look since it was told."""
+    """It was not seen at some look since it was reported."""
     ended: bool = False
-    """Somebody repaired it, or the machine was started anew: what is seen with a later beginning is another one."""
+    """It was repaired, or the machine was started anew: a finding with a later beginning is another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionState:
-    """What one inspection says now."""
+    """The state of one inspection."""
 
     name: str
     looks_at: str
@@ -81,29 +82,35 @@ class Monitor:
     """The monitor of one agent.
 
     Args:
-        inspections: What looks.
+        inspections: All inspections of the machine.
         kept: Where their states go.
-        tell: Takes what changed, in the event loop.
-        silence: Reason codes that are neither told nor shown.
+        report: Accepts what changed, in the event loop.
+        silence: Reason codes that are neither reported nor shown.
     """
 
     def __init__(
-        self, inspections: Sequence[Inspection], kept: KeptStates, tell: Tell, silence: Collection[str] = ()
+        self, inspections: Sequence[Inspection], kept: KeptStates, report: Report, silence: Collection[str] = ()
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._kept = kept
-        self._told: dict[tuple[str, str, str], Told] = {}
-        """What was told to have begun and is not over, by an earlier agent too."""
+        self._reported: dict[tuple[str, str, str], ReportedFinding] = {}
+        """Findings that were reported and are not over, by an earlier agent too."""
         now_s = time.monotonic()
-        for told in kept.of(TOLD_BY).get("findings", []):
-            found = Finding.model_validate(told)
-            self._told[found.key] = Told(found, now_s, now_s + OVER_S, ended=not kept.same_boot)
-        lasting = [told.found for told in self._told.values() if not told.ended]
+        for reported in kept.of(KEPT_AS).get("findings", []):
+            found = Finding.model_validate(reported)
+            self._reported[found.key] = ReportedFinding(found, now_s, now_s + OVER_S, ended=not kept.same_boot)
+        lasting = [reported.found for reported in self._reported.values() if not reported.ended]
         self.inspectors = [
-            Inspector(one, kept, self._wake, silence, [found for found in lasting if found.inspection == one.name])
-            for one in inspections
+            Inspector(
+                inspection,
+                kept,
+                self._wake,
+                silence,
+                [found for found in lasting if found.inspection == inspection.name],
+            )
+            for inspection in inspections
         ]
 
     async def run(self) -> None:
@@ -113,7 +120,7 @@ class Monitor:
             inspector.start()
         try:
             while True:
-                self.tell_changes(time.monotonic())
+                self.report_changes(time.monotonic())
                 self._woken.clear()
                 try:
                     async with asyncio.timeout(LOOK_S):
@@ -125,7 +132,7 @@ class Monitor:
                 inspector.stop()
 
     def states(self) -> list[InspectionState]:
-        """What every inspection says now."""
+        """The state of every inspection."""
         return [_state(inspector) for inspector in self.inspectors]
 
     def findings(self) -> list[Finding]:
@@ -134,8 +141,8 @@ class Monitor:
 
     def clear(self, reason: str) -> int:
         """Let events with a reason code count no more; returns how many findings that are."""
-        for told in self._told.values():
-            told.ended = told.ended or told.found.reason == reason
+        for reported in self._reported.values():
+            reported.ended = reported.ended or reported.found.reason == reason
         return sum(inspector.clear(reason) for inspector in self.inspectors)
 
     async def cleared(self, wait_s: float) -> bool:
@@ -147,37 +154,37 @@ class Monitor:
             await asyncio.sleep(CLEARED_S)
         return not waits
 
-    def tell_changes(self, now_s: float) -> None:
-        """Tell what began or is back, and what has been over for long enough; ``now_s``: by the monotonic clock."""
-        before = {key: (told.found.verdict, told.ended) for key, told in self._told.items()}
-        seen = [found for inspector in self.inspectors for found in inspector.look.findings[:TOLD]]
+    def report_changes(self, now_s: float) -> None:
+        """Report what began or is back, and what has been over for long enough; ``now_s``: by the monotonic clock."""
+        before = {key: (reported.found.verdict, reported.ended) for key, reported in self._reported.items()}
+        seen = [found for inspector in self.inspectors for found in inspector.look.findings[:MOST_REPORTED]]
         blind = {inspector.inspection.name for inspector in self.inspectors if not inspector.knows}
         for found in seen:
             self._see(found, now_s)
         present = {found.key for found in seen}
-        for key, told in list(self._told.items()):
-            if key in present or told.found.inspection in blind:
+        for key, reported in list(self._reported.items()):
+            if key in present or reported.found.inspection in blind:
                 continue
-            told.away = True
-            if told.ended or now_s - told.seen_s >= OVER_S:
-                del self._told[key]
-                self._tell(told.found, True)
-        if before != {key: (told.found.verdict, told.ended) for key, told in self._told.items()}:
-            told_now = [told.found.model_dump(mode="json") for told in self._told.values()]
-            self._kept.keep(TOLD_BY, {"findings": told_now})
+            reported.away = True
+            if reported.ended or now_s - reported.seen_s >= OVER_S:
+                del self._reported[key]
+                self._report(reported.found, True)
+        if before != {key: (reported.found.verdict, reported.ended) for key, reported in self._reported.items()}:
+            reported_now = [reported.found.model_dump(mode="json") for reported in self._reported.values()]
+            self._kept.keep(KEPT_AS, {"findings": reported_now})
 
     def _see(self, found: Finding, now_s: float) -> None:
-        known = self._told.get(found.key)
+        known = self._reported.get(found.key)
         if known and known.ended and found.since_ns > known.found.since_ns:
-            self._tell(known.found, True)
+            self._report(known.found, True)
             known = None
         if known is None or (known.found.verdict, known.found.sure) != (found.verdict, found.sure):
-            self._tell(found, False)
-            self._told[found.key] = Told(found, now_s, now_s + OVER_S)
+            self._report(found, False)
+            self._reported[found.key] = ReportedFinding(found, now_s, now_s + OVER_S)
             return
         known.found, known.seen_s = found, now_s
         if known.away and now_s >= known.again_s:
-            self._tell(found, False)
+            self._report(found, False)
             known.wait_s = min(2 * known.wait_s, AGAIN_S)
             known.again_s, known.away = now_s + known.wait_s, False
 

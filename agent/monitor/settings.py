@@ -2,7 +2,7 @@
 
 The file is TOML; every table is optional::
 
-    silence = ["clock-unsynced"]          # reason codes that are never told
+    silence = ["clock-unsynced"]          # reason codes that are never reported
 
     [gpu]                                 # an inspection by its name: the fields of its limits
     interval_s = 10
@@ -54,7 +54,7 @@ class MonitorSettings(BaseModel):
     off: bool = False
     """No inspection at all."""
     silence: list[str] = Field(default_factory=list)
-    """Reason codes that are neither told nor shown."""
+    """Reason codes that are neither reported nor shown."""
     check: list[CheckLimits] = Field(default_factory=list)
     limits: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Inspection → fields of its limits."""

@@ -57,7 +57,7 @@ def flight_record(path: Path, limit_s: float) -> bytes:
 def _has_entries(found: Any) -> bool:
     """Whether an answer is a record with entries."""
     entries = found.get("entries") if isinstance(found, dict) else None
-    return isinstance(entries, list) and bool(entries) and all(isinstance(one, dict) for one in entries)
+    return isinstance(entries, list) and bool(entries) and all(isinstance(entry, dict) for entry in entries)
 
 
 def cut(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,9 @@ def cut(found: Mapping[str, Any]) -> dict[str, Any]:
     for at, entry in enumerate(entries):
         newest[str(entry.get("process_group"))] = at
     wanted = {*range(max(len(entries) - KEPT, 0), len(entries)), *newest.values()}
-    wanted |= {at for at, one in enumerate(entries) if not (one.get("retired") or one.get("state") == "completed")}
+    wanted |= {
+        at for at, entry in enumerate(entries) if not (entry.get("retired") or entry.get("state") == "completed")
+    }
     kept = [{name: entries[at][name] for name in FIELDS if name in entries[at]} for at in sorted(wanted)]
     return {name: found[name] for name in ("version", "pg_config", "pg_status") if name in found} | {"entries": kept}
 

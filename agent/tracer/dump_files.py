@@ -17,13 +17,13 @@ def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:
     What an agent left out, or cannot be unpacked, is no file.
     """
     said = [
-        {"pid": one.pid, "rank": one.rank, "role": one.role, "state": one.state, "name": one.name}
-        for one in reply.processes
+        {"pid": process.pid, "rank": process.rank, "role": process.role, "state": process.state, "name": process.name}
+        for process in reply.processes
     ]
     yield f"{reply.machine}/{PROCESSES}", json.dumps(said).encode()
-    for one in reply.processes:
-        if found := unpacked(one.stacks):
-            yield f"{reply.machine}/rank-{one.rank}/{one.pid}.json", found
+    for process in reply.processes:
+        if found := unpacked(process.stacks):
+            yield f"{reply.machine}/rank-{process.rank}/{process.pid}.json", found
     for record in reply.records:
         if found := unpacked(record.record):
             yield f"{reply.machine}/rank-{record.rank}/flight-record.json", found

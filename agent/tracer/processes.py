@@ -47,29 +47,31 @@ def families(ranks: Mapping[int, int]) -> list[FamilyMember]:
     Args:
         ranks: Rank → its process.
     """
-    everybody = {one.pid: one for one in living()}
+    everybody = {process.pid: process for process in living()}
     children: dict[int, list[int]] = defaultdict(list)
     of_session: dict[int, list[int]] = defaultdict(list)
-    for one in everybody.values():
-        children[one.parent].append(one.pid)
-        of_session[one.session].append(one.pid)
+    for process in everybody.values():
+        children[process.parent].append(process.pid)
+        of_session[process.session].append(process.pid)
     found = []
     for rank, pid in sorted(ranks.items()):
         if pid not in everybody:
             continue
         found.append(FamilyMember(rank, everybody[pid], ProcessRole.TRAINER))
-        members = _below(pid, children) | {one for one in of_session[pid] if one != pid}
-        found += [FamilyMember(rank, everybody[one], NAMES.get(everybody[one].name)) for one in sorted(members)]
+        members = _below(pid, children) | {member for member in of_session[pid] if member != pid}
+        found += [
+            FamilyMember(rank, everybody[member], NAMES.get(everybody[member].name)) for member in sorted(members)
+        ]
     return found
 
 
 def _below(pid: int, children: Mapping[int, Iterable[int]]) -> set[int]:
     found, todo = set[int](), list(children.get(pid, ()))
     while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo.extend(children.get(one, ()))
+        child = todo.pop()
+        if child not in found:
+            found.add(child)
+            todo.extend(children.get(child, ()))
     return found
 
 

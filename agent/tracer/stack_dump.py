@@ -94,7 +94,7 @@ def _ask(command: Sequence[str], pid: int, ticks: int, before: str, limit_s: flo
             let_go(pid, ticks, before)
             return StackDump(b"", f"py-spy did not end within {limit_s:.1f} s")
         let_go(pid, ticks, before, at_once=True)
-        # Who started a program may not learn its exit code here (``agent.monitor.programs``): what it wrote tells.
+        # The exit code may be collected by another thread (``agent.monitor.programs``): what it wrote counts.
         if not output.lstrip().startswith(b"["):
             words = errors.decode(errors="replace").strip().splitlines()
             return StackDump(b"", (words[-1] if words else "py-spy said nothing")[:PROBLEM_CHARACTERS])

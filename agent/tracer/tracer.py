@@ -76,67 +76,69 @@ class Tracer:
     def _look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float, ranks_only: bool) -> pb.StacksReply:
         began = time.monotonic()
         reply = pb.StacksReply(machine=self._machine, generation=generation, time_ns=time.time_ns())
-        living = {one.rank: one for one in ranks if state_of(one.pid, one.ticks)}
-        members = families({rank: one.pid for rank, one in living.items()})
+        living = {
+            rank_process.rank: rank_process for rank_process in ranks if state_of(rank_process.pid, rank_process.ticks)
+        }
+        members = families({rank: rank_process.pid for rank, rank_process in living.items()})
         # Ranks first: what there is no room or time for is the least of all.
-        members.sort(key=lambda one: one.process.pid != living[one.rank].pid)
+        members.sort(key=lambda member: member.process.pid != living[member.rank].pid)
         if ranks_only:
-            members = [one for one in members if one.process.pid == living[one.rank].pid]
+            members = [member for member in members if member.process.pid == living[member.rank].pid]
         left_out = len(members) - MOST_PROCESSES
         members = members[:MOST_PROCESSES]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trace") as threads:
             asked = threads.map(_record, () if ranks_only else living.values())
-            before = [(_settled(one), used(one.process.pid)) for one in members]
+            before = [(_settled(member), used(member.process.pid)) for member in members]
             dumps = list(threads.map(partial(self._dump, deadline=began + limit_s), members))
             records = list(asked)
         size = 0
-        for one, (state, so_far), (output, problem) in zip(members, before, dumps, strict=True):
+        for member, (state, so_far), (output, problem) in zip(members, before, dumps, strict=True):
             packed = gzip.compress(output, 1, mtime=0) if output else b""
             has_room = size + len(packed) <= MOST_BYTES
             size += len(packed)
             stacks, why = (packed, problem) if has_room else (b"", "there was no room for its stacks")
-            reply.processes.append(_process(one, state, so_far, stacks, why))
+            reply.processes.append(_process(member, state, so_far, stacks, why))
         reply.records.extend(records)
         if left_out > 0:
             reply.left_out = f"{left_out} processes more than {MOST_PROCESSES}"
         reply.seconds = time.monotonic() - began
         return reply
 
-    def _dump(self, one: FamilyMember, deadline: float) -> stack_dump.StackDump:
+    def _dump(self, member: FamilyMember, deadline: float) -> stack_dump.StackDump:
         program = self._program or [path for path in [stack_dump.py_spy()] if path]
         if not program:
             return stack_dump.StackDump(b"", NO_PY_SPY)
         if time.monotonic() >= deadline:
             return stack_dump.StackDump(b"", "there was no time for its stacks")
-        return stack_dump.dump(one.process.pid, one.process.start, deadline=deadline, program=program)
+        return stack_dump.dump(member.process.pid, member.process.start, deadline=deadline, program=program)
 
 
-def _settled(one: FamilyMember) -> str:
+def _settled(member: FamilyMember) -> str:
     """State of a process; where somebody looks into it just now, a moment later."""
     for _ in range(10):
-        state = state_of(one.process.pid, one.process.start)
+        state = state_of(member.process.pid, member.process.start)
         if state != TRACING:
             break
         time.sleep(0.005)
     return state
 
 
-def _record(one: RankTraced) -> pb.FlightRecord:
-    if state_of(one.pid, one.ticks) == STOPPED:
-        return pb.FlightRecord(rank=one.rank, problem="it does not answer: its process is stopped")
+def _record(rank: RankTraced) -> pb.FlightRecord:
+    if state_of(rank.pid, rank.ticks) == STOPPED:
+        return pb.FlightRecord(rank=rank.rank, problem="it does not answer: its process is stopped")
     try:
-        return pb.FlightRecord(rank=one.rank, record=gzip.compress(flight_record(one.server, RECORD_S), 1, mtime=0))
+        return pb.FlightRecord(rank=rank.rank, record=gzip.compress(flight_record(rank.server, RECORD_S), 1, mtime=0))
     except CannotLook as error:
-        return pb.FlightRecord(rank=one.rank, problem=str(error))
+        return pb.FlightRecord(rank=rank.rank, problem=str(error))
 
 
-def _process(one: FamilyMember, state: str, so_far: Used, stacks: bytes, problem: str) -> pb.TracedProcess:
+def _process(member: FamilyMember, state: str, so_far: Used, stacks: bytes, problem: str) -> pb.TracedProcess:
     return pb.TracedProcess(
-        rank=one.rank,
-        pid=one.process.pid,
-        parent=one.process.parent,
-        role=one.role or "",
-        name=one.process.name,
+        rank=member.rank,
+        pid=member.process.pid,
+        parent=member.process.parent,
+        role=member.role or "",
+        name=member.process.name,
         state=state,
         cpu_s=so_far.cpu_s,
         waited_s=so_far.waited_s,

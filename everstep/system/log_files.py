@@ -35,7 +35,7 @@ def log_files(given: list[str]) -> list[str]:
         if name == STANDARD_INPUT or path.is_file() or (name.startswith(HANDED) and path.is_fifo()):
             found.append(name)
         elif path.is_dir():
-            inside = sorted(str(one) for one in path.rglob("*") if stat.S_ISREG(one.lstat().st_mode))
+            inside = sorted(str(inner) for inner in path.rglob("*") if stat.S_ISREG(inner.lstat().st_mode))
             if not inside:
                 raise ConfigError(f"the folder {name} has no files: name one that has logs")
             found += inside

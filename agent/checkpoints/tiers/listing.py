@@ -60,9 +60,9 @@ def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: 
             name = f"{here}/{manifest_name(rank)}"
             if "aside" in kinds and "json" not in kinds:
                 continue
-            one = _held(folder, step, rank, texts.get(name), sizes=sizes, verify=verify)
-            if not (opened and one.valid and opened.disowns(one)):
-                found.append(_told(one, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
+            copy = _held(folder, step, rank, texts.get(name), sizes=sizes, verify=verify)
+            if not (opened and copy.valid and opened.disowns(copy)):
+                found.append(_told(copy, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
     return found
 
 

@@ -105,7 +105,7 @@ def keep_clocks(folder: Path, before: Mapping[str, GpuClocks], lock: str = "") -
     path = folder / KEPT
     if not path.exists():
         beside = path.with_suffix(".new")
-        beside.write_text(json.dumps({"before": {gpu: asdict(one) for gpu, one in before.items()}, "lock": lock}))
+        beside.write_text(json.dumps({"before": {gpu: asdict(clocks) for gpu, clocks in before.items()}, "lock": lock}))
         beside.replace(path)
 
 
@@ -119,7 +119,7 @@ def set_back(folder: Path, test: str, command: str = COMMAND) -> list[Finding]:
 
     Args:
         folder: Of the file; it is gone after this, unless the GPUs cannot be asked.
-        test: The one that tells of it.
+        test: The test that reports it.
         command: The program.
 
     Returns:

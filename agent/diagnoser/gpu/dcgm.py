@@ -30,8 +30,8 @@ RESET = Reason(
     sure=True,
     source="DCGM: error severity 6",
 )
-TOLD = Reason(
-    "dcgm-told",
+REPORTED = Reason(
+    "dcgm-reported",
     "NVIDIA's diagnostic reports an error that does not say that a GPU is at fault",
     verdict=Health.UNKNOWN,
     source="DCGM: other severities; versions before 4 print none",
@@ -75,7 +75,7 @@ class DcgmTest(DiagnosticTest):
 
     name: ClassVar[Diagnostic] = Diagnostic.DCGM
     does: ClassVar[str] = "DCGM's own diagnostics of the GPUs, where DCGM is installed; clocks are set back after them"
-    reasons: ClassVar[tuple[Reason, ...]] = (BAD, RESET, TOLD, SETUP, CLOCKS)
+    reasons: ClassVar[tuple[Reason, ...]] = (BAD, RESET, REPORTED, SETUP, CLOCKS)
     limits_type: ClassVar[type[DiagnosticLimits]] = DcgmTestLimits
 
     def run(self) -> DiagnosticResult:
@@ -104,15 +104,18 @@ class DcgmTest(DiagnosticTest):
     def _findings(self, report: DcgmReport) -> list[Finding]:
         """The findings about each part; a part that could not be tested changes none about another."""
         found: dict[tuple[str, str], list[DcgmFailure]] = {}
-        for one in report.failures:
-            found.setdefault((_reason(one).code, one.part), []).append(one)
+        for failure in report.failures:
+            found.setdefault((_reason(failure).code, failure.part), []).append(failure)
         return [self._of_part(part, several) for (_, part), several in found.items()]
 
     def _of_part(self, part: str, failures: list[DcgmFailure]) -> Finding:
         reason, item = _reason(failures[0]), f"{part} of DCGM" if part else ""
         if reason is UNABLE:
             return self._unable(item, f"{NO_VERDICT_IDS[failures[0].error]}: {failures[0].text}")
-        lines = [f"{one.test}: {one.text} (error {one.error}, severity {one.severity})" for one in failures]
+        lines = [
+            f"{failure.test}: {failure.text} (error {failure.error}, severity {failure.severity})"
+            for failure in failures
+        ]
         return self.finding(reason, item, *lines, text=f"{reason.means}: {lines[0]}")
 
 
@@ -125,7 +128,7 @@ class EudTest(DcgmTest):
 
 
 def _reason(failure: DcgmFailure) -> Reason:
-    return UNABLE if failure.error in NO_VERDICT_IDS else _REASONS.get(failure.severity, TOLD)
+    return UNABLE if failure.error in NO_VERDICT_IDS else _REASONS.get(failure.severity, REPORTED)
 
 
 def _clocks() -> dict[str, GpuClocks]:

@@ -87,7 +87,7 @@ def parsed(text: str, code: int) -> DcgmReport:
         if error := root.get("runtime_error"):
             raise CannotLook(f"DCGM could not test: {error}")
         tests = [test for category in root["test_categories"] for test in category["tests"]]
-        results = [(test["name"], one) for test in tests for one in test["results"]]
+        results = [(test["name"], result) for test in tests for result in test["results"]]
         failures = [failure for name, one in results for failure in _failures(name, one)]
         statuses: dict[str, set[str]] = {}
         for name, one in results:
@@ -106,8 +106,8 @@ def _failures(test: str, result: Mapping[str, Any]) -> Iterator[DcgmFailure]:
     part = f"{result['entity_group']} {result['entity_id']}" if "entity_id" in result else ""
     part = part or (f"GPU {result['gpu_ids']}" if result.get("gpu_ids") else "")
     warnings = result.get("warnings") or ["it failed, and it does not say why"]
-    for one in [warnings] if isinstance(warnings, str | dict) else warnings:
-        said = one if isinstance(one, dict) else {"warning": str(one)}
+    for warning in [warnings] if isinstance(warnings, str | dict) else warnings:
+        said = warning if isinstance(warning, dict) else {"warning": str(warning)}
         number = int(said.get("error_severity", Severity.UNKNOWN))
         severity = Severity(number) if number in set(Severity) else Severity.UNKNOWN
         yield DcgmFailure(test, part, str(said.get("warning", "")), severity, int(said.get("error_id", 0)))

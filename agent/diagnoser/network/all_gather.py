@@ -69,10 +69,10 @@ class AllGatherTest(DiagnosticTest):
             said = run_ranks(ranks, meeting, self._gather, within_s=self.limits.deadline_s * 0.9)
         except RanksFailed as error:
             return self.result(self.finding(FAILED, backend, str(error), text=f"{FAILED.means}: {error}"))
-        if wrong := [f"rank {one['rank']}: {one['wrong']} numbers differ" for one in said if one["wrong"]]:
+        if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in said if rank["wrong"]]:
             return self.result(self.finding(DAMAGED, backend, *wrong))
         # What each rank gets from the other machine.
-        moved, slowest = said[0]["bytes"] * ranks, max(one["seconds"] for one in said)
+        moved, slowest = said[0]["bytes"] * ranks, max(rank["seconds"] for rank in said)
         return self.result(kind=hardware(), measures={"bytes_per_second": moved / slowest})
 
     def _gather(self, rank: int) -> dict[str, Any]:

@@ -92,9 +92,9 @@ class AllToAllTest(DiagnosticTest):
             said = run_ranks(ranks, meeting, self._exchange, within_s=self.limits.deadline_s * 0.9)
         except RanksFailed as error:
             return self.result(self.finding(FAILED, backend, str(error), text=f"{FAILED.means}: {error}"))
-        if wrong := [f"rank {one['rank']}: {one['wrong']} numbers differ" for one in said if one["wrong"]]:
+        if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in said if rank["wrong"]]:
             return self.result(self.finding(DAMAGED, backend, *wrong))
-        slowest = max(one["seconds"] for one in said)
+        slowest = max(rank["seconds"] for rank in said)
         # As nccl-tests counts it: what leaves each rank for others.
         moved = said[0]["bytes"] * (ranks - 1) / ranks
         measures = {f'bytes_per_second{{backend="{backend}",ranks="{ranks}"}}': moved / slowest}

@@ -44,11 +44,11 @@ class LoopbackTest(DiagnosticTest):
     def run(self) -> DiagnosticResult:
         """Test once."""
         rounds = [self._round() for _ in range(self.limits.rounds)]
-        wrong = sum(one.wrong for one in rounds)
+        wrong = sum(sent.wrong for sent in rounds)
         if wrong:
             return self.result(self.finding(DAMAGED, self.bench.host, f"{wrong} blocks of 1 MiB"))
-        fastest = max(one.bytes_per_second for one in rounds)
-        measures = {"verified_bytes": float(sum(one.bytes for one in rounds)), "bytes_per_second": fastest}
+        fastest = max(sent.bytes_per_second for sent in rounds)
+        measures = {"verified_bytes": float(sum(sent.bytes for sent in rounds)), "bytes_per_second": fastest}
         return self.result(kind=hardware(), measures=measures)
 
     def _round(self) -> Received:

@@ -88,8 +88,8 @@ class ReferenceExperts(nn.Module):
         self.gate = weight(seed + 2, limits.experts, limits.dim)
         first = mesh.inner * self.own
         experts = range(first, first + self.own)
-        self.up = nn.ParameterList(weight(seed + 10 * one + 3, 2 * limits.dim, limits.dim) for one in experts)
-        self.down = nn.ParameterList(weight(seed + 10 * one + 4, limits.dim, 2 * limits.dim) for one in experts)
+        self.up = nn.ParameterList(weight(seed + 10 * expert + 3, 2 * limits.dim, limits.dim) for expert in experts)
+        self.down = nn.ParameterList(weight(seed + 10 * expert + 4, limits.dim, 2 * limits.dim) for expert in experts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, dim) to the same shape."""
@@ -104,7 +104,9 @@ class ReferenceExperts(nn.Module):
         dealt = torch.einsum("te,tc->tec", chosen.to(tokens.dtype), where)
         sent = torch.einsum("tec,td->ecd", dealt, tokens)
         came = Exchanged.apply(sent, self.mesh.inner_group).view(self.ranks, self.own, most, -1)
-        done = [functional.gelu(came[:, one] @ self.up[one].t()) @ self.down[one].t() for one in range(self.own)]
+        done = [
+            functional.gelu(came[:, expert] @ self.up[expert].t()) @ self.down[expert].t() for expert in range(self.own)
+        ]
         back = Exchanged.apply(torch.stack(done, 1).reshape(self.count, most, -1), self.mesh.inner_group)
         mixed = torch.einsum("tec,ecd->td", dealt, back) * share.to(tokens.dtype)[:, None]
         return mixed.view_as(x)
@@ -149,7 +151,7 @@ class ReferenceStage(nn.Module):
     def experts(self) -> set[nn.Parameter]:
         """The parameters that only ranks with the same experts share."""
         parts = [module for module in self.modules() if isinstance(module, ReferenceExperts)]
-        return {one for module in parts for one in (*module.up, *module.down)}
+        return {weight for module in parts for weight in (*module.up, *module.down)}
 
 
 def batch_of(limits: ReferenceLimits, mesh: Mesh) -> Tensor:

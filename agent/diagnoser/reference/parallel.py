@@ -43,8 +43,8 @@ class Mesh:
         mine = rank // (inner * dp), rank // inner % dp, rank % inner
 
         def group(members: list[list[int]]) -> dist.ProcessGroup:
-            made = [dist.new_group(one) for one in members]
-            own = next(one for one, ranks in zip(made, members, strict=True) if rank in ranks)
+            made = [dist.new_group(ranks) for ranks in members]
+            own = next(group for group, ranks in zip(made, members, strict=True) if rank in ranks)
             assert isinstance(own, dist.ProcessGroup)  # what others get is a number
             return own
 

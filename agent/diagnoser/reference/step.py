@@ -50,7 +50,7 @@ class ReferenceRank:
         self.dtype: torch.dtype = getattr(torch, limits.dtype)
         self.stage = ReferenceStage(limits, self.mesh).to(self.device, self.dtype)
         self.experts = self.stage.experts()
-        self.weights = [one.detach().clone() for one in self.stage.parameters()]
+        self.weights = [parameter.detach().clone() for parameter in self.stage.parameters()]
         self.batch = batch_of(limits, self.mesh).to(self.device)
         self._flip = faults.BitFlip.planned(machine) if rank == 0 else None
 
@@ -75,19 +75,19 @@ class ReferenceRank:
 
     def _step(self) -> tuple[str, str]:
         with torch.no_grad():
-            for one, fixed in zip(self.stage.parameters(), self.weights, strict=True):
-                one.copy_(fixed)
-                one.grad = None
+            for parameter, fixed in zip(self.stage.parameters(), self.weights, strict=True):
+                parameter.copy_(fixed)
+                parameter.grad = None
         self._forward_backward()
-        parameters = [one for one in self.stage.parameters() if one.grad is not None]
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        parameters = [parameter for parameter in self.stage.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self._flip is not None and self._flip.strikes():
             flip_bit(gradients[0])
         own = digest(gradients)
-        for one in parameters:
-            assert one.grad is not None
-            shared = self.mesh.dp_group if one in self.experts or not self.limits.moe else self.mesh.data_group
-            one.grad = add_up(one.grad, shared)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            shared = self.mesh.dp_group if parameter in self.experts or not self.limits.moe else self.mesh.data_group
+            parameter.grad = add_up(parameter.grad, shared)
         first_adamw_step(parameters)
         return own, digest(parameters)
 
@@ -120,8 +120,8 @@ def first_adamw_step(parameters: Sequence[Tensor]) -> None:
 
     By the function, for the class ``torch.optim.AdamW`` imports the compiler.
     """
-    gradients = [one.grad for one in parameters if one.grad is not None]
-    means, squares = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    means, squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
     adamw(
         list(parameters),
         gradients,
@@ -144,8 +144,8 @@ def first_adamw_step(parameters: Sequence[Tensor]) -> None:
 def digest(tensors: Iterable[Tensor]) -> str:
     """A checksum of all bytes: two zeros of different signs differ, and one NaN equals itself."""
     found = hashlib.sha256()
-    for one in tensors:
-        found.update(one.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

@@ -94,13 +94,13 @@ class DcgmInspection(Inspection):
         incidents = parsed(text)
         self.kept["ran"] = True
         found: dict[tuple[str, str], list[DcgmIncident]] = {}
-        for one in incidents:
-            found.setdefault((self._item(one), one.reason.code), []).append(one)
+        for incident in incidents:
+            found.setdefault((self._item(incident), incident.reason.code), []).append(incident)
         return Look([self._of_part(item, several) for (item, _), several in found.items()])
 
     def _of_part(self, item: str, incidents: list[DcgmIncident]) -> Finding:
         first = incidents[0]
-        return self.finding(first.reason, item, *(one.text for one in incidents), text=f"DCGM: {first.text}")
+        return self.finding(first.reason, item, *(incident.text for incident in incidents), text=f"DCGM: {first.text}")
 
     def _item(self, incident: DcgmIncident) -> str:
         """The part as other inspections name it."""
@@ -127,7 +127,9 @@ def parsed(text: str) -> list[DcgmIncident]:
     try:
         body = json.loads(text[begin : end + 1])["body"]
         overall = body[OVERALL]["value"]
-        incidents = [one for kind, section in body.items() if kind != OVERALL for one in _of_section(kind, section)]
+        incidents = [
+            incident for kind, section in body.items() if kind != OVERALL for incident in _of_section(kind, section)
+        ]
     except (ValueError, KeyError, TypeError, AttributeError):
         said = " ".join(text.split())[:200]
         raise CannotLook(f"dcgmi does not say how the GPUs are: {said or 'it wrote nothing'}") from None

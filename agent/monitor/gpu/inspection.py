@@ -60,7 +60,7 @@ class GpuInspection(Inspection):
 
     def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """GPUs and links that were there are expected again; counters begin anew, and events are over."""
-        known = {uuid: {"links": one.get("links", [])} for uuid, one in kept.get("known", {}).items()}
+        known = {uuid: {"links": gpu.get("links", [])} for uuid, gpu in kept.get("known", {}).items()}
         return {name: kept[name] for name in ("source", "most", "places") if name in kept} | {"known": known}
 
     def forget(self, reason: str) -> None:

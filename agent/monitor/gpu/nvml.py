@@ -173,7 +173,11 @@ def _read_several(gpu: GpuReading, handle: Any) -> None:
 def _read_fields(gpu: GpuReading, handle: Any) -> None:
     """What is asked for by number: each answer has an error of its own."""
     answers = _ask(gpu.errors, "fields", "nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE, RECOVERY_ACTION])
-    values = {int(one.fieldId): int(one.value.uiVal) for one in answers or () if one.nvmlReturn == pynvml.NVML_SUCCESS}
+    values = {
+        int(answer.fieldId): int(answer.value.uiVal)
+        for answer in answers or ()
+        if answer.nvmlReturn == pynvml.NVML_SUCCESS
+    }
     gpu.memory_temperature_c = values.get(MEMORY_TEMPERATURE)
     gpu.recovery_action = values.get(RECOVERY_ACTION)
 
@@ -185,14 +189,16 @@ def _nvlinks(errors: dict[str, str], handle: Any) -> list[NvLinkReading]:
         state = _ask({}, "", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
             continue
-        one = NvLinkReading(link, bool(state))
+        nvlink = NvLinkReading(link, bool(state))
         for name, counter in NVLINK_COUNTERS.items():
             # A link that is down has no counters; that they cannot be read says nothing beyond that.
-            into = errors if one.up else {}
+            into = errors if nvlink.up else {}
             setattr(
-                one, name, _ask(into, f"nvlink {link} {name}", "nvmlDeviceGetNvLinkErrorCounter", handle, link, counter)
+                nvlink,
+                name,
+                _ask(into, f"nvlink {link} {name}", "nvmlDeviceGetNvLinkErrorCounter", handle, link, counter),
             )
-        found.append(one)
+        found.append(nvlink)
     return found
 
 

@@ -205,12 +205,12 @@ def facts(reading: GpusReading) -> dict[str, str]:
     """What should be the same on all machines of a job."""
     models = sorted({gpu.name for gpu in reading.gpus if gpu.name})
     limits = sorted({round(gpu.power_limit_w) for gpu in reading.gpus if gpu.power_limit_w})
-    told = {
+    found = {
         "nvidia driver": reading.driver,
         "gpus": f"{len(reading.gpus)} {' and '.join(models)}" if models else "",
         "gpu power limit": " and ".join(f"{limit} W" for limit in limits),
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in found.items() if value}
 
 
 def _of_one(gpu: GpuReading) -> Iterable[tuple[str, float]]:

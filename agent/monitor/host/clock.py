@@ -45,7 +45,7 @@ class _Timex(ctypes.Structure):
 
 
 def is_synced() -> bool:
-    """Whether the kernel knows its clock to be right, as a time service tells it.
+    """Whether the kernel knows its clock to be right, by a time service.
 
     Raises:
         OSError: it does not say.

@@ -113,7 +113,7 @@ class MountsInspection(Inspection):
         """How long a file system owes an answer, if that is too long; nobody waits for it here."""
         asked = self._asked.get(point)
         if asked is None or asked.answered:
-            self._asked = {point: one for point, one in self._asked.items() if not one.answered}
+            self._asked = {point: question for point, question in self._asked.items() if not question.answered}
             if len(self._asked) >= OPEN_QUESTIONS:
                 raise CannotLook(f"{OPEN_QUESTIONS} file systems were asked and did not answer")
             asked = self._asked[point] = _Asked(point)

@@ -47,7 +47,7 @@ class RanksLimits(Limits):
 
 
 class RanksInspection(Inspection):
-    """State, CPU time and memory of every rank that the agent started. How ranks end is told by the agent itself."""
+    """State, CPU time and memory of every rank that the agent started. The agent itself reports how ranks end."""
 
     name: ClassVar[str] = "ranks"
     looks_at: ClassVar[str] = "ranks: killed for memory, waiting in the kernel, stopped; their CPU time and memory"

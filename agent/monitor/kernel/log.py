@@ -20,7 +20,7 @@ SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)
 FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
 LOST = Reason(
     "kernel-log-lost",
-    "lines of the kernel log were overwritten before they were read: what they told is not known",
+    "lines of the kernel log were overwritten before they were read: what they reported is not known",
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,

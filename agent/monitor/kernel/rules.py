@@ -135,7 +135,7 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "hardware-error",
         "a processor or memory reported an error that was not corrected",
-        # BERT tells of the start before this one.
+        # BERT is about the time before this start.
         r"^(?!BERT)(?:mce: \[Hardware Error\].*(?:Uncorrected|fatal|PCC)|mce: Uncorrected hardware memory error"
         r"|EDAC .*\b[1-9]\d* UE\b|Memory failure: 0x\w+:)",
         "mce: Uncorrected hardware memory error in user-access at 3f1e2c000",

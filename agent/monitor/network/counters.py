@@ -34,7 +34,7 @@ def judged(
     """Whether a counter grows too fast.
 
     What it grows by is looked at over ``within_s``, or from one look to the next where these are farther apart. A
-    window that was told, or is over, is followed by a new one.
+    window that was reported, or is over, is followed by a new window.
 
     Args:
         limit: How fast it may grow.

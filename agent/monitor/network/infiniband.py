@@ -43,7 +43,7 @@ REPEATED = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust acts on the second alert in 5 minutes; here it is told, and nothing concluded",
+    source="ByteRobust acts on the second alert in 5 minutes; here it is reported only",
 )
 SLOW = Reason("ib-rate", "an InfiniBand or RoCE port is slower than it was", Owner.NETWORK, Remedy.WATCH)
 LINK_ERRORS = Reason(
@@ -246,7 +246,7 @@ class InfinibandInspection(Inspection):
             seen = f"{port.rate / 1e9:g} Gbit/s, and it had {entry['rate'] / 1e9:g}"
             found.append(self.finding(SLOW, name, seen))
         for reason in (LINK_ERRORS, ERRORS):
-            errors = [one for one in entry["errors"].values() if one[0] == reason.code]
+            errors = [error for error in entry["errors"].values() if error[0] == reason.code]
             if errors:
                 since_ns = min(at_ns for _, at_ns, _ in errors) - ago_ns
                 found.append(self.finding(reason, name, *(seen for *_, seen in errors), since_ns=since_ns))

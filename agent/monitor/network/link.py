@@ -37,7 +37,7 @@ REPEATED = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust acts on the second alert in 5 minutes; here it is told, and nothing concluded",
+    source="ByteRobust acts on the second alert in 5 minutes; here it is reported only",
 )
 MISSING = Reason("nic-missing", "a network interface that was there is gone", remedy=Remedy.REPLACE)
 SLOW = Reason("nic-slow", "the link is slower than it was", Owner.NETWORK, Remedy.WATCH)
@@ -154,7 +154,7 @@ class LinkInspection(Inspection):
         }
 
     def _judged(self, name: str, entry: dict[str, Any], now_ns: int) -> list[Finding]:
-        """What an interface's entry says. An outage that may still turn out to be a flap is told as one."""
+        """The findings about one interface. An outage that may still turn out to be a flap is reported as a flap."""
         found, flaps, ago_ns = [], entry["flaps"], now_ns - self.site.now_ns()
         down_s = 0.0 if entry["down_ns"] is None else (now_ns - entry["down_ns"]) / 1e9
         is_open = entry["down_ns"] is not None and down_s < self.limits.down_s

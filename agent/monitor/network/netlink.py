@@ -1,4 +1,4 @@
-"""Network interfaces as the kernel tells them by rtnetlink: those of this thread's network namespace.
+"""Network interfaces as the kernel lists them by rtnetlink: those of this thread's network namespace.
 
 /sys/class/net may be of another namespace than the process; a netlink socket never is. Formats: rtnetlink(7), and the
 kernel's ``if_link.h`` and ``if_addr.h``.

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from agent.monitor.inspection import Look
-from agent.monitor.monitor import AGAIN_S, OVER_S, TOLD, Monitor
+from agent.monitor.monitor import AGAIN_S, MOST_REPORTED, OVER_S, Monitor
 from everstep.errors import CannotLook
 from everstep.model.finding import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
@@ -41,7 +41,7 @@ class Watched:
 
     def again(self, now_s: float) -> None:
         self.inspector._look = self.inspector.look_once()
-        self.monitor.tell_changes(now_s)
+        self.monitor.report_changes(now_s)
 
 
 @pytest.fixture
@@ -151,14 +151,14 @@ def test_the_next_agent_tells_nothing_again_and_tells_the_end(place: Place, told
 def test_before_the_first_look_of_the_next_agent_nothing_is_over(place: Place, told: Told) -> None:
     Watched(place, told).at(0, "a")
     told.clear()
-    Watched(place, told).monitor.tell_changes(1e12)
+    Watched(place, told).monitor.report_changes(1e12)
     assert told == []
 
 
 def test_an_inspection_that_finds_thousands_of_things_tells_some(place: Place, told: Told) -> None:
     watched = Watched(place, told)
     watched.at(0, *(f"part {number}" for number in range(10_000)))
-    assert len(told) == TOLD
+    assert len(told) == MOST_REPORTED
 
 
 async def test_a_clearing_is_over_once_it_was_looked_again(place: Place, told: Told) -> None:

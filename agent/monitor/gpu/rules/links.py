@@ -80,7 +80,7 @@ def pcie_replays(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: f
 def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Links that were up at some time and are down for several looks, but not while they come up after a start."""
     were_up = known.links_up(_up(gpu))
-    down = sorted(one.link for one in gpu.nvlinks if not one.up and one.link in were_up)
+    down = sorted(nvlink.link for nvlink in gpu.nvlinks if not nvlink.up and nvlink.link in were_up)
     coming_up = gpu.fabric is not None and 0 < gpu.fabric.state < COMPLETED
     if known.in_a_row("links down", None if coming_up else bool(down)) >= limits.looks:
         seen = f"{len(down)} of {len(were_up)} links that were up are down: {', '.join(map(str, down))}"
@@ -90,13 +90,13 @@ def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: fl
 def nvlink_errors(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Rates since the last look, of the worst link; a recovery counts by itself."""
     bad = []
-    for one in gpu.nvlinks:
-        if known.rose(f"link {one.link} recoveries", one.recoveries):
-            bad.append(f"link {one.link} was trained anew")
-        for what, value in (("checksum errors", one.crc_errors), ("repeated transmissions", one.replays)):
-            rose = known.rose(f"link {one.link} {what}", value)
+    for nvlink in gpu.nvlinks:
+        if known.rose(f"link {nvlink.link} recoveries", nvlink.recoveries):
+            bad.append(f"link {nvlink.link} was trained anew")
+        for what, value in (("checksum errors", nvlink.crc_errors), ("repeated transmissions", nvlink.replays)):
+            rose = known.rose(f"link {nvlink.link} {what}", value)
             if rose and seconds > 0 and rose / max(seconds, limits.interval_s) >= limits.nvlink_errors_per_s:
-                bad.append(f"link {one.link}: {rose} {what} in {seconds:.0f} s")
+                bad.append(f"link {nvlink.link}: {rose} {what} in {seconds:.0f} s")
     if bad:
         yield GpuProblem(NVLINK_ERRORS, f"NVLink: {bad[0]}", "; ".join(bad), limits.link_errors_last_s)
 
@@ -118,7 +118,7 @@ def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) 
 
 
 def _up(gpu: GpuReading) -> list[int]:
-    return [one.link for one in gpu.nvlinks if one.up]
+    return [nvlink.link for nvlink in gpu.nvlinks if nvlink.up]
 
 
 def _fabric_says(info: FabricReading) -> list[tuple[str, Health]]:

@@ -12,7 +12,7 @@ ECC = Reason(
     "gpu-ecc",
     "the GPU's memory had an error that was not corrected",
     remedy=Remedy.RESET_GPU,
-    # Whether the error was contained in one process the counter does not tell; the Xid in the kernel log does.
+    # Whether the error was contained in one process the counter does not say; the Xid in the kernel log does.
     source="ByteRobust, table 1: GPU memory error",
 )
 REMAP_FAILED = Reason(

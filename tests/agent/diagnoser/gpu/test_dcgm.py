@@ -82,8 +82,8 @@ def test_a_machine_with_gpus_and_without_dcgm_cannot_be_tested(monkeypatch: pyte
         (2, "dcgm-isolate", Health.FAULTY),
         (6, "dcgm-reset", Health.FAULTY),
         (5, "dcgm-setup", Health.UNKNOWN),
-        (1, "dcgm-told", Health.UNKNOWN),
-        (4, "dcgm-told", Health.UNKNOWN),
+        (1, "dcgm-reported", Health.UNKNOWN),
+        (4, "dcgm-reported", Health.UNKNOWN),
     ],
 )
 def test_severities_decide(tmp_path: Path, severity: int, reason: str, verdict: Health) -> None:
