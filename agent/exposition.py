@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from wsgiref.simple_server import WSGIServer
 
@@ -36,29 +37,58 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"(?:,|$)', re.D
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One metric, as the reference lists it."""
+
+    name: str
+    """Without what every name of everstep begins with."""
+    labels: tuple[str, ...]
+    meaning: str
+
+    @property
+    def full_name(self) -> str:
+        """The name that Prometheus reads."""
+        return _full(self.name)
+
+
+def described(*rows: tuple[str, str, str]) -> dict[str, Described]:
+    """A table of metrics: name, labels with blanks between, meaning."""
+    return {name: Described(name, tuple(labels.split()), meaning) for name, labels, meaning in rows}
+
+
+LEFT_OUT = "series_left_out"
+COMMON = described((LEFT_OUT, "", "series that were too many, or whose names cannot be read"))
+"""Every process serves these."""
+
+
 class Samples:
     """The samples of one answer.
 
     Args:
+        table: The metrics that :meth:`add` may be given.
         labels: Of every sample, e.g. the machine.
     """
 
-    def __init__(self, **labels: str) -> None:
+    def __init__(self, table: Mapping[str, Described], **labels: str) -> None:
+        self._table = {**table, **COMMON}
         self._labels = labels
         self._metrics: dict[str, Metric] = {}
         self._seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
         self._left_out = 0
 
-    def add(self, name: str, value: float, meaning: str, /, **labels: str) -> None:
-        """Add one sample; of two with the same name and labels the first counts.
+    def add(self, name: str, value: float, /, **labels: str) -> None:
+        """Add one sample of the table; of two with the same name and labels the first counts.
 
         Args:
             name: Without what every name of everstep begins with; with ``_total`` where it only grows.
             value: In the unit that the name says.
-            meaning: One line.
             labels: Beside those of every sample, ``RENAMED``; their values must be few.
         """
-        whole = name if name.startswith((*FOREIGN, PREFIX)) else PREFIX + name
+        self._add(name, value, self._table[name].meaning, labels)
+
+    def _add(self, name: str, value: float, meaning: str, labels: Mapping[str, str]) -> None:
+        whole = _full(name)
         series = self._labels | {RENAMED.get(label, label): value for label, value in labels.items()}
         key = (whole, frozenset(series.items()))
         metric = self._metrics.get(whole)
@@ -78,15 +108,19 @@ class Samples:
         """Add what an inspection measured: a name that may have labels, ``x{device="eth0"}``."""
         if parsed := parsed_measure(text):
             name, labels = parsed
-            self.add(name, value, meaning, **labels)
+            self._add(name, value, meaning, labels)
         else:
             self._left_out += 1
 
     def metrics(self) -> list[Metric]:
         """All of them."""
         left_out = self._left_out
-        self.add("series_left_out", left_out, "Series that were too many, or whose names cannot be read.")
+        self.add(LEFT_OUT, left_out)
         return list(self._metrics.values())
+
+
+def _full(name: str) -> str:
+    return name if name.startswith((*FOREIGN, PREFIX)) else PREFIX + name
 
 
 def parsed_measure(text: str) -> tuple[str, dict[str, str]] | None:
@@ -179,15 +213,14 @@ def parsed_address(address: str, option: str = "--metrics") -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def verdicts(samples: Samples, name: str, now: str, meaning: str, labels: Mapping[str, str]) -> None:
+def verdicts(samples: Samples, name: str, now: str, labels: Mapping[str, str]) -> None:
     """One sample for each verdict, 1 for the one that holds.
 
     Args:
         samples: Where they go.
         name: Of the metric.
         now: The verdict that holds.
-        meaning: One line.
         labels: Beside ``verdict``.
     """
     for word in dict.fromkeys((*Health, now)):
-        samples.add(name, float(word == now), meaning, **labels, verdict=word)
+        samples.add(name, float(word == now), **labels, verdict=word)

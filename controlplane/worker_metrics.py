@@ -11,30 +11,56 @@ from activities.ledger.machine_events import EventWriter
 from activities.ledger.time_spent import TimeSpent
 from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
-from agent.exposition import MetricsServer, Samples, parsed_address
+from agent.exposition import MetricsServer, Samples, described, parsed_address
 from everstep.errors import ConfigError
 
 KINDS = {"report": "anomaly", "finished": "finished"}
 """Update of a job's workflow → what was reported by it."""
 
+METRICS = described(
+    ("worker_info", "version task_queue", "1"),
+    ("jobs_watched", "", "jobs that this worker watches"),
+    ("machines_watched", "job", "machines of a job that is watched"),
+    ("agents_silent", "job", "those of them whose agents do not answer"),
+    ("job_ettr_ratio", "job since", "share of its time in which the job trained, since its start or the last hour"),
+    (
+        "job_lost_seconds",
+        "job since cause",
+        "time in which it did not train, by cause",
+    ),
+    (
+        "reports_total",
+        "kind",
+        "reports that jobs acknowledged: anomaly, finished; each worker reports all of them",
+    ),
+    ("ledger_events_waiting", "", "events of machines that the ledger does not have yet"),
+)
+"""What a worker serves."""
+OF_TEMPORAL = {
+    "temporal_workflow_task_execution_latency_seconds_bucket": "how long workflow tasks take",
+    "temporal_workflow_task_execution_failed_total": "workflow tasks that failed",
+    "temporal_activity_execution_failed_total": "attempts of activities that failed",
+    "temporal_activity_schedule_to_start_latency_seconds_bucket": "how long activities wait for a worker",
+    "temporal_request_failure_total": "calls of Temporal that failed",
+}
+"""What the dashboard uses of Temporal's SDK."""
+
 
 def samples_of(watcher: Watcher, events: EventWriter, times: TrainingTimes, task_queue: str) -> Samples:
     """All that a worker knows now. Called in its event loop."""
-    samples = Samples()
-    samples.add("worker_info", 1, "The worker.", version=everstep.__version__, task_queue=task_queue)
-    samples.add("jobs_watched", len(watcher.watched), "Jobs that the worker watches.")
+    samples = Samples(METRICS)
+    samples.add("worker_info", 1, version=everstep.__version__, task_queue=task_queue)
+    samples.add("jobs_watched", len(watcher.watched))
     now_ns = steady_ns()
     for job in watcher.watched.values():
         name = {"job": job.spec.name}
-        samples.add("machines_watched", len(job.machines), "Machines of a job that is watched.", **name)
-        meaning = "Machines of a job whose agents say nothing."
-        samples.add("agents_silent", len(job.silent(now_ns)), meaning, **name)
+        samples.add("machines_watched", len(job.machines), **name)
+        samples.add("agents_silent", len(job.silent(now_ns)), **name)
     for workflow_id, (since_start, last_hour) in times.spent.items():
         _add_times(samples, {"job": workflow_id.removeprefix("job/")}, {"start": since_start, "hour": last_hour})
     for update, kind in KINDS.items():
-        meaning = "Reports that jobs' workflows took from this worker; each worker reports every one."
-        samples.add("reports_total", watcher.reported[update], meaning, kind=kind)
-    samples.add("ledger_events_waiting", events.waiting, "What happened to machines and is not in the ledger yet.")
+        samples.add("reports_total", watcher.reported[update], kind=kind)
+    samples.add("ledger_events_waiting", events.waiting)
     return samples
 
 
@@ -42,11 +68,10 @@ def _add_times(samples: Samples, name: dict[str, str], spent: dict[str, TimeSpen
     """How a job spent its time since its start, and in the last hour."""
     for since, time in spent.items():
         if (ratio := time.ettr.ratio) is not None:
-            samples.add("job_ettr_ratio", ratio, "Share of its time in which a job trained.", **name, since=since)
+            samples.add("job_ettr_ratio", ratio, **name, since=since)
         for cause, seconds in time.causes.items():
             if cause != "productive":
-                meaning = "Time in which a job did not train, by cause."
-                samples.add("job_lost_seconds", seconds, meaning, **name, since=since, cause=cause)
+                samples.add("job_lost_seconds", seconds, **name, since=since, cause=cause)
 
 
 def metrics_server(

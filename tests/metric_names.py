@@ -1,27 +1,21 @@
-"""The metrics that docs/reference/metrics.md names."""
+"""The metrics that agents, workers and Temporal's SDK serve, by name, each with its labels."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from agent.exposition import COMMON, RENAMED, Described
+from agent.monitor.all import INSPECTIONS
+from agent.server.metrics import METRICS as OF_AGENT
+from controlplane.worker_metrics import METRICS as OF_WORKER
+from controlplane.worker_metrics import OF_TEMPORAL
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
-
-
-def labels_in_table(heading: str) -> dict[str, set[str]]:
-    """Metric → its labels, as the first two columns of the table below a heading have them."""
-    _, _, below = DOCS.read_text().partition(f"## {heading}\n")
-    section = below.partition("\n## ")[0]
-    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
-    found = {
-        name: set(re.findall(r"\w+", row[2])) if len(row) > 4 else set()
-        for row in rows
-        for name in re.findall(r"`([A-Za-z_0-9]+)", row[1])
-    }
-    assert found, f"docs/reference/metrics.md has no table below {heading!r}"
-    return found
+Labels = dict[str, set[str]]
 
 
-def names_in_table(heading: str) -> set[str]:
-    """The metrics in the table below a heading."""
-    return set(labels_in_table(heading))
+def _labels(*metrics: Described) -> Labels:
+    return {one.full_name: {RENAMED.get(label, label) for label in one.labels} for one in metrics}
+
+
+AGENT: Labels = _labels(*OF_AGENT.values(), *COMMON.values())
+INSPECTED: Labels = _labels(*(metric for kind in INSPECTIONS for metric in kind.metrics.values()))
+WORKER: Labels = _labels(*OF_WORKER.values(), *COMMON.values())
+TEMPORAL: Labels = {name: set() for name in OF_TEMPORAL}

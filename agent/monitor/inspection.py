@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.exposition import Described
 from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Reason
 from everstep.system.procfs import PROC
 
@@ -106,6 +107,8 @@ class Inspection(ABC):
     """One line."""
     reasons: ClassVar[tuple[Reason, ...]]
     """All that it can find."""
+    metrics: ClassVar[Mapping[str, Described]] = {}
+    """All that it can measure."""
     limits_type: ClassVar[type[Limits]] = Limits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Reason code → names in ``kept`` of what findings with it are compared with."""

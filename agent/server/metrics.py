@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import everstep
-from agent.exposition import Samples, verdicts
+from agent.exposition import Samples, described, verdicts
 from agent.jobs.job_runner import JobRunner
 from agent.monitor.monitor import InspectionState, Monitor
 from agent.server.job_registry import JobRegistry
@@ -13,17 +13,44 @@ from agent.server.progress import progress_of
 from agent.v1 import agent_pb2 as pb
 from everstep.model.finding import together
 
+METRICS = described(
+    ("agent_info", "version", "1"),
+    ("agent_start_time_seconds", "", "when the agent started, seconds since 1970"),
+    ("observations_waiting", "", "observations that no worker acknowledged yet"),
+    ("code_snapshots", "", "snapshots of jobs' code that the agent keeps"),
+    ("code_bytes", "", "their size"),
+    ("machine_verdict", "verdict", "1 for the verdict of all inspections together: healthy, faulty or unknown"),
+    ("machine_fact_info", "fact value", "1; what should be the same on all machines of a job"),
+    ("inspection_verdict", "inspection verdict", "1 for the verdict of an inspection"),
+    ("inspection_looks_total", "inspection", "inspections since the agent started"),
+    ("inspection_cpu_seconds_total", "inspection", "CPU time of all of them"),
+    ("inspection_last_look_timestamp_seconds", "inspection", "when the last one was, seconds since 1970"),
+    ("findings", "inspection reason verdict", "active findings; absent where there is none"),
+    ("job_generation", "job", "newest generation of a job that was launched on the machine"),
+    ("job_fenced_generation", "job", "no generation up to this one is started on the machine"),
+    ("ranks", "job state", "ranks of the newest generation on the machine: alive, ended"),
+    ("rank_completed_steps", "job rank", "steps completed; fewer after a restart from an earlier one"),
+    ("rank_last_step_timestamp_seconds", "job rank", "when the rank completed a step last, seconds since 1970"),
+    ("rank_loss", "job rank", "loss of the newest step that the rank reported"),
+    ("rank_gradient_norm", "job rank", "gradient norm of that step"),
+    ("rank_tokens_total", "job rank", "tokens that the rank reported in this generation"),
+    ("rank_checkpoint_step", "job rank tier", "step of the newest copy: memory, backup, disk, remote; absent: none"),
+    ("rank_checkpoint_age_seconds", "job rank tier", "how old the state in that copy is: memory, disk"),
+    ("rank_checkpoint_failing", "job rank tier", "1 while copies fail: backup, disk (remote storage too)"),
+)
+"""What an agent serves beside the measures of its inspections."""
+
 
 def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
     """All that an agent knows now. Called in its event loop; nothing is looked at for it, and no disk read."""
     host = jobs.host
-    samples = Samples(machine=host.machine)
-    samples.add("agent_info", 1, "The agent.", version=everstep.__version__)
-    samples.add("agent_start_time_seconds", jobs.started_ns / 1e9, "When the agent started, seconds since 1970.")
-    samples.add("observations_waiting", host.log.waiting, "Observations that no worker acknowledged yet.")
+    samples = Samples(METRICS, machine=host.machine)
+    samples.add("agent_info", 1, version=everstep.__version__)
+    samples.add("agent_start_time_seconds", jobs.started_ns / 1e9)
+    samples.add("observations_waiting", host.log.waiting)
     _inspections(samples, monitor.states())
-    samples.add("code_snapshots", host.code.snapshots, "Snapshots of jobs' code that the agent keeps.")
-    samples.add("code_bytes", host.code.bytes, "Bytes of the files of all of them.")
+    samples.add("code_snapshots", host.code.snapshots)
+    samples.add("code_bytes", host.code.bytes)
     for job, runner in jobs.runners.items():
         if not runner.record.released:
             _job(samples, job, runner)
@@ -32,51 +59,45 @@ def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
 
 def _inspections(samples: Samples, states: list[InspectionState]) -> None:
     whole = together(state.verdict for state in states)
-    meaning = "1 for what all inspections of the machine say together."
-    verdicts(samples, "machine_verdict", whole, meaning, {})
+    verdicts(samples, "machine_verdict", whole, {})
     for state in states:
         name = {"inspection": state.name}
-        verdicts(samples, "inspection_verdict", state.verdict, "1 for what an inspection says now.", name)
-        samples.add("inspection_looks_total", state.looks, "Looks since the agent started.", **name)
-        samples.add("inspection_cpu_seconds_total", state.busy_s, "CPU time of all looks.", **name)
+        verdicts(samples, "inspection_verdict", state.verdict, name)
+        samples.add("inspection_looks_total", state.looks, **name)
+        samples.add("inspection_cpu_seconds_total", state.busy_s, **name)
         if state.looked_ns:
-            meaning = "When an inspection looked last, seconds since 1970."
-            samples.add("inspection_last_look_timestamp_seconds", state.looked_ns / 1e9, meaning, **name)
+            samples.add("inspection_last_look_timestamp_seconds", state.looked_ns / 1e9, **name)
         # By item there could be any number of them: `everstep machines` has these.
         for (reason, verdict), number in Counter((found.reason, found.verdict) for found in state.findings).items():
-            meaning = "Findings of an inspection now, by reason."
-            samples.add("findings", number, meaning, **name, reason=reason, verdict=verdict)
+            samples.add("findings", number, **name, reason=reason, verdict=verdict)
         for fact, value in state.facts.items():
-            meaning = "What should be the same on all machines of a job."
-            samples.add("machine_fact_info", 1, meaning, fact=fact, value=value)
+            samples.add("machine_fact_info", 1, fact=fact, value=value)
         for text, measured in state.measures.items():
             samples.measure(text, measured, f"Measured by the inspection {state.name}.")
 
 
 def _job(samples: Samples, job: str, runner: JobRunner) -> None:
     record = runner.record
-    samples.add("job_generation", record.generation, "Newest generation of a job that was launched here.", job=job)
-    samples.add("job_fenced_generation", record.fenced, "No generation up to this one is started here.", job=job)
+    samples.add("job_generation", record.generation, job=job)
+    samples.add("job_fenced_generation", record.fenced, job=job)
     ranks = progress_of(runner)
     runner.checkpoints.place.saved.tell_ages(ranks)
     alive = sum(rank.alive for rank in ranks)
     for state, number in (("alive", alive), ("ended", len(ranks) - alive)):
-        samples.add("ranks", number, "Ranks of a job's newest generation on the machine.", job=job, state=state)
+        samples.add("ranks", number, job=job, state=state)
     for rank in ranks:
         _rank(samples, rank, {"job": job, "rank": str(rank.rank)})
 
 
 def _rank(samples: Samples, rank: pb.RankProgress, labels: dict[str, str]) -> None:
     if rank.completed_steps >= 0:
-        meaning = "Steps that a rank completed; fewer after a restart from an earlier one."
-        samples.add("rank_completed_steps", rank.completed_steps, meaning, **labels)
+        samples.add("rank_completed_steps", rank.completed_steps, **labels)
     if rank.stepped_ns:
-        meaning = "When a rank completed a step last, seconds since 1970."
-        samples.add("rank_last_step_timestamp_seconds", rank.stepped_ns / 1e9, meaning, **labels)
+        samples.add("rank_last_step_timestamp_seconds", rank.stepped_ns / 1e9, **labels)
     if rank.reports:
-        samples.add("rank_loss", rank.loss, "Loss of the newest step that a rank reported.", **labels)
-        samples.add("rank_gradient_norm", rank.grad_norm, "Gradient norm of that step.", **labels)
-        samples.add("rank_tokens_total", rank.tokens, "Tokens that a rank reported in this generation.", **labels)
+        samples.add("rank_loss", rank.loss, **labels)
+        samples.add("rank_gradient_norm", rank.grad_norm, **labels)
+        samples.add("rank_tokens_total", rank.tokens, **labels)
     saved = rank.saved
     steps = {
         "memory": saved.own_step,
@@ -86,12 +107,10 @@ def _rank(samples: Samples, rank: pb.RankProgress, labels: dict[str, str]) -> No
     }
     for tier, step in steps.items():
         if step >= 0:
-            meaning = "Step of the newest copy of a rank's state, by where it is."
-            samples.add("rank_checkpoint_step", step, meaning, **labels, tier=tier)
+            samples.add("rank_checkpoint_step", step, **labels, tier=tier)
     for tier, age_s in (("memory", saved.own_age_s), ("disk", saved.disk_age_s)):
         if steps[tier] >= 0:
-            samples.add("rank_checkpoint_age_seconds", age_s, "How old the state in that copy is.", **labels, tier=tier)
+            samples.add("rank_checkpoint_age_seconds", age_s, **labels, tier=tier)
     problems = {"backup": saved.backup_problem, "disk": saved.disk_problem}
     for tier, problem in problems.items():
-        meaning = "1 while copies of a rank's state fail."
-        samples.add("rank_checkpoint_failing", float(bool(problem)), meaning, **labels, tier=tier)
+        samples.add("rank_checkpoint_failing", float(bool(problem)), **labels, tier=tier)

@@ -25,6 +25,7 @@ PAGES: dict[str, tuple[str, Callable[[], str], str]] = {
     "policy.md": ("Recovery settings", settings.policy, "the table `[policy]` of a job file"),
     "checkpoint.md": ("Checkpoint settings", settings.checkpoint, "the table `[checkpoint]` of a job file"),
     "environment.md": ("Environment variables", settings.environment, "variables of processes and ranks"),
+    "metrics.md": ("Metrics", programs.metrics, "what agents and workers serve for Prometheus"),
     "notices.md": ("Notices", settings.notices, "events that need a person"),
     "commands.md": ("Commands", programs.commands, "the command `everstep`"),
     "drill-faults.md": ("Faults of drills", programs.faults, "what `everstep drill` can break"),
@@ -40,6 +41,5 @@ def text_of_all() -> dict[str, str]:
 
 def _index() -> str:
     rows = [(f"[{title}]({name})", says) for name, (title, _, says) in PAGES.items()]
-    rows.append(("[Metrics](metrics.md)", "what agents and workers serve for Prometheus"))
     intro = "These pages are made from the tables in the code; `make docs` writes them, and a test compares them."
     return f"{MADE}\n\n# Reference\n\n{intro}\n\n{table(('page', 'lists'), rows)}\n"

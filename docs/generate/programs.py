@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agent.exposition import COMMON, RENAMED, SERIES, Described
+from agent.monitor.all import INSPECTIONS
+from agent.server.metrics import METRICS as OF_AGENT
 from agent.statuses import STATUSES
 from console.commands.drill import command_of
 from console.main import COMMANDS, load
+from controlplane.worker_metrics import METRICS as OF_WORKER
+from controlplane.worker_metrics import OF_TEMPORAL
 from docs.generate.markdown import code, paragraph, sentence, table
 from drills.faults.all import FAULTS, usage_of
 from everstep.errors import ConfigError, EverstepError, TopologyError
@@ -52,6 +57,42 @@ def faults() -> str:
         "[Drills](../guides/drills.md) explains how a fault is injected and a recovery is judged.\n\n"
         f"{table(('fault', 'options', 'what happens', 'why no soak draws it'), rows)}"
     )
+
+
+def metrics() -> str:
+    """Every metric with its labels."""
+    intro = paragraph(
+        "[Metrics for Prometheus](../guides/monitoring.md) explains how they are served.",
+        "Names follow Prometheus: base units (seconds, bytes), `_total` for what only grows. Names of other exporters",
+        "are kept (`node_…`, `DCGM_…`, `process_…`); all others begin with `everstep_`. All metrics of an agent have",
+        "the label `machine`. A job is the label `training_job`, since `job` is a label of Prometheus itself.",
+        f"A metric has at most {SERIES} series in one answer.",
+    )
+    measured = [(kind, metric) for kind in INSPECTIONS for metric in kind.metrics.values()]
+    inspected = [(*_metric(metric), code(kind.name)) for kind, metric in measured]
+    temporal = [(code(name), meaning) for name, meaning in OF_TEMPORAL.items()]
+    common = list(COMMON.values())
+    return "\n\n".join(
+        (
+            intro,
+            "## Of the agent",
+            table(METRIC, map(_metric, [*OF_AGENT.values(), *common])),
+            "## Measured by inspections",
+            table((*METRIC, "inspection"), inspected),
+            "## Of the worker",
+            table(METRIC, map(_metric, [*OF_WORKER.values(), *common])),
+            "## Of Temporal's SDK",
+            "Temporal's own documentation lists all of them. The dashboard uses these:",
+            table(("metric", "meaning"), temporal),
+        )
+    )
+
+
+METRIC = ("metric", "labels", "meaning")
+
+
+def _metric(metric: Described) -> tuple[str, str, str]:
+    return code(metric.full_name), ", ".join(RENAMED.get(label, label) for label in metric.labels), metric.meaning
 
 
 def errors() -> str:

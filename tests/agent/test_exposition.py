@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent import exposition
-from agent.exposition import MetricsServer, Samples, parsed_address, parsed_measure, verdicts
+from agent.exposition import MetricsServer, Samples, described, parsed_address, parsed_measure, verdicts
 from everstep.errors import ConfigError
 from everstep.model.finding import Health
 from tests.hosts import own_host
 
 HOST = own_host(23)
+TABLE = described(
+    ("ranks", "job", "Ranks."),
+    ("looks_total", "", "Looks."),
+    ("machine_verdict", "verdict", "Together."),
+    ("agent_info", "version", "The agent."),
+)
 
 
 def series(samples: Samples) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -28,8 +34,8 @@ def series(samples: Samples) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_names_of_other_exporters_are_kept_and_all_others_begin_alike() -> None:
-    samples = Samples(machine="m1")
-    samples.add("ranks", 2, "Ranks.", job="gpt")
+    samples = Samples(TABLE, machine="m1")
+    samples.add("ranks", 2, job="gpt")
     samples.measure('node_network_up{device="eth0"}', 1, "Measured.")
     samples.measure("DCGM_FI_DEV_GPU_TEMP", 40, "Measured.")
 
@@ -41,18 +47,18 @@ def test_names_of_other_exporters_are_kept_and_all_others_begin_alike() -> None:
 
 
 def test_a_series_is_given_once() -> None:
-    samples = Samples()
-    samples.add("ranks", 2, "Ranks.", job="gpt")
-    samples.add("ranks", 3, "Ranks.", job="gpt")
+    samples = Samples(TABLE)
+    samples.add("ranks", 2, job="gpt")
+    samples.add("ranks", 3, job="gpt")
 
     assert series(samples)["everstep_ranks"] == [({"training_job": "gpt"}, 2)]
 
 
 def test_too_many_series_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "SERIES", 3)
-    samples = Samples()
+    samples = Samples(TABLE)
     for number in range(5):
-        samples.add("ranks", 1, "Ranks.", job=str(number))
+        samples.add("ranks", 1, job=str(number))
     samples.measure("no name", 1, "Measured.")
 
     found = series(samples)
@@ -62,8 +68,8 @@ def test_too_many_series_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_verdict_is_1() -> None:
-    samples = Samples()
-    verdicts(samples, "machine_verdict", Health.UNKNOWN, "Together.", {})
+    samples = Samples(TABLE)
+    verdicts(samples, "machine_verdict", Health.UNKNOWN, {})
 
     found = series(samples)["everstep_machine_verdict"]
 
@@ -96,9 +102,9 @@ def test_an_ipv6_address_is_taken() -> None:
 
 
 def some_samples() -> Samples:
-    samples = Samples(machine="m1")
-    samples.add("looks_total", 7, "Looks.")
-    samples.add("agent_info", 1, "The agent.", version="1")
+    samples = Samples(TABLE, machine="m1")
+    samples.add("looks_total", 7)
+    samples.add("agent_info", 1, version="1")
     return samples
 
 

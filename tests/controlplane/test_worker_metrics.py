@@ -27,7 +27,7 @@ from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from tests.hosts import own_host
-from tests.metric_names import names_in_table
+from tests.metric_names import TEMPORAL, WORKER
 
 HOST = own_host(25)
 
@@ -58,7 +58,7 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
     assert shown["everstep_ledger_events_waiting",] == 1
     assert shown["everstep_job_ettr_ratio", "gpt", "hour"] == 0.9
     assert shown["everstep_job_lost_seconds", "gpt", "start", "start"] == 10.0
-    assert {name for name, *_ in shown} == names_in_table("Of the worker")
+    assert {name for name, *_ in shown} == WORKER.keys()
 
 
 async def test_an_address_that_is_none_is_told_before_anything_else() -> None:
@@ -112,7 +112,7 @@ async def test_temporals_metrics_have_the_names_in_the_docs(temporal: Client) ->
 
     shown = await asyncio.to_thread(_read, address)
 
-    missing = {name for name in names_in_table("Of Temporal's SDK") if f"\n{name}{{" not in f"\n{shown}"}
+    missing = {name for name in TEMPORAL if f"\n{name}{{" not in f"\n{shown}"}
     assert missing == set()
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agent.exposition import Described, described
 from agent.monitor.gpu import pci
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
-from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble, facts, item_of, measures
+from agent.monitor.gpu.reading import EXPORTED, GpuReading, GpusReading, GpuTrouble, facts, item_of, measures
 from agent.monitor.gpu.rules import available, heat, links, memory
 from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem, GpuRule
 from agent.monitor.inspection import Inspection, Limits, Look, Site
@@ -48,6 +49,12 @@ class GpuInspection(Inspection):
     name: ClassVar[str] = "gpu"
     looks_at: ClassVar[str] = "GPUs by NVML: there, usable, memory errors, heat, power, PCIe, NVLink, fabric, driver"
     reasons: ClassVar[tuple[Reason, ...]] = (*available.REASONS, *memory.REASONS, *heat.REASONS, *links.REASONS)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("gpu_count", "", "GPUs of the machine"),
+        ("gpu_processes", "gpu UUID pci_bus_id modelName", "processes that compute on the GPU"),
+        ("gpu_nvlinks_up", "gpu UUID pci_bus_id modelName", "NVLinks of the GPU that are up"),
+        *((name, "gpu UUID pci_bus_id modelName", "as of dcgm-exporter") for name in EXPORTED),
+    )
     limits_type: ClassVar[type[Limits]] = GpuLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {available.COUNT.code: ("most", "places")}
     dev: ClassVar[Path] = Path("/dev")

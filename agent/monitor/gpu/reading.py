@@ -40,6 +40,9 @@ OF_LINKS = {
     "crc_errors": "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
 }
 """Field of an NVLink → name of the sum over all links of a GPU."""
+MEMORY_USED = "DCGM_FI_DEV_FB_USED"
+EXPORTED = (*FIELDS.values(), *OF_LINKS.values(), MEMORY_USED)
+"""All that have a name of dcgm-exporter."""
 
 
 class GpuTrouble(StrEnum):
@@ -218,7 +221,7 @@ def _of_one(gpu: GpuReading) -> Iterable[tuple[str, float]]:
         if (value := getattr(gpu, attribute)) is not None:
             yield name, float(value)
     if gpu.memory_used_bytes is not None:
-        yield "DCGM_FI_DEV_FB_USED", gpu.memory_used_bytes / MEBIBYTE
+        yield MEMORY_USED, gpu.memory_used_bytes / MEBIBYTE
     for attribute, name in OF_LINKS.items():
         values = [value for link in gpu.nvlinks if (value := getattr(link, attribute)) is not None]
         if values:

@@ -6,10 +6,12 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.finding import Reason, Remedy
 from everstep.system import procfs
@@ -31,6 +33,12 @@ class AgentInspection(Inspection):
     name: ClassVar[str] = "agent"
     looks_at: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"
     reasons: ClassVar[tuple[Reason, ...]] = (STATE_FOLDER, FILES)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("process_cpu_seconds_total", "", "CPU time of the agent"),
+        ("process_resident_memory_bytes", "", "its memory"),
+        ("process_open_fds", "", "its open files"),
+        ("process_threads", "", "its threads"),
+    )
     limits_type: ClassVar[type[Limits]] = AgentLimits
 
     def look(self) -> Look:

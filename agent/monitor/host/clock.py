@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
@@ -71,6 +72,9 @@ class ClockInspection(Inspection):
     name: ClassVar[str] = "clock"
     looks_at: ClassVar[str] = "the wall clock: set, or no longer held by a time service"
     reasons: ClassVar[tuple[Reason, ...]] = (JUMPED, UNSYNCED)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("clock_synced", "", "1: the kernel knows its wall clock to be right")
+    )
     limits_type: ClassVar[type[Limits]] = ClockLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {UNSYNCED.code: ("was_synced",)}
     synced: Callable[[], bool] = staticmethod(is_synced)

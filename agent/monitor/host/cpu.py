@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import pressure
@@ -40,6 +41,11 @@ class CpuInspection(Inspection):
     name: ClassVar[str] = "cpu"
     looks_at: ClassVar[str] = "processors: all there, overloaded, too hot"
     reasons: ClassVar[tuple[Reason, ...]] = (OVERLOADED, LOST, HOT)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("cpu_online", "", "processors that are there"),
+        ("cpu_waiting_ratio", "", "share of the last 5 minutes in which some process waited for a processor"),
+        ("load1", "", "load average of a minute"),
+    )
     limits_type: ClassVar[type[Limits]] = CpuLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {LOST.code: ("most",)}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.base.text import size_text
 from everstep.model.finding import Finding, Reason, Remedy
@@ -40,6 +42,10 @@ class DiskSpaceInspection(Inspection):
     name: ClassVar[str] = "disk-space"
     looks_at: ClassVar[str] = "room on file systems"
     reasons: ClassVar[tuple[Reason, ...]] = (FULL, NO_FILES_LEFT)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("filesystem_avail_bytes", "path", "free room of the file system of a folder"),
+        ("filesystem_size_bytes", "path", "its size"),
+    )
     limits_type: ClassVar[type[Limits]] = DiskSpaceLimits
 
     def look(self) -> Look:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.base.text import size_text
 from everstep.model.finding import Health, Owner, Reason, Remedy
@@ -39,6 +40,11 @@ class MemoryInspection(Inspection):
     name: ClassVar[str] = "memory"
     looks_at: ClassVar[str] = "memory that is there, and that may still be used"
     reasons: ClassVar[tuple[Reason, ...]] = (LOW, LOST)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("memory_total_bytes", "", "memory of the machine"),
+        ("memory_available_bytes", "", "what may still be used, also within the agent's cgroup"),
+        ("memory_stalled_ratio", "", "share of the last minute in which all processes waited for memory"),
+    )
     limits_type: ClassVar[type[Limits]] = MemoryLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {LOST.code: ("most",)}
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from everstep.errors import CannotLook
 from everstep.model.finding import Health, Owner, Reason, Remedy
@@ -75,6 +76,9 @@ class MountsInspection(Inspection):
     name: ClassVar[str] = "mounts"
     looks_at: ClassVar[str] = "file systems: mounted, writable, answering"
     reasons: ClassVar[tuple[Reason, ...]] = (READ_ONLY, MISSING, HANGS)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("mounts", "", "file systems that are mounted and inspected")
+    )
     limits_type: ClassVar[type[Limits]] = MountsLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {READ_ONLY.code: ("writable",)}
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look, RankSeen
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.memory import oom_kills
@@ -52,6 +53,10 @@ class RanksInspection(Inspection):
     name: ClassVar[str] = "ranks"
     looks_at: ClassVar[str] = "ranks: killed for memory, waiting in the kernel, stopped; their CPU time and memory"
     reasons: ClassVar[tuple[Reason, ...]] = (OOM_KILLS, WAITING, STOPPED)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("rank_cpu_seconds_total", "job rank", "CPU time of a rank's process"),
+        ("rank_resident_memory_bytes", "job rank", "its memory"),
+    )
     limits_type: ClassVar[type[Limits]] = RanksLimits
 
     def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:

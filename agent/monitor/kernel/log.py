@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kernel import rules
 from agent.monitor.kernel.reader import KernelLine, KernelLog
@@ -45,6 +46,9 @@ class KernelLogInspection(Inspection):
     name: ClassVar[str] = "kernel-log"
     looks_at: ClassVar[str] = "the kernel log: GPU drivers, disks, file systems, memory, processors, network cards"
     reasons: ClassVar[tuple[Reason, ...]] = (*xid.REASONS, *rules.REASONS, LOST)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("kernel_log_missed_records_total", "", "records that were overwritten before they were read")
+    )
     limits_type: ClassVar[type[Limits]] = KernelLogLimits
     waits: ClassVar[bool] = True
 

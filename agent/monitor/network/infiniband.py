@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
@@ -116,6 +117,12 @@ class InfinibandInspection(Inspection):
     name: ClassVar[str] = "infiniband"
     looks_at: ClassVar[str] = "InfiniBand and RoCE ports: state, rate, error counters, RDMA traffic"
     reasons: ClassVar[tuple[Reason, ...]] = (DOWN, MISSING, FLAP, REPEATED, SLOW, LINK_ERRORS, ERRORS, IDLE, UNREADABLE)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("node_infiniband_state_id", "device port", "1 down, 2 init, 3 armed, 4 active"),
+        ("node_infiniband_physical_state_id", "device port", "2 polling, 3 disabled, 5 link up"),
+        ("node_infiniband_rate_bytes_per_second", "device port", "rate of the port"),
+        *((f"node_infiniband_{name}", "device port", meaning) for name, meaning in COUNTERS.values()),
+    )
     limits_type: ClassVar[type[Limits]] = InfinibandLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {IDLE.code: ("traffic",)}
     waits: ClassVar[bool] = True
@@ -284,7 +291,7 @@ def _measures(port: Port) -> dict[str, float]:
         f"node_infiniband_physical_state_id{label}": float(port.physical_state),
         f"node_infiniband_rate_bytes_per_second{label}": port.rate / 8,
     }
-    for file, measure in COUNTERS.items():
+    for file, (measure, _) in COUNTERS.items():
         name = file.partition("/")[2]
         if name in port.counters:
             measures[f"node_infiniband_{measure}{label}"] = port.counters[name]

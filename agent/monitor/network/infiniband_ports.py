@@ -16,23 +16,23 @@ WORD_BYTES = 4
 GIGABIT = 10**9
 
 COUNTERS = {
-    "counters/link_downed": "link_downed_total",
-    "counters/link_error_recovery": "link_error_recovery_total",
-    "counters/symbol_error": "symbol_error_total",
-    "counters/port_rcv_errors": "port_errors_received_total",
-    "counters/port_xmit_discards": "port_discards_transmitted_total",
-    "counters/port_xmit_wait": "port_transmit_wait_total",
-    "counters/local_link_integrity_errors": "local_link_integrity_errors_total",
-    "counters/excessive_buffer_overrun_errors": "excessive_buffer_overrun_errors_total",
-    "counters/port_rcv_data": "port_data_received_bytes_total",
-    "counters/port_xmit_data": "port_data_transmitted_bytes_total",
-    "hw_counters/local_ack_timeout_err": "local_ack_timeout_errors_total",
-    "hw_counters/rnr_nak_retry_err": "rnr_nak_retry_errors_total",
-    "hw_counters/out_of_sequence": "out_of_sequence_packets_received_total",
-    "hw_counters/packet_seq_err": "packet_sequence_errors_total",
-    "hw_counters/roce_slow_restart": "roce_slow_restart_total",
+    "counters/link_downed": ("link_downed_total", "how often the link went down"),
+    "counters/link_error_recovery": ("link_error_recovery_total", "how often the link recovered from errors"),
+    "counters/symbol_error": ("symbol_error_total", "damage on the link"),
+    "counters/port_rcv_errors": ("port_errors_received_total", "packets received damaged"),
+    "counters/port_xmit_discards": ("port_discards_transmitted_total", "packets that were not sent"),
+    "counters/port_xmit_wait": ("port_transmit_wait_total", "ticks in which the port could not send"),
+    "counters/local_link_integrity_errors": ("local_link_integrity_errors_total", "damage on the link, over a limit"),
+    "counters/excessive_buffer_overrun_errors": ("excessive_buffer_overrun_errors_total", "overruns of buffers"),
+    "counters/port_rcv_data": ("port_data_received_bytes_total", "bytes received, RDMA included"),
+    "counters/port_xmit_data": ("port_data_transmitted_bytes_total", "bytes sent, RDMA included"),
+    "hw_counters/local_ack_timeout_err": ("local_ack_timeout_errors_total", "the other end did not answer"),
+    "hw_counters/rnr_nak_retry_err": ("rnr_nak_retry_errors_total", "the other end had no room"),
+    "hw_counters/out_of_sequence": ("out_of_sequence_packets_received_total", "packets that were lost on the way"),
+    "hw_counters/packet_seq_err": ("packet_sequence_errors_total", "packets that the other end did not get"),
+    "hw_counters/roce_slow_restart": ("roce_slow_restart_total", "slow restarts of RoCE"),
 }
-"""File → what it is called as a measure, after ``node_infiniband_``."""
+"""File → what it is called as a measure, after ``node_infiniband_``, and what it counts."""
 DATA = ("port_rcv_data", "port_xmit_data")
 
 

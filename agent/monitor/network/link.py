@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
@@ -69,6 +70,11 @@ class LinkInspection(Inspection):
     name: ClassVar[str] = "link"
     looks_at: ClassVar[str] = "network interfaces: link down, flapping, gone, slower than it was"
     reasons: ClassVar[tuple[Reason, ...]] = (DOWN, FLAP, REPEATED, MISSING, SLOW, NOT_FOUND)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        ("node_network_up", "device", "1: the interface has a carrier"),
+        ("node_network_carrier_down_changes_total", "device", "how often it lost the carrier"),
+        ("node_network_speed_bytes", "device", "bytes a second; absent where the driver does not report it"),
+    )
     limits_type: ClassVar[type[Limits]] = LinkLimits
     waits: ClassVar[bool] = True
     clock_ns: Callable[[], int] = staticmethod(time.monotonic_ns)

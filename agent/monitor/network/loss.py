@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
 from agent.monitor.network import interfaces
 from agent.monitor.network.counters import rises, share
@@ -43,17 +44,21 @@ ERROR_COUNTERS = ("rx_errors", "tx_errors")
 DROP_COUNTERS = ("rx_missed_errors", "rx_fifo_errors", "tx_dropped")
 """Not ``rx_dropped``: it counts packets of protocols as well that nobody here wants."""
 MEASURED = {
-    "rx_bytes": "node_network_receive_bytes_total",
-    "tx_bytes": "node_network_transmit_bytes_total",
-    "rx_packets": "node_network_receive_packets_total",
-    "tx_packets": "node_network_transmit_packets_total",
-    "rx_errors": "node_network_receive_errs_total",
-    "tx_errors": "node_network_transmit_errs_total",
-    "rx_dropped": "node_network_receive_drop_total",
-    "tx_dropped": "node_network_transmit_drop_total",
+    "rx_bytes": ("node_network_receive_bytes_total", "bytes received"),
+    "tx_bytes": ("node_network_transmit_bytes_total", "bytes sent"),
+    "rx_packets": ("node_network_receive_packets_total", "packets received"),
+    "tx_packets": ("node_network_transmit_packets_total", "packets sent"),
+    "rx_errors": ("node_network_receive_errs_total", "damaged packets received"),
+    "tx_errors": ("node_network_transmit_errs_total", "packets that could not be sent"),
+    "rx_dropped": ("node_network_receive_drop_total", "packets dropped, those of unwanted protocols too"),
+    "tx_dropped": ("node_network_transmit_drop_total", "packets dropped before they were sent"),
 }
-"""Counters of interfaces, by the names that node_exporter gives them."""
-TCP = {"OutSegs": "node_netstat_Tcp_OutSegs", "RetransSegs": "node_netstat_Tcp_RetransSegs"}
+"""Counters of interfaces, by the names that node_exporter gives them, with what they count."""
+TCP = {
+    "OutSegs": ("node_netstat_Tcp_OutSegs", "TCP segments sent; it only grows"),
+    "RetransSegs": ("node_netstat_Tcp_RetransSegs", "TCP segments sent again; it only grows"),
+}
+"""Counters of TCP, likewise."""
 
 
 class LossLimits(NetworkLimits):
@@ -79,6 +84,10 @@ class PacketLossInspection(Inspection):
     name: ClassVar[str] = "packet-loss"
     looks_at: ClassVar[str] = "packets: sent again by TCP, damaged or dropped by interfaces"
     reasons: ClassVar[tuple[Reason, ...]] = (LOST, ERRORS, DROPS)
+    metrics: ClassVar[Mapping[str, Described]] = described(
+        *((name, "device", meaning) for name, meaning in MEASURED.values()),
+        *((name, "", meaning) for name, meaning in TCP.values()),
+    )
     limits_type: ClassVar[type[Limits]] = LossLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {reason.code: ("seen",) for reason in (LOST, ERRORS, DROPS)}
 
@@ -150,9 +159,9 @@ def _key(found: Finding) -> str:
 
 
 def _measures(tcp: Mapping[str, float], links: Mapping[str, Link]) -> dict[str, float]:
-    measures = {TCP[name]: value for name, value in tcp.items()}
+    measures = {TCP[name][0]: value for name, value in tcp.items()}
     for name, link in links.items():
-        for counter, measure in MEASURED.items():
+        for counter, (measure, _) in MEASURED.items():
             if counter in link.statistics:
                 measures[f'{measure}{{device="{name}"}}'] = float(link.statistics[counter])
     return measures

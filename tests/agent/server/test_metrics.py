@@ -1,4 +1,4 @@
-"""What Prometheus reads of a real agent with a real job; docs/reference/metrics.md names all of it."""
+"""What Prometheus reads of a real agent with a real job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.security import ServerSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import ConfigError
 from tests.agent.agents import HOST, Job, RunningAgent, free_port
-from tests.metric_names import names_in_table
+from tests.metric_names import AGENT, INSPECTED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -108,7 +108,7 @@ async def test_inspections_are_shown(scraped: Scraped) -> None:
     assert shown["everstep_series_left_out"][of()] == 0
 
 
-async def test_ranks_and_their_copies_are_shown_and_all_of_it_is_in_the_docs(scraped: Scraped) -> None:
+async def test_ranks_and_their_copies_are_shown_and_all_of_it_is_in_the_reference(scraped: Scraped) -> None:
     job = Job(scraped, SCRIPT, ranks=1, args=(str(STEPS),))
     await job.prepare()
     request = job.launch_request()
@@ -127,10 +127,8 @@ async def test_ranks_and_their_copies_are_shown_and_all_of_it_is_in_the_docs(scr
     assert shown["everstep_job_generation"][of(training_job=job.name)] == 1
     assert shown["everstep_observations_waiting"][of()] >= 1
 
-    of_agent = names_in_table("Of the agent")
-    assert of_agent <= shown.keys()
-    measured = {name for name in shown.keys() - of_agent if name.startswith("everstep_")}
-    assert measured <= names_in_table("Measured by inspections")
+    assert AGENT.keys() <= shown.keys()
+    assert {name for name in shown.keys() - AGENT.keys() if name.startswith("everstep_")} <= INSPECTED.keys()
     await job.release()
     shown = await asyncio.to_thread(scraped.read)
     assert "everstep_ranks" not in shown
