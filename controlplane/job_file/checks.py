@@ -12,7 +12,7 @@ from typing import Any
 
 from everstep.base.redaction import is_secret
 from everstep.decisions.act.evict.rules import OPERATOR, RULES
-from everstep.decisions.act.ladder.next import DEFAULT_MODES
+from everstep.decisions.act.ladder.next_rung import DEFAULT_MODES
 from everstep.model.diagnosis import Diagnostic
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec

@@ -6,7 +6,7 @@ from docs.generate.flowchart import diagram
 from docs.generate.markdown import code, paragraph, sentence, table
 from everstep.decisions.act.evict.rules import RULES as EVICT_RULES
 from everstep.decisions.act.evict.rules import EvictRule
-from everstep.decisions.act.ladder.next import DEFAULT_MODES
+from everstep.decisions.act.ladder.next_rung import DEFAULT_MODES
 from everstep.decisions.act.ladder.paths import PATHS
 from everstep.decisions.blame.classify.rules import LOG_RULES
 from everstep.decisions.detect.rules import RULES as DETECT_RULES

@@ -18,7 +18,7 @@ from drills.spec.fault import Entry, OnMachine, OnRanks, ranks_in_words
 from drills.spec.job_options import JobOptions
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
-from everstep.decisions.blame.replay.group_jobs import why_not
+from everstep.decisions.blame.replay.group_jobs import no_replay
 from everstep.decisions.blame.replay.groups import replica_machines
 from everstep.errors import ConfigError
 from everstep.model.incident import IncidentReport, Symptom
@@ -122,7 +122,7 @@ class MachineBitflip(OnMachine, NotFinite):
             raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
         if self.finite and spec.machines == 1:
             raise ConfigError("--finite: the check that aborts the job is on another machine: use 2 or more")
-        if self.only_in_job and (why := why_not(spec, Showing(kind="steps"))):
+        if self.only_in_job and (why := no_replay(spec, Showing(kind="steps"))):
             raise ConfigError(f"--only-in-job: nobody would find it: {why}")
 
     def describe(self, spec: JobSpec) -> str:

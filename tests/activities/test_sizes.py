@@ -13,7 +13,7 @@ from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import judge_confirmation
-from everstep.decisions.act.recover.rules import RestartFacts, judge
+from everstep.decisions.act.recover.rules import RestartFacts, decide
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.keep.choose_restore import readers
 from everstep.decisions.keep.lineage import Runs
@@ -116,7 +116,7 @@ def further_copies_are_found(machines: int) -> Call:
 def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
     found, one = evidence(machines, raised=True), case(machines)
     size, policy = RANKS * machines, job(machines).policy
-    return lambda: judge(
+    return lambda: decide(
         RestartFacts(one.failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size), policy
     )
 

@@ -135,18 +135,18 @@ class JobInTime:
             state, plan = self._state, plan_restart(self._evidence(), self._state)
             self.plans.append(plan)
             self.known.append({one.rung for one in (*state.ladder.remembered, *state.ladder.tried)})
-            assert plan.step is not None
+            assert plan.rung is not None
             if plan.action in {Action.DIAGNOSE, Action.REPLAY}:
                 self.now_ns += TESTS_S * S
-                path = plan.step.path
-                state.ladder.take(plan.step.rung, state.failures[-1], "", path=path, found="all pass")
-                if plan.step.rung is strike.finds:
+                path = plan.rung.path
+                state.ladder.take(plan.rung.rung, state.failures[-1], "", path=path, found="all pass")
+                if plan.rung.rung is strike.finds:
                     state.joined, self._evicted = {"m9"}, ["m1"]
                     rule = strike.leaves_by or ("failed-test" if strike.finds is Rung.DIAGNOSE else "failed-replay")
                     self._asked = [EvictAnswer(rule=rule, machine="m1", yes=True, why="so it says")]
                 continue
             if plan.action is Action.PARK:
-                self.parked = plan.verdict.reason
+                self.parked = plan.verdict.text
                 self.rungs.append([one.rung for one in state.ladder.all_tried])
                 return None
             self._restart(plan)
@@ -187,8 +187,8 @@ class JobInTime:
             rung = Rung.ROLLBACK if plan.change.suspect else rung
             state.come(plan.change, self.now_ns)
         state.attempts += 1
-        if plan.step is not None:
-            state.ladder.take(rung, state.failures[-1], "", path=plan.step.path)
+        if plan.rung is not None:
+            state.ladder.take(rung, state.failures[-1], "", path=plan.rung.path)
         state.launch(plan.restore)
         state.book.launched(state.generation, plan.restore.step, self.now_ns)
         self.now_ns += int((RESTART_S + plan.verdict.delay_s) * S)

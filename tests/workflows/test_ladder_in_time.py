@@ -156,7 +156,7 @@ def test_code_that_ran_well_for_days_is_not_taken_back_for_what_wanders() -> Non
     job = JobInTime(versions=2, ran_s=3 * DAY)
     job.strike(*[Strike(MINUTES, f"m{index}") for index in range(4)])
     assert B not in tried(job.rungs) and P in tried(job.rungs)
-    skipped = [text for plan in job.plans if plan.step for text in plan.step.skipped]
+    skipped = [text for plan in job.plans if plan.rung for text in plan.rung.skipped]
     assert "rollback: v2 ran well for 72 h, and it fails at another step each time" in skipped
     here = JobInTime(versions=2, ran_s=3 * DAY)
     here.strike(*[Strike(MINUTES, f"m{index}", step=2000) for index in range(3)])
@@ -207,10 +207,10 @@ def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() 
     """All rungs were tried for crashes that nothing explains, and restarts are used up: that is another fault."""
     job = JobInTime()
     job.strike(*[Strike(2 * HOUR, "m1") for _ in range(7)])
-    assert job.plans[-1].step and job.plans[-1].step.restarts == POLICY.ladder.restarts - 1
+    assert job.plans[-1].rung and job.plans[-1].rung.restarts == POLICY.ladder.restarts - 1
     job.strike(Strike(2 * HOUR, "m2", explained=True))
     assert job.last == [R] and not job.parked
-    assert job.plans[-1].step and not job.plans[-1].step.last
+    assert job.plans[-1].rung and not job.plans[-1].rung.last
     job.strike(Strike(HOUR, "m1"))
     assert "came again after 5 restarts that followed the last rung of the ladder" in job.parked, "it is remembered"
 
@@ -241,12 +241,12 @@ def test_no_rung_is_left_out_that_could_be_tried(strikes: list[Strike], versions
     job = JobInTime(versions=versions, ran_s=ran_s)
     job.strike(*strikes)
     for plan, known in zip(job.plans, job.known, strict=True):
-        step = plan.step
+        step = plan.rung
         assert step is not None
         path = next(path for path in PATHS if path.name == step.path)
         left_out = {text.split(":")[0] for text in step.skipped}
-        assert step.last or path.rungs[step.place] is step.rung
-        assert all(rung in known or rung in left_out for rung in path.rungs[: step.place])
+        assert step.last or path.rungs[step.position] is step.rung
+        assert all(rung in known or rung in left_out for rung in path.rungs[: step.position])
 
 
 @given(LIVES, st.sampled_from([1, 2]))

@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.climbed import Climbed
     from everstep.decisions.act.recover.state import RecoveryState
     from everstep.decisions.act.versions.book import VersionBook
-    from everstep.decisions.act.versions.next import VersionChange
+    from everstep.decisions.act.versions.next_version import VersionChange
     from everstep.decisions.keep.lineage import Runs
     from everstep.model.eviction import Eviction, EvictionState, named
     from everstep.model.evidence import Evidence

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.base.text import listed
 from everstep.model.evidence import Classification, RankExit
-from everstep.model.finding import Health, MachineFinding, Owner
+from everstep.model.finding import Finding, Health, MachineFinding, Owner
 from everstep.model.incident import Failure, Symptom
 from everstep.system.signals import signal_name
 
@@ -175,6 +175,11 @@ def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:
     this = seen.machine == end.machine and found.item == f"rank {end.rank} of {job}"
     process = not end.pid or any(f"process {end.pid} " in line for line in found.evidence)
     return end.signal == SIGKILL and found.reason in KILLED_FOR_MEMORY and this and process
+
+
+def is_hint(finding: Finding) -> bool:
+    """Whether a finding explains a failure, and a test has to show whether the machine is at fault."""
+    return finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE and not finding.sure
 
 
 def fault_owner(classification: Classification | None, findings: Sequence[MachineFinding]) -> Owner:

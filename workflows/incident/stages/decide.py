@@ -39,12 +39,12 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
     state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
     while True:
         plan = plan_restart(evidence, state, by_operator=by_operator)
-        if plan.action is not Action.ASK:
+        if plan.action is not Action.SEARCH:
             return plan
         verdict = plan.verdict
         if verdict.delay_s:
-            incident.timeline.note(Stage.FIND, verdict.reason)
-            incident.timeline.enter(Stage.FIND, verdict.reason)
+            incident.timeline.note(Stage.FIND, verdict.text)
+            incident.timeline.enter(Stage.FIND, verdict.text)
             await incident.wait(timedelta(seconds=verdict.delay_s), "ASK AGAIN")
         state.asked += 1
         state.try_unreached_again()

@@ -12,8 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.act.recover.climb import tests_of
-    from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.act.recover.plan import RestartPlan, tests_of
     from everstep.decisions.blame.diagnose.diagnosis import confirmed, findings_of_tests, unsure_tests
     from everstep.model.diagnosis import Diagnosis
     from everstep.model.ladder import Rung
@@ -47,8 +46,8 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     state.ladder.take(
         Rung.DIAGNOSE,
         state.failures[-1],
-        plan.verdict.reason,
-        path=plan.step.path if plan.step else "",
+        plan.verdict.text,
+        path=plan.rung.path if plan.rung else "",
         found=said,
         seconds=workflow.time() - began,
     )

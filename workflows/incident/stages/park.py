@@ -9,7 +9,6 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.base.text import listed
     from everstep.decisions.act.recover.plan import RestartPlan
-    from everstep.decisions.act.recover.rules import ladder_asks
     from everstep.model.eviction import named
     from everstep.model.stage import Stage
     from workflows.incident.incident import Abandoned, Incident
@@ -22,13 +21,13 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     Raises:
         Abandoned: an operator ended the incident, or nobody answered in time.
     """
-    timeline, input, silent = incident.timeline, incident.input, plan.verdict.silent
+    timeline, input, silent = incident.timeline, incident.input, plan.verdict.awaited
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
     timeline.to_approve = named(incident.evictions.waiting)
-    incident.asked_rung = plan.step.rung if plan.verdict.rule == ladder_asks.__name__ and plan.step else None
+    incident.asked_rung = plan.rung.rung if plan.verdict.rule == "ladder-asks" and plan.rung else None
     known = [(one.number, one.asked_ns) for one in incident.state.book.urgent()]
-    began = timeline.enter(Stage.PARKED, plan.verdict.reason)
+    began = timeline.enter(Stage.PARKED, plan.verdict.text)
 
     def updates() -> list[str]:
         """Updates that do not wait, and came meanwhile."""

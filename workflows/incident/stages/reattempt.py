@@ -10,7 +10,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.messages import LaunchInput
     from everstep.decisions.act.recover.plan import RestartPlan
-    from everstep.decisions.act.versions.next import is_withdrawn
+    from everstep.decisions.act.versions.next_version import is_withdrawn
     from everstep.model.ladder import Rung
     from everstep.model.launch import Confirmation
     from everstep.model.stage import Stage
@@ -43,10 +43,10 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         telling = incident.change_version(plan.change)
         input = incident.input
     state.attempts += 1
-    if plan.step is not None:
+    if plan.rung is not None:
         taken_back = plan.change is not None and plan.change.suspect
         rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
-        state.ladder.take(rung, state.failures[-1], plan.verdict.reason, path=plan.step.path)
+        state.ladder.take(rung, state.failures[-1], plan.verdict.text, path=plan.rung.path)
     tried_at = workflow.time()
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
@@ -84,5 +84,5 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
 
 def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
     """Note what came of a rung of the ladder."""
-    if plan.step is not None:
+    if plan.rung is not None:
         incident.state.ladder.came(found[:FOUND_CHARACTERS], workflow.time() - since)

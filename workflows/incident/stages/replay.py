@@ -45,8 +45,8 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
     state.ladder.take(
         Rung.REPLAY,
         state.failures[-1],
-        plan.verdict.reason,
-        path=plan.step.path if plan.step else "",
+        plan.verdict.text,
+        path=plan.rung.path if plan.rung else "",
         found=found.text,
         seconds=workflow.time() - began,
     )
@@ -61,7 +61,7 @@ async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
         spec=incident.state.spec,
         machines=input.machines,
         run=input.run,
-        why=plan.verdict.reason,
+        why=plan.verdict.text,
         first_step_s=max(input.first_step_s, incident.first_step_s),
     )
     child = await workflow.start_child_workflow(
@@ -70,7 +70,7 @@ async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
         id=replay_workflow_id(input.job, input.number, incident.timeline.replays),
         task_timeout=TASK_TIMEOUT,
         parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
-        static_summary=web_ui.summary(f"replay of {input.job}: {plan.verdict.reason}"),
+        static_summary=web_ui.summary(f"replay of {input.job}: {plan.verdict.text}"),
         search_attributes=attributes.search_attributes({attributes.JOB_NAME: input.job}),
     )
     try:

@@ -7,16 +7,57 @@ the code back, then replays. Where a row differs from that, it says so (docs/adr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from everstep.decisions.act.ladder.facts import LadderFacts
 from everstep.model.finding import Owner
-from everstep.model.incident import GOES_ON, Symptom
-from everstep.model.ladder import Rung
+from everstep.model.incident import GOES_ON, Failure, Symptom
+from everstep.model.ladder import Rung, Tried
 
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
 """Neither a test of a machine nor other code helps against a fault of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderFacts:
+    """What is known of a stopped job, the failure at hand included."""
+
+    failure: Failure
+    explained: bool = False
+    """A machine is to blame, and is dealt with."""
+    hinted: bool = False
+    """An inspection names a machine, and not for sure."""
+    tried: tuple[Tried, ...] = ()
+    """In this incident, since an operator resumed it last; the oldest first."""
+    remembered: tuple[Tried, ...] = ()
+    """In earlier incidents of the job."""
+    of_script: bool = False
+    """Samples of the ranks showed that the script itself has them wait for each other."""
+    blamed: bool = False
+    """The version that runs is to blame: it is young, and what failed can come from code."""
+    recent: bool = False
+    """The version that runs came not long ago (``rollback.error_within_h``)."""
+    version: str = ""
+    """That version; empty: none is known."""
+    ran_well_h: float | None = None
+    """How many hours it ran well for; None: it did not, or not long enough to clear it."""
+    back_to: str = ""
+    """The version that a rollback would bring; empty: there is none."""
+    tests: tuple[str, ...] = ()
+    """Diagnostic tests for this symptom; empty: there are none."""
+    unsolved: frozenset[int] = field(default=frozenset())
+    """Generations whose failures were not solved, in this incident or before it."""
+    no_replay: str = ""
+    """What the job lacks for a replay; empty: nothing."""
+    diagnose_at_once: bool = False
+    approved: frozenset[Rung] = field(default=frozenset())
+    """Rungs that an operator let go on."""
+
+    @property
+    def owner(self) -> str:
+        """The owner of the fault that ended the first rank; empty: not known."""
+        found = self.failure.classification
+        return "" if found is None or found.consequence else found.owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +83,7 @@ def _explained(facts: LadderFacts) -> bool:
 
 
 def _new_code(facts: LadderFacts) -> bool:
-    return not _not_finite(facts) and (bool(facts.blamed) or (_user_error(facts) and facts.recent))
+    return not _not_finite(facts) and (facts.blamed or (_user_error(facts) and facts.recent))
 
 
 def _user_error(facts: LadderFacts) -> bool:
@@ -59,7 +100,7 @@ def _not_finite(facts: LadderFacts) -> bool:
 
 
 def _not_finite_in_new_code(facts: LadderFacts) -> bool:
-    return _not_finite(facts) and bool(facts.blamed)
+    return _not_finite(facts) and facts.blamed
 
 
 def _not_launched(facts: LadderFacts) -> bool:
@@ -75,7 +116,10 @@ def _else(facts: LadderFacts) -> bool:
 
 
 EXPLAINED = "explained"
-"""Name of the path of what a machine did that is dealt with."""
+"""Name of the path of failures of which a machine is to blame that is dealt with."""
+KNOWN_CAUSES = frozenset({"update", EXPLAINED, "elsewhere"})
+"""Paths of failures whose cause is known, and is neither the code nor a machine of the job: what was tried for them
+shows nothing about another failure."""
 FIGURE = "ByteRobust, section 4.2 and figure 5"
 PATHS: tuple[Path, ...] = (
     Path("update", "nothing failed: other code is to run", (REATTEMPT,), "", _update),

@@ -21,14 +21,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from everstep.base.text import listed
 from everstep.decisions.keep.choose_restore import MEMORY
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence
 from everstep.model.machine import Assignment
-from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.state_copy import StateCopy, Tier
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
@@ -77,44 +75,6 @@ class Known:
 def doubt_of(step: int, known: Known) -> Doubt | None:
     """What may be newer than a step from which the job would go on; None: the step is certain."""
     return _NewerSteps(known).beyond(max(step, 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What to do about it, and why."""
-
-    action: Literal["go", "ask", "park"]
-    reason: str = ""
-    delay_s: float = 0.0
-    """Before places are asked again."""
-
-
-def next_look(step: int, doubt: Doubt | None, asked: int, policy: RecoveryPolicy, *, accepted: bool = False) -> Advice:
-    """Go on from a step, ask first, or leave it to an operator.
-
-    Args:
-        step: From which the job would go on.
-        doubt: What may be newer.
-        asked: How often storage was asked already.
-        policy: How often and when it is asked again.
-        accepted: An operator lets the job go on from there all the same.
-    """
-    if doubt is None:
-        return Advice("go")
-    if doubt.to_ask:
-        return Advice("ask", doubt.text)
-    if accepted:
-        return Advice("go", f"accepted by an operator, although {doubt.text}")
-    if asked < policy.storage.tries:
-        delay_s = policy.storage.wait_initial_s
-        for _ in range(asked - 1):
-            delay_s = min(delay_s * policy.storage.wait_factor, policy.storage.wait_max_s)
-        return Advice("ask", f"{doubt.text}; asked again in {delay_s:g} s", min(delay_s, policy.storage.wait_max_s))
-    return Advice(
-        "park",
-        f"{doubt.text}; certain is {'nothing' if step < 1 else f'step {step}'}. Bring back what does not answer and "
-        "resume, or resume with accept_loss to go on without it",
-    )
 
 
 @dataclass(slots=True)

@@ -1,30 +1,30 @@
 """What is done about a stopped job: one pure decision, from what is known to a plan.
 
-What is tried in which order says the ladder (``everstep/decisions/act/ladder``): tests
-of the machines, a restart as it is, the code taken back. How often a job is
-restarted is not stated by ByteRobust: the limits are ours, in
-:class:`~everstep.model.recovery_policy.RecoveryPolicy`. The rules that park a job
-instead are in ``everstep/decisions/act/recover/rules.py``.
+What is tried in which order is decided by the ladder (``everstep/decisions/act/ladder``): tests of the machines, a
+restart as it is, the code taken back, a replay. The rules that look further, park the job, or try it again are in
+``everstep/decisions/act/recover/rules.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from everstep.decisions.act.ladder.next import LadderStep
-from everstep.decisions.act.ladder.paths import EXPLAINED
-from everstep.decisions.act.recover.climb import climb
-from everstep.decisions.act.recover.doubt import Doubt, next_look
-from everstep.decisions.act.recover.rules import COUNTED, Action, RestartFacts, Verdict, judge, place_of
+from everstep.decisions.act.ladder.next_rung import NextRung, next_rung
+from everstep.decisions.act.ladder.paths import LadderFacts
+from everstep.decisions.act.recover.doubt import Doubt
+from everstep.decisions.act.recover.progress import position_of
+from everstep.decisions.act.recover.rules import Action, RestartFacts, Verdict, decide, look_at_machines
 from everstep.decisions.act.recover.state import RecoveryState
-from everstep.decisions.act.versions.next import VersionChange, next_version
+from everstep.decisions.act.versions.next_version import VersionChange, next_version
+from everstep.decisions.act.versions.rollback import came_within, rollback, target_of
+from everstep.decisions.blame.diagnose.choose_tests import Choice, choose_tests
+from everstep.decisions.blame.replay.group_jobs import no_replay
 from everstep.decisions.keep.choose_restore import Restore
 from everstep.model.evidence import Evidence
+from everstep.model.incident import Failure
 from everstep.model.ladder import Rung
-
-COUNTED_NAMES = frozenset(rule.__name__ for rule in COUNTED)
-BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
-"""Rungs that look at the machines while the job is stopped; then it is decided again."""
+from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.version import JobVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class RestartPlan:
     evidence: Evidence = field(repr=False)
     """What it rests on."""
     doubt: Doubt | None = None
-    """What may be newer than where it goes on: to be asked for, or was asked for in vain; None: nothing."""
+    """What may be newer than where it goes on: to be searched for, or why it is parked; None: nothing."""
     by_operator: bool = False
     """An operator's resume has decided it."""
     change: VersionChange | None = None
     """Another version of the code that comes with the restart; None: none does."""
-    step: LadderStep | None = None
-    """What the ladder said; None: it was not asked."""
+    rung: NextRung | None = None
+    """What the ladder wants; None: it was not asked."""
 
     @property
     def action(self) -> Action:
@@ -55,9 +55,9 @@ class RestartPlan:
         """For people."""
         verdict = self.verdict
         if verdict.action in {Action.PARK, Action.DIAGNOSE, Action.REPLAY}:
-            return f"{verdict.action}: {verdict.reason}"
+            return f"{verdict.action}: {verdict.text}"
         wait = f", after {verdict.delay_s:.0f} s" if verdict.delay_s else ""
-        return f"{verdict.action} {self.restore.origin}{wait}: {verdict.reason} ({self.restore.reason})"
+        return f"{verdict.action} {self.restore.origin}{wait}: {verdict.text} ({self.restore.reason})"
 
 
 def plan_restart(evidence: Evidence, state: RecoveryState, *, by_operator: bool = False) -> RestartPlan:
@@ -69,19 +69,10 @@ def plan_restart(evidence: Evidence, state: RecoveryState, *, by_operator: bool 
         by_operator: An operator has just resumed the job.
     """
     state.distrust_what_does_not_fit(evidence)
-    policy, restore = state.spec.policy, state.choose(evidence)
-    # The rules park the job anyway: for a silent machine, for who is to leave it, or for an operator.
-    stuck = evidence.unreachable or evidence.problem or state.waits or state.hold
-    step = None if by_operator or stuck else climb(state)
-    if step is not None and step.rung in BEFORE_A_RESTART and not step.asks:
-        return RestartPlan(Verdict(BEFORE_A_RESTART[step.rung], step.text), restore, evidence, step=step)
-    # The rules park the job for a silent machine anyway.
-    doubt = None if evidence.unreachable or evidence.problem else state.doubt(evidence, restore)
-    look = next_look(restore.step, doubt, state.asked, policy, accepted=state.accepts(restore))
-    if look.action == "ask":
-        ask = Verdict(Action.ASK, look.reason, delay_s=look.delay_s)
-        return RestartPlan(ask, restore, evidence, doubt)
-    in_vain = look.action == "park"
+    restore = state.choose(evidence)
+    is_silent = bool(evidence.unreachable or evidence.problem)
+    # The rules park the job anyway: for a silent machine, for machines that are to leave it, or for an operator.
+    rung = None if by_operator or is_silent or state.waits or state.hold else climb(state)
     facts = RestartFacts(
         failure=state.failures[-1],
         history=tuple(state.history),
@@ -92,59 +83,87 @@ def plan_restart(evidence: Evidence, state: RecoveryState, *, by_operator: bool 
         resume_step=state.resume_step,
         restore_reason=restore.reason,
         unreached=tuple(state.unreached),
-        doubt=look.reason if in_vain else "",
-        hold=state.hold,
+        asked=state.asked,
+        accepted=state.accepts(restore),
+        needs_operator=state.hold,
         waits=state.waits,
-        asks=asked_of(step) if step is not None and step.asks else "",
-        unsolved=_unsolved(step, state) if step is not None and step.last else "",
+        rung=rung,
         failed_restores=state.failed_restores,
-        distrusted=state.distrusts(restore),
-    )
-    change = next_version(
-        state.book,
-        state.failures[-1],
-        policy,
-        explained=state.is_explained,
+        readable_until=state.trusted,
+        sound_until=state.not_after,
+        fault=state.anomaly.headline,
+        one_left=state.found_out,
+        replaced=bool(state.joined),
         by_operator=by_operator,
-        rolls_back=_rolls_back(step, state) if step is not None else None,
     )
-    other_code, why = change.why if change else "", _why_again(step, state)
-    verdict = judge(facts, policy, by_operator=by_operator, other_code=other_code, found_out=state.found_out, why=why)
-    decided = by_operator and verdict.action is Action.REATTEMPT
-    if verdict.action is Action.PARK:
-        change = None
-        if step is not None and step.tried and verdict.rule in COUNTED_NAMES:
-            verdict = replace(verdict, reason=f"{verdict.reason}; {step.text}")
-    return RestartPlan(verdict, restore, evidence, doubt if in_vain else None, decided, change, step)
-
-
-def asked_of(step: LadderStep) -> str:
-    """What an operator is asked, where a rung needs an approval."""
-    return (
-        f"an operator has to approve the next rung of the ladder, {step.rung} ('everstep approve'); "
-        f"'everstep resume' goes on without: {step.text}"
+    if not look_at_machines(facts, state.spec.policy):
+        change = next_version(
+            state.book,
+            state.failures[-1],
+            state.spec.policy,
+            explained=state.is_explained,
+            by_operator=by_operator,
+            rolls_back=_why_back(rung, state.failures[-1]),
+        )
+        facts = replace(facts, doubt=None if is_silent else state.doubt(evidence, restore), change=change)
+    verdict = decide(facts, state.spec.policy)
+    return RestartPlan(
+        verdict,
+        restore,
+        evidence,
+        doubt=facts.doubt if verdict.action is Action.SEARCH or facts.is_in_vain(state.spec.policy) else None,
+        by_operator=by_operator and verdict.action is Action.REATTEMPT,
+        change=facts.change if verdict.action is Action.REATTEMPT else None,
+        rung=rung,
     )
 
 
-def _rolls_back(step: LadderStep, state: RecoveryState) -> str:
-    if step.rung is not Rung.ROLLBACK:
-        return ""
-    failure = state.failures[-1]
-    return f"{step.why}: {failure.cause} {place_of(failure)}".strip()
+def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
+    """Why the ladder takes the code back; empty: it does not; None: it was not asked."""
+    if rung is None or rung.rung is not Rung.ROLLBACK:
+        return None if rung is None else ""
+    return f"{rung.why}: {failure.cause} {position_of(failure)}".strip()
 
 
-def _unsolved(step: LadderStep, state: RecoveryState) -> str:
-    """Why a fault that no rung solved is not restarted once more; empty: it is."""
-    policy = state.spec.policy
-    if not 0 < policy.ladder.restarts <= step.restarts:
-        return ""
-    return f"it came again after {step.restarts} restarts that followed the last rung of the ladder"
+def climb(state: RecoveryState) -> NextRung:
+    """What the ladder wants about the failure at hand."""
+    state.clear_code()
+    failure, policy, book = state.failures[-1], state.spec.policy, state.book
+    versions = list(book.versions.values())
+    running = book.versions.get(book.running)
+    blamed = rollback(versions, book.running, failure, explained=state.is_explained, policy=policy)
+    target = target_of(versions, book.running) if running is not None else None
+    facts = LadderFacts(
+        failure=failure,
+        explained=state.is_dealt_with,
+        hinted=state.hinted,
+        tried=tuple(state.ladder.tried),
+        remembered=tuple(state.ladder.remembered),
+        of_script=state.ladder.of_script,
+        blamed=blamed is not None,
+        recent=running is not None and came_within(running, failure.time_ns, policy.rollback.error_within_h * 3600.0),
+        version=f"v{running.number}" if running else "",
+        ran_well_h=_ran_well_h(running, failure, policy) if running else None,
+        back_to=target.name if target else "",
+        tests=tests_of(state).tests,
+        unsolved=state.unsolved,
+        no_replay=no_replay(state.spec, state.showing),
+        diagnose_at_once=policy.diagnose.at_once,
+        approved=frozenset(state.ladder.approved),
+    )
+    return next_rung(facts, policy)
 
 
-def _why_again(step: LadderStep | None, state: RecoveryState) -> str:
-    """Why a job is tried once more as it is; empty: there is nothing to add."""
-    if step is None:
-        return ""
-    if step.path == EXPLAINED:
-        return "what was at fault has left the job" if state.joined else ""
-    return step.text if step.tried else ""
+def tests_of(state: RecoveryState) -> Choice:
+    """The diagnostic tests that follow the failure at hand."""
+    failure, policy = state.failures[-1], state.spec.policy
+    found = failure.classification
+    known = found is not None and not found.consequence
+    fault, owner = (found.fault, found.owner) if found is not None else ("", "")
+    return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose.off)
+
+
+def _ran_well_h(running: JobVersion, failure: Failure, policy: RecoveryPolicy) -> float | None:
+    """How many hours the version that runs ran well for; None: not long enough to clear it of a failure."""
+    hours = (failure.time_ns - running.began_ns) / 3600e9
+    return hours if running.steady and hours >= policy.rollback.error_within_h else None

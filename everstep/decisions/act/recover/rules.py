@@ -1,4 +1,9 @@
-"""The rules that park a failed job for an operator instead of trying it again, as one readable list."""
+"""What is done about a stopped job, as one ordered list of rules: the first that has a verdict decides.
+
+First come those that look further before a restart: at the machines, where the ladder wants that, or for newer copies.
+Most rules park the job for an operator. Where none does, it is tried again. ByteRobust does not state how often: the
+limits are settings of :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,49 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from everstep.decisions.act.ladder.next_rung import NextRung
+from everstep.decisions.act.recover.doubt import Doubt
+from everstep.decisions.act.recover.progress import is_same_fault, position_of
+from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.decisions.blame.first_failure import short_exception
 from everstep.model.evidence import Evidence
 from everstep.model.incident import GOES_ON, Failure, Symptom
+from everstep.model.ladder import Rung
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.state_copy import StateCopy
 
 
+class Action(StrEnum):
+    """What is done next about a stopped job."""
+
+    SEARCH = "search"
+    """Ask all places where further copies may lie, and decide again."""
+    DIAGNOSE = "diagnose"
+    """Test the machines, and decide again."""
+    REPLAY = "replay"
+    """Replay the job on groups of its machines, and decide again."""
+    REATTEMPT = "reattempt"
+    PARK = "park"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is done, by which rule, and why."""
+
+    action: Action
+    text: str
+    """Why, for people."""
+    rule: str = ""
+    """Name of the rule that decided; it is the reason code, and does not change."""
+    delay_s: float = 0.0
+    """Before it is done."""
+    awaited: tuple[str, ...] = ()
+    """Of a parked job: silent machines. Once they answer it goes on by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestartFacts:
-    """What the decision looks at."""
+    """What the rules look at."""
 
     failure: Failure
     """The failure at hand."""
@@ -33,258 +71,366 @@ class RestartFacts:
     """Why the restart would go on there."""
     unreached: tuple[StateCopy, ...] = ()
     """Copies that are there and could not be brought to where they are needed, with reasons."""
-    doubt: str = ""
-    """Why the job may not go on there: what may be newer, and was asked for in vain; empty: nothing."""
-    hold: str = ""
-    """Why an operator has to decide how the job goes on, independent of the other facts; empty: no decision needed."""
+    doubt: Doubt | None = None
+    """What may be newer than that; None: nothing, or it was not asked for."""
+    asked: int = 0
+    """How often storage was asked for copies."""
+    accepted: bool = False
+    """An operator lets the job go on from there, although something newer may exist."""
+    needs_operator: str = ""
+    """Why an operator has to decide how the job goes on, as the incident began; empty: no decision is needed."""
     waits: str = ""
-    """Why machines that are to leave the job are still in it: for whom it waits; empty: there are none."""
-    asks: str = ""
-    """Which rung of the ladder an operator has to approve, and why it comes; empty: none."""
-    unsolved: str = ""
-    """What was tried, where that is all that there is, and often enough; empty: something is left to try."""
+    """Which machines are to leave the job, and what that waits for; empty: there are none."""
+    rung: NextRung | None = None
+    """What the ladder wants; None: it was not asked."""
     failed_restores: int = 0
     """Since the last launch, or since an operator resumed."""
-    distrusted: str = ""
-    """Why the state from which it would go on has the fault in it; empty: nothing says so."""
+    readable_until: int | None = None
+    """The newest step that the version that runs can restore: later ones are of a version that was taken back; None:
+    any step."""
+    sound_until: int | None = None
+    """The newest step without the fault that was seen; None: any step."""
+    fault: str = ""
+    """That fault, in words."""
+    change: VersionChange | None = None
+    """Another version of the code that comes with a restart; None: none does."""
+    one_left: bool = False
+    """A machine that a test or a replay found at fault has just left the job."""
+    replaced: bool = False
+    """Some machine has left it since the last launch."""
+    by_operator: bool = False
+    """An operator has just resumed the job."""
+
+    def is_in_vain(self, policy: RecoveryPolicy) -> bool:
+        """Whether a newer step may exist, and was searched for as often as the policy has it."""
+        return (
+            self.doubt is not None and not (self.doubt.to_ask or self.accepted) and self.asked >= policy.storage.tries
+        )
 
 
-class Action(StrEnum):
-    """What is done next about a stopped job."""
-
-    ASK = "ask"
-    """Ask all places where further copies may lie, and decide again."""
-    DIAGNOSE = "diagnose"
-    """Test the machines, and decide again."""
-    REPLAY = "replay"
-    """Replay the job on groups of its machines, and decide again."""
-    REATTEMPT = "reattempt"
-    PARK = "park"
+Decide = Callable[[RestartFacts, RecoveryPolicy], Verdict | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the rules say, and why."""
+class RestartRule:
+    """One rule, and when it is not asked."""
 
-    action: Action
-    reason: str
-    rule: str = ""
-    """Name of the rule that parks the job; empty: none does."""
-    delay_s: float = 0.0
-    silent: tuple[str, ...] = ()
-    """Machines without which the job cannot go on: it does, by itself, once they answer."""
+    name: str
+    decide: Decide
+    binds_operator: bool = False
+    """An operator's resume does not overrule it: a restart is impossible, or loses what was not given up."""
+    of_the_code: bool = False
+    """It is not asked where another version of the code comes: what failed does not run again."""
+    counts_failures: bool = False
+    """It is not asked for the first launch without a machine that was found at fault: what failed before failed with
+    it."""
+
+    def applies(self, facts: RestartFacts) -> bool:
+        """Whether it is asked."""
+        overruled = facts.by_operator and not self.binds_operator
+        other_code = facts.change is not None and self.of_the_code
+        return not (overruled or other_code or (facts.one_left and self.counts_failures))
 
 
-UNFIT_EXCEPTION = "CheckpointError"
-"""End of the name of what a rank raises when a checkpoint that is whole does not fit the script."""
-
-BEFORE_ANY_STEP = "before any step was shown"
-"""Where a process failed of which no step was seen."""
-
-Rule = Callable[[RestartFacts, RecoveryPolicy], str | None]
+def _park(text: str) -> Verdict:
+    return Verdict(Action.PARK, text)
 
 
-def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
+"""Rungs that look at the machines while the job is stopped; then it is decided again."""
+
+
+def look_at_machines(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """It is the turn of a rung that tests the machines, or replays the job on them."""
+    rung = facts.rung
+    if rung is None or rung.rung not in BEFORE_A_RESTART or rung.asks:
+        return None
+    return Verdict(BEFORE_A_RESTART[rung.rung], rung.text)
+
+
+def search_for_newer(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """A newer step may lie in a place that was not asked yet, or that may answer the next time."""
+    if facts.doubt is None:
+        return None
+    if facts.doubt.to_ask:
+        return Verdict(Action.SEARCH, facts.doubt.text)
+    if facts.accepted or facts.is_in_vain(policy):
+        return None
+    delay_s = policy.storage.wait_initial_s
+    for _ in range(facts.asked - 1):
+        delay_s = min(delay_s * policy.storage.wait_factor, policy.storage.wait_max_s)
+    text = f"{facts.doubt.text}; asked again in {delay_s:g} s"
+    return Verdict(Action.SEARCH, text, delay_s=min(delay_s, policy.storage.wait_max_s))
+
+
+def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """An operator has to say how the job goes on: the fault's last incident was closed from outside."""
-    return facts.hold or None
+    return _park(facts.needs_operator) if facts.needs_operator else None
 
 
-def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """Machines are to be evicted, and an operator, or a machine in their place, is waited for."""
-    return facts.waits or None
+    if not facts.waits:
+        return None
+    awaited = () if facts.evidence.problem else tuple(facts.evidence.unreachable)
+    return Verdict(Action.PARK, facts.waits, awaited=awaited)
 
 
-def ladder_asks(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """The next rung of the ladder needs an operator's approval."""
-    return facts.asks or None
-
-
-def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """A machine that does not answer cannot take part in a restart at full width."""
     if facts.evidence.problem:
-        return f"the machines could not be stopped: {facts.evidence.problem}"
-    silent = facts.evidence.unreachable
-    return (
-        f"{', '.join(silent)} does not answer: bring its agent back, the job goes on by itself then" if silent else None
+        return _park(f"the machines could not be stopped: {facts.evidence.problem}")
+    if not (silent := facts.evidence.unreachable):
+        return None
+    text = f"{', '.join(silent)} does not answer: bring its agent back, the job goes on by itself then"
+    return Verdict(Action.PARK, text, awaited=tuple(silent))
+
+
+def ladder_asks(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """The next rung of the ladder needs an operator's approval."""
+    if facts.rung is None or not facts.rung.asks:
+        return None
+    return _park(
+        f"an operator has to approve the next rung of the ladder, {facts.rung.rung} ('everstep approve'); "
+        f"'everstep resume' goes on without: {facts.rung.text}"
     )
 
 
-def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+UNFIT_EXCEPTION = "CheckpointError"
+"""End of the name of what a rank raises when a complete checkpoint does not fit the script."""
+
+
+def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """Every rank raised the same exception before its first step: trying again cannot help.
 
     A state that does not fit is the same on all ranks in other words: each names tensors of its own.
     """
-    raised = [end.exception for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
-    ranks = {end.rank for end in facts.evidence.exits if end.exception and not end.stopped_by_us}
+    own = [end for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
+    raised = [end.exception for end in own]
     same = len(set(raised)) == 1 or all(exception.split(":")[0].endswith(UNFIT_EXCEPTION) for exception in raised)
     failure = facts.failure
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
-    if raised and same and len(ranks) == facts.world_size and not stepped:
-        return f"every rank raised {short_exception(raised[0])} before its first step: mend the script"
-    return None
+    if not (raised and same and len({end.rank for end in own}) == facts.world_size) or stepped:
+        return None
+    return _park(f"every rank raised {short_exception(raised[0])} before its first step: mend the script")
 
 
-def place_of(failure: Failure) -> str:
-    """Where a job failed, in words; empty: not known.
+def _limit(
+    count: Callable[[RestartFacts], int],
+    most: Callable[[RecoveryPolicy], float],
+    text: str,
+    *,
+    of_failures: bool = True,
+) -> Decide:
+    """A rule that parks a job once something was counted often enough.
 
-    A script that does not number its steps is at the place that its process had
-    come to since it was started.
+    Args:
+        count: What is counted.
+        most: From so many on.
+        text: A format of ``count``, ``failure``, ``at`` (where that was) and ``steady``.
+        of_failures: What the ladder tried is told as well.
     """
-    if failure.step >= 0:
-        return f"at step {failure.step}"
-    if failure.shown > 0:
-        return f"after {failure.shown} steps of its process"
-    return BEFORE_ANY_STEP if failure.shown == 0 else ""
+
+    def decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+        counted = count(facts)
+        if counted < most(policy):
+            return None
+        said = text.format(count=counted, failure=facts.failure, at=position_of(facts.failure), steady=policy.progress)
+        tried = facts.rung.text if of_failures and facts.rung and facts.rung.tried else ""
+        return _park("; ".join(filter(None, [said, tried])))
+
+    return decide
 
 
-def is_same_fault(failure: Failure, other: Failure) -> bool:
-    """Whether two failures are one and the same fault: of the same cause, at the same place."""
-    return failure.cause == other.cause and place_of(failure) == place_of(other) != ""
-
-
-def restore_fails(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """The copies of the state could not be brought, time after time: other code does not change that."""
-    if facts.failed_restores >= policy.retry.max_attempts:
-        return f"{facts.failed_restores} restores failed, one after the other"
-    return None
-
-
-def same_step_again(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """The job fails at one place again and again."""
+def _at_one_position(facts: RestartFacts) -> int:
+    """How often the job failed where it did now."""
     failure = facts.failure
     same = [
         earlier
         for earlier in facts.history
         if is_same_fault(earlier, failure) or (failure.step >= 0 and earlier.step == failure.step)
     ]
-    count = 1 + len(same)
-    if count >= policy.retry.max_failures_at_step:
-        return f"failed {count} times {place_of(failure)} ({failure.cause})"
-    return None
+    return 1 + len(same)
 
 
-def no_progress(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """Failure follows failure without steady progress in between."""
-    count = 1 + len(facts.history)
-    if count >= policy.retry.max_failures_without_progress:
-        steady = policy.progress
-        return f"{count} failures without {steady.steady_steps} steps and {steady.steady_s:g} s of progress in between"
-    return None
+def _restarts_after_the_ladder(facts: RestartFacts) -> int:
+    """How often the job was launched again since nothing else was left to try; -1: something is."""
+    return facts.rung.restarts if facts.rung and facts.rung.last else -1
 
 
-def attempts_exhausted(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """This incident was reattempted often enough."""
-    if facts.attempts >= policy.retry.max_attempts:
-        return f"{facts.attempts} reattempts did not bring the job back"
-    return None
-
-
-def ladder_ended(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """All rungs of the ladder left the fault unsolved, and it comes again and again."""
-    return facts.unsolved or None
-
-
-def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """A newer step may lie in a place that could not be listed, or in copies that could not be brought."""
-    return facts.doubt or None
+    if facts.doubt is None or not facts.is_in_vain(policy):
+        return None
+    certain = "nothing" if facts.restore_step < 1 else f"step {facts.restore_step}"
+    return _park(
+        f"{facts.doubt.text}; certain is {certain}. Bring back what does not answer and resume, or resume with "
+        "accept_loss to go on without it"
+    )
 
 
-def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """The job would begin anew although copies of its state are there, which could not be brought."""
     if facts.restore_step > 0 or not facts.unreached:
         return None
     first = facts.unreached[0]
-    return (
+    return _park(
         f"{len(facts.unreached)} copies are there and could not be brought to where they are needed, "
         f"of rank {first.rank} at step {first.completed_steps} the {first.tier} on {first.machine}: {first.reason}"
     )
 
 
-def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
-    """No state is left from before the loss was not finite, or before a version saved what only itself can read."""
-    return facts.distrusted or None
+def state_unreadable(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """All that is left was saved by a version that was taken back, and only that version can read it."""
+    if not is_unreadable(facts.restore_step, facts.readable_until):
+        return None
+    return _park(
+        "the version that runs cannot restore what a later one saved that was taken back, and no checkpoint of "
+        f"step {facts.readable_until} or before is left that all ranks can restore: update the job to code that can"
+    )
 
 
-def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> str | None:
+def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """No state is left from before the loss was not finite."""
+    if not is_unsound(facts.restore_step, facts.sound_until):
+        return None
+    before = f"of step {facts.sound_until} or before" if (facts.sound_until or 0) > 0 else "from before that"
+    return _park(
+        f"{facts.fault}, and no checkpoint {before} is left that all ranks can restore: the newest one, "
+        f"of step {facts.restore_step}, has the fault in it. Resume goes on from that one all the same"
+    )
+
+
+def is_unreadable(step: int, readable_until: int | None) -> bool:
+    """Whether the version that runs can restore nothing that is left: a restart would begin anew."""
+    return readable_until is not None and step < 1 <= readable_until
+
+
+def is_unsound(step: int, sound_until: int | None) -> bool:
+    """Whether the state from which a restart would go on has the fault in it."""
+    return sound_until is not None and step > sound_until
+
+
+def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """The state that is left is many steps old, or none is left."""
     lost = facts.failure.step - max(facts.restore_step, 0)
     if facts.restore_step < 0 or lost <= policy.retry.max_lost_steps:
         return None
     if facts.restore_step == 0:
-        return f"no checkpoint that all ranks can restore: a restart would lose {lost} steps ({facts.restore_reason})"
-    return f"a restart from step {facts.restore_step} would lose {lost} steps ({facts.restore_reason})"
+        return _park(
+            f"no checkpoint that all ranks can restore: a restart would lose {lost} steps ({facts.restore_reason})"
+        )
+    return _park(f"a restart from step {facts.restore_step} would lose {lost} steps ({facts.restore_reason})")
 
 
-PARK_WHEN: tuple[Rule, ...] = (
-    operator_must_decide,
-    eviction_waits,
-    machine_silent,
-    ladder_asks,
-    broken_from_the_start,
-    restore_fails,
-    same_step_again,
-    no_progress,
-    attempts_exhausted,
-    ladder_ended,
-    newer_may_exist,
-    copies_out_of_reach,
-    fault_in_every_state,
-    too_much_to_lose,
-)
-"""The policy: the first rule that gives a reason parks the job."""
-
-NOT_OVERRULED = frozenset({machine_silent, newer_may_exist, copies_out_of_reach})
-"""Rules that an operator's resume does not override: a restart is impossible, or loses what was not given up."""
+def resumed(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """An operator lets the job go on as it is, at once."""
+    return Verdict(Action.REATTEMPT, "an operator says so") if facts.by_operator else None
 
 
-OF_THE_CODE = frozenset({broken_from_the_start, same_step_again, no_progress, attempts_exhausted, ladder_ended})
-"""Rules that say nothing where another version of the code comes: what failed does not run again."""
+def other_code(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """Another version of the code comes with the restart, at once."""
+    return Verdict(Action.REATTEMPT, facts.change.why) if facts.change else None
 
 
-COUNTED = OF_THE_CODE - {broken_from_the_start}
-"""Rules that count failures. They say nothing of the first launch after a look at the machines had one of them leave:
-what failed before failed with it."""
+def update_withdrawn(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """The job was stopped for an update that is not to come any more."""
+    if facts.failure.symptom is not Symptom.UPDATE:
+        return None
+    return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
 
 
-def judge(
-    facts: RestartFacts,
-    policy: RecoveryPolicy,
-    *,
-    by_operator: bool = False,
-    other_code: str = "",
-    found_out: bool = False,
-    why: str = "",
-) -> Verdict:
-    """Reattempt, after a wait that grows from failure to failure, or park.
-
-    Args:
-        facts: What is looked at.
-        policy: The limits.
-        by_operator: An operator has just resumed the job: only ``NOT_OVERRULED`` counts, and nothing is waited for.
-        other_code: Why another version of the code comes with the restart; empty: none does.
-        found_out: A machine that a test or a replay found at fault has just left the job.
-        why: Why it is worth to be tried again, as the ladder says; empty: it does not say.
-    """
-    for rule in PARK_WHEN:
-        if (by_operator and rule not in NOT_OVERRULED) or (other_code and rule in OF_THE_CODE):
-            continue
-        if found_out and rule in COUNTED:
-            continue
-        if reason := rule(facts, policy):
-            by_itself = rule in {machine_silent, eviction_waits} and not facts.evidence.problem
-            silent = facts.evidence.unreachable if by_itself else ()
-            return Verdict(Action.PARK, reason, rule=rule.__name__, silent=tuple(silent))
-    if by_operator:
-        return Verdict(Action.REATTEMPT, "an operator says so")
-    if other_code:
-        return Verdict(Action.REATTEMPT, other_code)
-    if facts.failure.symptom is Symptom.UPDATE:
-        return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
-    wait_s = backoff_s(max(facts.attempts, len(facts.history)), policy)
+def try_again(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
+    """Launch the job again, after a wait that grows from failure to failure."""
+    rung, gone = facts.rung, "what was at fault has left the job"
     if facts.failure.symptom in GOES_ON:
-        return Verdict(Action.REATTEMPT, "what was at fault has left the job", delay_s=wait_s)
-    reason = f"{facts.failure.cause}: {why or 'assume a transient fault'}"
-    return Verdict(Action.REATTEMPT, reason, delay_s=wait_s)
+        text = gone
+    elif rung is not None and rung.is_explained:
+        text = f"{facts.failure.cause}: {gone if facts.replaced else ASSUMED}"
+    else:
+        text = f"{facts.failure.cause}: {rung.text if rung is not None and rung.tried else ASSUMED}"
+    return Verdict(Action.REATTEMPT, text, delay_s=backoff_s(max(facts.attempts, len(facts.history)), policy))
+
+
+ASSUMED = "assume a transient fault"
+"""Why a job is tried again of which nothing else is known."""
+
+RULES: tuple[RestartRule, ...] = (
+    RestartRule("look-at-machines", look_at_machines),
+    RestartRule("search-for-newer", search_for_newer, binds_operator=True),
+    RestartRule("operator-must-decide", operator_must_decide),
+    RestartRule("eviction-waits", eviction_waits),
+    RestartRule("machine-silent", machine_silent, binds_operator=True),
+    RestartRule("ladder-asks", ladder_asks),
+    RestartRule("broken-from-the-start", broken_from_the_start, of_the_code=True),
+    RestartRule(
+        "restore-fails",
+        _limit(
+            lambda facts: facts.failed_restores,
+            lambda policy: policy.retry.max_attempts,
+            "{count} restores failed, one after the other",
+            of_failures=False,
+        ),
+    ),
+    RestartRule(
+        "same-step-again",
+        _limit(
+            _at_one_position,
+            lambda policy: policy.retry.max_failures_at_step,
+            "failed {count} times {at} ({failure.cause})",
+        ),
+        of_the_code=True,
+        counts_failures=True,
+    ),
+    RestartRule(
+        "no-progress",
+        _limit(
+            lambda facts: 1 + len(facts.history),
+            lambda policy: policy.retry.max_failures_without_progress,
+            "{count} failures without {steady.steady_steps} steps and {steady.steady_s:g} s of progress in between",
+        ),
+        of_the_code=True,
+        counts_failures=True,
+    ),
+    RestartRule(
+        "attempts-exhausted",
+        _limit(
+            lambda facts: facts.attempts,
+            lambda policy: policy.retry.max_attempts,
+            "{count} reattempts did not bring the job back",
+        ),
+        of_the_code=True,
+        counts_failures=True,
+    ),
+    RestartRule(
+        "ladder-ended",
+        _limit(
+            _restarts_after_the_ladder,
+            lambda policy: policy.ladder.restarts or float("inf"),
+            "it came again after {count} restarts that followed the last rung of the ladder",
+        ),
+        of_the_code=True,
+        counts_failures=True,
+    ),
+    RestartRule("newer-may-exist", newer_may_exist, binds_operator=True),
+    RestartRule("copies-out-of-reach", copies_out_of_reach, binds_operator=True),
+    RestartRule("state-unreadable", state_unreadable),
+    RestartRule("fault-in-every-state", fault_in_every_state),
+    RestartRule("too-much-to-lose", too_much_to_lose),
+    RestartRule("resumed", resumed, binds_operator=True),
+    RestartRule("other-code", other_code),
+    RestartRule("update-withdrawn", update_withdrawn),
+    RestartRule("try-again", try_again),
+)
+"""In order; the last one always has a verdict."""
+
+
+def decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
+    """The verdict of the first rule that has one, with the name of the rule."""
+    for rule in RULES:
+        if rule.applies(facts) and (verdict := rule.decide(facts, policy)):
+            return Verdict(verdict.action, verdict.text, rule.name, verdict.delay_s, verdict.awaited)
+    raise AssertionError("the last rule always has a verdict")
 
 
 def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.recover.confirm import showing_of
-from everstep.decisions.act.recover.damaged import found_damaged
-from everstep.decisions.act.recover.distrust import distrusted
 from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of, remembering
-from everstep.decisions.act.recover.hints import is_hint
-from everstep.decisions.act.recover.rules import UNFIT_EXCEPTION
-from everstep.decisions.act.recover.solved import still_counting
+from everstep.decisions.act.recover.progress import still_counting
+from everstep.decisions.act.recover.rules import UNFIT_EXCEPTION, is_unreadable, is_unsound
 from everstep.decisions.act.versions.book import VersionBook
-from everstep.decisions.act.versions.next import VersionChange
+from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.decisions.act.versions.rollback import Blame, blame, older_state
 from everstep.decisions.blame.first_failure import (
     MACHINE_LOST,
@@ -23,9 +20,10 @@ from everstep.decisions.blame.first_failure import (
     first_failure,
     headline_of,
     headline_of_loss,
+    is_hint,
 )
 from everstep.decisions.keep.choose_restore import Restore, choose_restore, copy_of
-from everstep.decisions.keep.lineage import FROM_NOTHING, UNKNOWN, Runs, usable
+from everstep.decisions.keep.lineage import FROM_NOTHING, UNKNOWN, Runs, found_damaged, usable
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.finding import MachineFinding
 from everstep.model.incident import Anomaly, Failure, Symptom
@@ -308,10 +306,6 @@ class RecoveryState:
             return None
         return limit if limit > self.resume_step else self.resume_step - 1
 
-    def distrusts(self, restore: Restore) -> str:
-        """Why a restart from there would be in vain: no older state is left; empty: it would not."""
-        return distrusted(restore.step, self.trusted, self.not_after, self.anomaly.headline)
-
     def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
         """What may be newer than the step where the job would go on; None: nothing."""
         known = Known(
@@ -323,7 +317,8 @@ class RecoveryState:
             policy=self.spec.checkpoint,
             not_after=min((one for one in (self.not_after, self.trusted) if one is not None), default=None),
         )
-        return doubt_of(0 if self.distrusts(restore) else restore.step, known)
+        in_vain = is_unreadable(restore.step, self.trusted) or is_unsound(restore.step, self.not_after)
+        return doubt_of(0 if in_vain else restore.step, known)
 
     def accept(self, restore: Restore, doubt: Doubt, who: str) -> str:
         """An operator gives up what may be newer; returns what is recorded."""

@@ -39,8 +39,8 @@ def shrunk(topology: Topology, machines: int) -> Topology:
     return replace(topology, machines=machines, mesh=tuple(sizes.items()))
 
 
-def why_not(spec: JobSpec, showing: Showing) -> str:
-    """Why a job cannot be replayed; empty: it can."""
+def no_replay(spec: JobSpec, showing: Showing) -> str:
+    """What a job lacks for a replay, in words; empty: nothing."""
     if spec.machines < 2:
         return "the job has one machine: there is nobody to compare it with"
     if showing.kind != "steps":

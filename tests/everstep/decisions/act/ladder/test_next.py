@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.act.ladder.facts import LadderFacts, counted, kept
-from everstep.decisions.act.ladder.next import mode_of, next_rung
-from everstep.decisions.act.ladder.paths import PATHS, path_of
+from everstep.decisions.act.ladder.next_rung import counted, kept, mode_of, next_rung
+from everstep.decisions.act.ladder.paths import PATHS, LadderFacts, path_of
 from everstep.model.evidence import Classification
 from everstep.model.finding import Owner
 from everstep.model.incident import Failure, Symptom
@@ -60,10 +59,10 @@ def with_tried(at: LadderFacts, tried: list[Tried]) -> LadderFacts:
         (facts(), "unclear", [R, D, R, B, P]),
         (facts(diagnose_at_once=True), "unclear-at-once", [D, R, B, P]),
         (facts(failure(Symptom.NOT_FINITE)), "not-finite", [D, R, B, P]),
-        (facts(failure(Symptom.NOT_FINITE), blamed="it is new"), "not-finite-new-code", [D, B, R, P]),
+        (facts(failure(Symptom.NOT_FINITE), blamed=True), "not-finite-new-code", [D, B, R, P]),
         (facts(failure(Symptom.USER_ERROR)), "user-error", [R, B]),
         (facts(failure(Symptom.USER_ERROR, Owner.CODE), recent=True), "new-code", [B, R]),
-        (facts(failure(), blamed="it is new"), "new-code", [B, R]),
+        (facts(failure(), blamed=True), "new-code", [B, R]),
         (facts(failure(Symptom.HANG), of_script=True), "user-error", [R, B]),
         (facts(failure(Symptom.HANG), of_script=True, recent=True), "new-code", [B, R]),
         (facts(failure(Symptom.USER_ERROR, Owner.STORAGE)), "elsewhere", [R]),
@@ -212,16 +211,16 @@ def test_the_launch_without_a_machine_that_tests_found_may_fail_once() -> None:
 def test_a_launch_after_a_known_cause_does_not_show_that_the_job_fails_at_one_step(known: bool) -> None:
     """Code that ran well is taken back for what does not come to a step since the last failure of unknown cause."""
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
-    fields: dict[str, Any] = {"unsolved": frozenset({5, 6}), "ran_well": "it ran well for days"}
+    fields: dict[str, Any] = {"unsolved": frozenset({5, 6}), "version": "v2", "ran_well_h": 99.0}
     at_once = one(R, generation=0, path="explained" if known else "unclear")
     assert (next_rung(facts(remembered=looked, tried=(at_once,), **fields), POLICY).rung is P) is known
 
 
 def test_code_that_ran_well_is_left_alone_as_long_as_nothing_says_that_it_fails_at_one_step() -> None:
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
-    known: dict[str, Any] = {"unsolved": frozenset({5, 6}), "ran_well": "it ran well for days"}
+    known: dict[str, Any] = {"unsolved": frozenset({5, 6}), "version": "v2", "ran_well_h": 99.0}
     step = next_rung(facts(remembered=looked, **known), POLICY)
-    assert (step.rung, step.skipped) == (P, ("rollback: it ran well for days",))
+    assert (step.rung, step.skipped) == (P, ("rollback: v2 ran well for 99 h, and it fails at another step each time",))
     here = (*looked, one(R, generation=6))
     assert next_rung(facts(remembered=here, **known), POLICY).rung is B
     at_once = (*looked, one(R, generation=0))
@@ -241,7 +240,7 @@ FACTS = st.builds(
     hinted=st.booleans(),
     tried=TRIED,
     remembered=TRIED,
-    blamed=st.sampled_from(["", "it is new"]),
+    blamed=st.booleans(),
     recent=st.booleans(),
     of_script=st.booleans(),
     back_to=st.sampled_from(["", "v1"]),
@@ -290,7 +289,7 @@ def test_no_machine_is_tested_for_what_no_machine_did(at: LadderFacts, policy: R
 def test_what_was_tried_more_often_starts_no_lower(at: LadderFacts, policy: RecoveryPolicy) -> None:
     step = next_rung(at, policy)
     later = next_rung(with_tried(at, [*at.tried, one(step.rung, at.failure, path=step.path)]), policy)
-    assert later.place > step.place or later.last
+    assert later.position > step.position or later.last
 
 
 def test_the_last_path_fits_always_and_names_are_told_apart() -> None:

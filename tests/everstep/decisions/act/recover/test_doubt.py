@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of, next_look
+from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of
+from everstep.decisions.act.recover.rules import Action, RestartFacts, decide
 from everstep.decisions.keep.choose_restore import choose_restore, copy_of
 from everstep.decisions.keep.search import merged, unanswered
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit, Unlisted
+from everstep.model.incident import Failure, Symptom
 from everstep.model.machine import Assignment
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.state_copy import StateCopy, Tier
@@ -167,17 +169,28 @@ POLICY = RecoveryPolicy(storage={"tries": 3, "wait_initial_s": 5, "wait_factor":
 ASKED = Doubt(120, ("disk of m1 (no answer for 5 s)",), False, True)
 
 
-def test_it_is_asked_at_once_then_ever_later_then_left_to_an_operator() -> None:
-    looks = [next_look(20, ASKED, asked, POLICY) for asked in range(4)]
+def doubting(doubt: Doubt | None = ASKED, **fields: Any) -> RestartFacts:
+    """A job that failed first, and that could be tried again but for the doubt."""
+    failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL")
+    known: dict[str, Any] = {"evidence": Evidence(generation=1), "restore_step": 20, "world_size": 4, "doubt": doubt}
+    return RestartFacts(failure, (), 0, **(known | fields))
 
-    assert next_look(20, replace(ASKED, to_ask=True), 0, POLICY).delay_s == 0
-    assert [(look.action, look.delay_s) for look in looks[1:]] == [("ask", 5), ("ask", 12), ("park", 0)]
-    assert looks[1].reason == "step 120 may exist: disk of m1 (no answer for 5 s); asked again in 5 s"
-    assert "certain is step 20" in looks[3].reason
-    assert next_look(20, None, 9, POLICY).action == "go"
-    accepted = next_look(20, ASKED, 0, POLICY, accepted=True)
-    assert accepted.action == "go" and "step 120 may exist" in accepted.reason
-    assert next_look(20, replace(ASKED, to_ask=True), 0, POLICY, accepted=True).action == "ask", "it may be there"
+
+def test_it_is_asked_at_once_then_ever_later_then_left_to_an_operator() -> None:
+    verdicts = [decide(doubting(asked=asked), POLICY) for asked in range(4)]
+
+    assert decide(doubting(replace(ASKED, to_ask=True)), POLICY).delay_s == 0
+    assert [(one.action, one.rule, one.delay_s) for one in verdicts[1:]] == [
+        (Action.SEARCH, "search-for-newer", 5),
+        (Action.SEARCH, "search-for-newer", 12),
+        (Action.PARK, "newer-may-exist", 0),
+    ]
+    assert verdicts[1].text == "step 120 may exist: disk of m1 (no answer for 5 s); asked again in 5 s"
+    assert "certain is step 20" in verdicts[3].text
+    assert decide(doubting(None, asked=9), POLICY).action is Action.REATTEMPT
+    assert decide(doubting(accepted=True), POLICY).action is Action.REATTEMPT
+    asked_first = doubting(replace(ASKED, to_ask=True), accepted=True)
+    assert decide(asked_first, POLICY).action is Action.SEARCH, "it may be there"
 
 
 # What is known after several looks.
@@ -299,8 +312,8 @@ def test_nothing_newer_exists_than_what_is_certain(
         assert found.places
     if found is None:
         return
-    look = next_look(step, found, 99, RecoveryPolicy())
-    assert look.action in {"ask", "park"}
+    verdict = decide(doubting(found, asked=99, restore_step=step), RecoveryPolicy())
+    assert verdict.action in {Action.SEARCH, Action.PARK}
     assert not found.to_ask or not evidence.searched, "what was asked is not asked anew as if it had not been"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
-from everstep.decisions.act.recover.rules import NOT_OVERRULED, PARK_WHEN, Action
+from everstep.decisions.act.recover.rules import Action
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -52,15 +52,15 @@ def said(plan: RestartPlan) -> tuple[Action, str]:
 
 def test_a_crash_is_reattempted_where_all_ranks_can_go_on() -> None:
     plan = plan_restart(evidence(), state())
-    assert said(plan) == (Action.REATTEMPT, "")
+    assert said(plan) == (Action.REATTEMPT, "try-again")
     assert (plan.restore.step, plan.verdict.delay_s, plan.doubt) == (20, 0.0, None)
     assert plan.text.startswith("reattempt from step 20: SIGKILL: assume a transient fault (step 20 is")
 
 
 def test_the_rule_that_parks_is_named() -> None:
     plan = plan_restart(evidence(unreachable=["m1"]), state())
-    assert said(plan) == (Action.PARK, "machine_silent")
-    assert plan.verdict.silent == ("m1",)
+    assert said(plan) == (Action.PARK, "machine-silent")
+    assert plan.verdict.awaited == ("m1",)
     assert plan.text == "park: m1 does not answer: bring its agent back, the job goes on by itself then"
 
 
@@ -75,10 +75,10 @@ def lost() -> tuple[Evidence, RecoveryState]:
 def test_what_may_be_newer_is_asked_for_first_and_then_parks() -> None:
     found, known = lost()
     plan = plan_restart(found, known)
-    assert plan.action is Action.ASK and plan.doubt is not None and plan.doubt.unlisted
+    assert plan.action is Action.SEARCH and plan.doubt is not None and plan.doubt.unlisted
     known.asked = known.spec.policy.storage.tries
     plan = plan_restart(found, known)
-    assert said(plan) == (Action.PARK, "newer_may_exist")
+    assert said(plan) == (Action.PARK, "newer-may-exist")
     assert plan.doubt is not None
 
 
@@ -89,7 +89,7 @@ def test_an_operator_who_accepts_the_loss_lets_it_go_on() -> None:
     assert parked.doubt is not None
     known.accept(parked.restore, parked.doubt, "ann")
     plan = plan_restart(found, known, by_operator=True)
-    assert said(plan) == (Action.REATTEMPT, "") and plan.by_operator
+    assert said(plan) == (Action.REATTEMPT, "resumed") and plan.by_operator
 
 
 @pytest.mark.parametrize("fields", [{"hold": "closed from outside"}, {"attempts": 99}])
@@ -97,17 +97,16 @@ def test_an_operator_overrules_what_judges(fields: dict[str, Any]) -> None:
     assert plan_restart(evidence(), state(**fields)).action is Action.PARK
     plan = plan_restart(evidence(), state(**fields), by_operator=True)
     assert plan.action is Action.REATTEMPT and plan.by_operator
-    assert (plan.verdict.reason, plan.verdict.delay_s) == ("an operator says so", 0.0)
+    assert (plan.verdict.text, plan.verdict.delay_s) == ("an operator says so", 0.0)
 
 
 def test_an_operator_cannot_overrule_what_is_not_possible() -> None:
     silent = plan_restart(evidence(unreachable=["m1"]), state(), by_operator=True)
-    assert said(silent) == (Action.PARK, "machine_silent") and not silent.by_operator
+    assert said(silent) == (Action.PARK, "machine-silent") and not silent.by_operator
     stuck = StateCopy(rank=1, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="no room")
     found = evidence(held=[])
     plan = plan_restart(found, state(unreached=[stuck], bad=[stuck]), by_operator=True)
-    assert said(plan) == (Action.PARK, "copies_out_of_reach")
-    assert set(PARK_WHEN) >= NOT_OVERRULED
+    assert said(plan) == (Action.PARK, "copies-out-of-reach")
 
 
 NAN = Anomaly(id="n", generation=1, symptom=Symptom.NOT_FINITE, headline="the loss is NaN since step 18", not_after=18)
@@ -130,7 +129,7 @@ def test_a_loss_that_is_not_finite_goes_back_to_before_it_whichever_tier_has_tha
     known = state(anomaly=NAN)
     plan = plan_restart(stopped(*copies(20, 21), *copies(10, 15, 20, tier=Tier.DISK)), known)
 
-    assert said(plan) == (Action.REATTEMPT, "")
+    assert said(plan) == (Action.REATTEMPT, "try-again")
     assert plan.restore.step == 15 and {copy.tier for copy in plan.restore.copies} == {Tier.DISK}
     assert "later ones are not trusted: the loss is NaN since step 18" in plan.text
     assert plan_restart(stopped(*copies(17, 18, 21)), known).restore.step == 18, "the loss of step 18 came from it"
@@ -140,7 +139,7 @@ def test_without_a_state_from_before_it_the_job_is_parked_and_an_operator_goes_o
     known = state(anomaly=NAN)
     found = stopped(*copies(20, 21))
     plan = plan_restart(found, known)
-    assert said(plan) == (Action.PARK, "fault_in_every_state")
+    assert said(plan) == (Action.PARK, "fault-in-every-state")
     assert "no checkpoint of step 18 or before is left" in plan.text
 
     resumed = plan_restart(found, known, by_operator=True)
@@ -151,7 +150,7 @@ def test_where_all_that_is_left_is_of_a_version_that_was_taken_back_the_job_is_p
     known = state(launches=[(2, 20)], trusted=18)
     found = stopped(*copies(20, 21))
     plan = plan_restart(found, known)
-    assert said(plan) == (Action.PARK, "fault_in_every_state")
+    assert said(plan) == (Action.PARK, "state-unreadable")
     assert "no checkpoint of step 18 or before is left" in plan.text
 
     older = plan_restart(stopped(*copies(20, 21), *copies(15, tier=Tier.DISK)), known)
@@ -179,7 +178,7 @@ def test_a_step_before_it_is_looked_for_where_nobody_looked_yet() -> None:
     known = state(anomaly=NAN, spec=state().spec.model_copy(update={"checkpoint": remote}))
     plan = plan_restart(stopped(*copies(20, 21)), known)
 
-    assert plan.action is Action.ASK and plan.doubt is not None and plan.doubt.newest == 18
+    assert plan.action is Action.SEARCH and plan.doubt is not None and plan.doubt.newest == 18
 
     searched = stopped(*copies(20, 21), *copies(15, tier=Tier.REMOTE), searched=True)
     assert plan_restart(searched, known).restore.step == 15
@@ -193,7 +192,7 @@ def test_the_same_step_counts_as_the_same_fault() -> None:
 def test_a_script_that_restores_by_itself_is_tried_again() -> None:
     """What its own checkpoint holds nobody knows."""
     known = state(anomaly=NAN, resume_step=-1, lineage=[(1, -1)])
-    assert said(plan_restart(stopped(), known)) == (Action.REATTEMPT, "")
+    assert said(plan_restart(stopped(), known)) == (Action.REATTEMPT, "try-again")
 
 
 # The ladder.
@@ -208,23 +207,23 @@ def climbing(**fields: Any) -> RecoveryState:
 
 def test_a_job_that_fails_again_has_its_machines_tested() -> None:
     plan = plan_restart(evidence(), climbing())
-    assert said(plan) == (Action.DIAGNOSE, "")
+    assert said(plan) == (Action.DIAGNOSE, "look-at-machines")
     assert plan.text == "diagnose: nothing says for sure what failed; reattempt did not help"
     by_operator = plan_restart(evidence(), climbing(), by_operator=True)
     assert by_operator.action is Action.REATTEMPT, "who resumes it has the last word"
 
 
 def test_nothing_is_tested_while_a_machine_is_silent_or_is_to_leave() -> None:
-    assert said(plan_restart(evidence(unreachable=["m1"]), climbing())) == (Action.PARK, "machine_silent")
+    assert said(plan_restart(evidence(unreachable=["m1"]), climbing())) == (Action.PARK, "machine-silent")
     waits = climbing(waits="m1 leaves once there is another")
-    assert said(plan_restart(evidence(), waits)) == (Action.PARK, "eviction_waits")
+    assert said(plan_restart(evidence(), waits)) == (Action.PARK, "eviction-waits")
 
 
 def test_a_rung_keeps_its_turn_whatever_the_limits_say() -> None:
     known = climbing(history=[state().failures[0]] * 5, attempts=9)
     assert plan_restart(evidence(), known).action is Action.DIAGNOSE
     known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
-    assert said(plan_restart(evidence(), known)) == (Action.PARK, "same_step_again")
+    assert said(plan_restart(evidence(), known)) == (Action.PARK, "same-step-again")
 
 
 def looked_at(**fields: Any) -> RecoveryState:
@@ -237,11 +236,13 @@ def looked_at(**fields: Any) -> RecoveryState:
 
 def test_a_job_that_nothing_helped_is_replayed() -> None:
     plan = plan_restart(evidence(), looked_at())
-    assert said(plan) == (Action.REPLAY, "") and plan.text.startswith("replay: nothing says for sure what failed")
+    assert said(plan) == (Action.REPLAY, "look-at-machines") and plan.text.startswith(
+        "replay: nothing says for sure what failed"
+    )
     unseen = looked_at()
     unseen.showing = Showing(kind="calls")
     plan = plan_restart(evidence(), unseen)
-    assert plan.action is not Action.REPLAY and plan.step is not None and "run.steps" in plan.step.text
+    assert plan.action is not Action.REPLAY and plan.rung is not None and "run.steps" in plan.rung.text
 
 
 def test_the_launch_without_the_machine_that_was_found_is_not_counted() -> None:
@@ -249,13 +250,13 @@ def test_the_launch_without_the_machine_that_was_found_is_not_counted() -> None:
     limits = {"history": [state().failures[0]] * 5, "attempts": 9}
     known = looked_at(**limits)
     known.ladder.take(Rung.REPLAY, known.failures[-1], "last", found="m1")
-    assert said(plan_restart(evidence(), known)) == (Action.PARK, "same_step_again")
+    assert said(plan_restart(evidence(), known)) == (Action.PARK, "same-step-again")
 
     fault = Finding(inspection="replay", reason="failed-replay")
     known.ladder.tested = [MachineFinding(machine=known.machines[-1].name, finding=fault)]
     assert said(plan_restart(evidence(), known))[0] is Action.PARK, "it is still there"
     known.replaced([*known.machines[:-1], Machine(name="m9", address="127.0.0.1:9")], {})
-    assert said(plan_restart(evidence(), known)) == (Action.REATTEMPT, "")
+    assert said(plan_restart(evidence(), known)) == (Action.REATTEMPT, "try-again")
 
     known.launch(plan_restart(evidence(), known).restore)
     assert not known.found_out
@@ -275,8 +276,8 @@ def test_a_restore_that_fails_again_and_again_parks_whatever_comes_with_it(why: 
     assert plan_restart(evidence(), known).action is Action.REATTEMPT
     known.failed_restores = 3
     plan = plan_restart(evidence(), known)
-    assert said(plan) == (Action.PARK, "restore_fails")
-    assert plan.verdict.reason == "3 restores failed, one after the other"
+    assert said(plan) == (Action.PARK, "restore-fails")
+    assert plan.verdict.text == "3 restores failed, one after the other"
     known.launch(plan.restore)
     assert known.failed_restores == 0
     known.failed_restores = 3
@@ -291,8 +292,8 @@ def test_a_rung_to_be_approved_parks_the_job_until_somebody_does() -> None:
         )
     )
     plan = plan_restart(evidence(), asks)
-    assert said(plan) == (Action.PARK, "ladder_asks")
-    assert "the next rung of the ladder, diagnose" in plan.verdict.reason
+    assert said(plan) == (Action.PARK, "ladder-asks")
+    assert "the next rung of the ladder, diagnose" in plan.verdict.text
     asks.ladder.approved.add(Rung.DIAGNOSE)
     assert plan_restart(evidence(), asks).action is Action.DIAGNOSE
 
@@ -302,10 +303,10 @@ def test_what_passed_is_told_with_the_next_restart() -> None:
     known.ladder.take(Rung.DIAGNOSE, known.failures[-1], "second", found="all passed")
     plan = plan_restart(evidence(), known)
     assert plan.action is Action.REATTEMPT
-    assert plan.verdict.reason == "SIGKILL: nothing says for sure what failed; reattempt and diagnose did not help"
+    assert plan.verdict.text == "SIGKILL: nothing says for sure what failed; reattempt and diagnose did not help"
     known.joined.add("m7")
     again = plan_restart(evidence(), known)
-    assert again.verdict.reason == "SIGKILL: what was at fault has left the job"
+    assert again.verdict.text == "SIGKILL: what was at fault has left the job"
 
 
 def pcie_error(*, sure: bool) -> tuple[RecoveryState, Evidence]:
@@ -332,7 +333,7 @@ def test_a_machine_that_an_inspection_does_not_name_for_sure_is_tested_at_the_se
 ) -> None:
     known, found = pcie_error(sure=sure)
     plan = plan_restart(found, known)
-    assert plan.step is not None and (plan.action, plan.step.path) == (action, path)
+    assert plan.rung is not None and (plan.action, plan.rung.path) == (action, path)
     assert known.is_explained, "it is not held against the code"
     known.launch(plan.restore)
     assert known.failures[-1].explained is (action is not Action.DIAGNOSE)

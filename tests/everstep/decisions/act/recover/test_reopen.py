@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.act.recover.reopen import LONGEST_S, hold_reason, newest_begin, newest_generation, reopen_wait_s
-from everstep.decisions.act.recover.rules import RestartFacts, judge
+from everstep.decisions.act.recover.rules import RestartFacts, decide
 from everstep.decisions.keep.lineage import extended, usable
 from everstep.model.evidence import Evidence
 from everstep.model.incident import Failure, Left, Symptom
@@ -63,9 +63,9 @@ def test_an_incident_that_takes_a_fault_over_waits_for_an_operator_whatever_the_
         evidence=Evidence(generation=1),
         restore_step=20,
         world_size=2,
-        hold="incident/gpt/0001 was terminated by ada",
+        needs_operator="incident/gpt/0001 was terminated by ada",
     )
 
-    decision = judge(facts, RecoveryPolicy())
+    decision = decide(facts, RecoveryPolicy())
 
-    assert (decision.action, decision.reason) == ("park", facts.hold)
+    assert (decision.rule, decision.text) == ("operator-must-decide", facts.needs_operator)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.act.recover.rules import RestartFacts, backoff_s, judge
-from everstep.decisions.act.recover.solved import still_counting
+from everstep.decisions.act.recover.progress import still_counting
+from everstep.decisions.act.recover.rules import RULES, Action, RestartFacts, backoff_s, decide
+from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -36,16 +38,15 @@ def facts(**fields: object) -> RestartFacts:
 
 
 def test_a_first_crash_is_reattempted_at_once() -> None:
-    decision = judge(facts(), POLICY)
+    decision = decide(facts(), POLICY)
 
-    assert (decision.action, decision.delay_s) == ("reattempt", 0.0)
+    assert (decision.action, decision.rule, decision.delay_s) == (Action.REATTEMPT, "try-again", 0.0)
 
 
 def test_a_silent_machine_parks_the_job_and_is_named() -> None:
-    decision = judge(facts(evidence=Evidence(generation=1, unreachable=["m3"])), POLICY)
+    decision = decide(facts(evidence=Evidence(generation=1, unreachable=["m3"])), POLICY)
 
-    assert decision.action == "park"
-    assert "m3 does not answer" in decision.reason
+    assert (decision.action, decision.rule, decision.awaited) == (Action.PARK, "machine-silent", ("m3",))
 
 
 def raised(rank: int, exception: str) -> RankExit:
@@ -57,10 +58,10 @@ def test_a_script_that_fails_at_import_on_every_rank_is_not_tried_again() -> Non
         raised(0, "ModuleNotFoundError: No module named 'modle'"),
         raised(1, "ModuleNotFoundError: No module named 'modle'"),
     ]
-    decision = judge(facts(failure=failure(-1), evidence=Evidence(generation=1, exits=ends)), POLICY)
+    decision = decide(facts(failure=failure(-1), evidence=Evidence(generation=1, exits=ends)), POLICY)
 
-    assert decision.action == "park"
-    assert "No module named 'modle'" in decision.reason
+    assert decision.rule == "broken-from-the-start"
+    assert "No module named 'modle'" in decision.text
 
 
 def test_a_state_that_fits_no_rank_is_not_tried_again_though_each_says_so_in_its_own_words() -> None:
@@ -70,42 +71,42 @@ def test_a_state_that_fits_no_rank_is_not_tried_again_though_each_says_so_in_its
     ]
     unfit = facts(failure=failure(20), resume_step=20, evidence=Evidence(generation=1, exits=ends))
 
-    assert judge(unfit, POLICY).action == "park"
+    assert decide(unfit, POLICY).rule == "broken-from-the-start"
 
 
 def test_damage_and_lost_connections_in_many_words_are_tried_again() -> None:
     for kind in ("everstep.errors.CorruptCheckpoint", "RuntimeError"):
         ends = [raised(0, f"{kind}: from 0"), raised(1, f"{kind}: from 1")]
         failed = facts(failure=failure(20), resume_step=20, evidence=Evidence(generation=1, exits=ends))
-        assert judge(failed, POLICY).action == "reattempt"
+        assert decide(failed, POLICY).rule == "try-again"
 
 
 def test_an_exception_on_one_rank_alone_is_reattempted() -> None:
     ends = [raised(0, "ValueError: once"), RankExit(rank=1, machine="m0", signal=9, stopped_by_us=True)]
-    decision = judge(facts(failure=failure(0), evidence=Evidence(generation=1, exits=ends)), POLICY)
+    decision = decide(facts(failure=failure(0), evidence=Evidence(generation=1, exits=ends)), POLICY)
 
-    assert decision.action == "reattempt"
+    assert decision.rule == "try-again"
 
 
 def test_the_same_step_again_and_again_parks() -> None:
     history = (failure(20), failure(20))
 
-    assert judge(facts(history=history[:1]), POLICY).action == "reattempt"
-    assert judge(facts(history=history), POLICY).action == "park"
+    assert decide(facts(history=history[:1]), POLICY).rule == "try-again"
+    assert decide(facts(history=history), POLICY).rule == "same-step-again"
 
 
 def test_failures_at_different_steps_park_only_without_progress() -> None:
     history = tuple(failure(step) for step in (1, 2, 3, 4))
 
-    assert judge(facts(history=history[:3]), POLICY).action == "reattempt"
-    assert judge(facts(history=history), POLICY).action == "park"
+    assert decide(facts(history=history[:3]), POLICY).rule == "try-again"
+    assert decide(facts(history=history), POLICY).rule == "no-progress"
 
 
 def test_losing_too_many_steps_needs_an_operator() -> None:
     far = facts(failure=failure(5000), restore_step=0)
 
-    assert judge(far, POLICY).action == "park"
-    assert judge(facts(failure=failure(5000), restore_step=4999), POLICY).action == "reattempt"
+    assert decide(far, POLICY).rule == "too-much-to-lose"
+    assert decide(facts(failure=failure(5000), restore_step=4999), POLICY).rule == "try-again"
 
 
 @given(st.integers(0, 10_000))
@@ -125,7 +126,7 @@ def test_no_sequence_of_failures_is_reattempted_for_ever(steps: list[int]) -> No
         now = failure(step)
         history = still_counting(history, now, POLICY)
         in_a_row = len(history)
-        if judge(facts(failure=now, history=tuple(history)), POLICY).action == "park":
+        if decide(facts(failure=now, history=tuple(history)), POLICY).action == "park":
             history = []
         else:
             history.append(now)
@@ -170,7 +171,7 @@ def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_be
 
     kept = still_counting([bad, between], again, POLICY)
     assert kept == [bad]
-    assert judge(facts(failure=again, history=(bad, *kept)), POLICY).action == "park"
+    assert decide(facts(failure=again, history=(bad, *kept)), POLICY).rule == "same-step-again"
     other = failure(5000, "SIGKILL", time_ns=9 * HOUR)
     assert still_counting([bad, between], other, POLICY) == [bad], "the job did not get past it"
     beyond = failure(5400, time_ns=HOUR + 2)
@@ -180,18 +181,18 @@ def test_a_fault_that_comes_again_at_the_same_place_is_the_same_whatever_lies_be
 
 def test_a_script_without_steps_of_ours_has_places_too() -> None:
     start = [failure(-1, "ImportError", shown=0) for _ in range(3)]
-    assert judge(facts(failure=start[0], history=(start[0],)), POLICY).action == "reattempt"
-    parked = judge(facts(failure=start[2], history=tuple(start[:2])), POLICY)
-    assert (parked.action, parked.reason) == ("park", "failed 3 times before any step was shown (ImportError)")
+    assert decide(facts(failure=start[0], history=(start[0],)), POLICY).rule == "try-again"
+    parked = decide(facts(failure=start[2], history=tuple(start[:2])), POLICY)
+    assert (parked.rule, parked.text) == ("same-step-again", "failed 3 times before any step was shown (ImportError)")
 
     later = [failure(-1, "ValueError", time_ns=nth * 2 * HOUR, shown=40) for nth in range(3)]
     assert still_counting(later[:2], later[2], POLICY) == later[:2]
-    parked = judge(facts(failure=later[2], history=tuple(later[:2])), POLICY)
-    assert parked.reason == "failed 3 times after 40 steps of its process (ValueError)"
+    parked = decide(facts(failure=later[2], history=tuple(later[:2])), POLICY)
+    assert parked.text == "failed 3 times after 40 steps of its process (ValueError)"
     elsewhere = failure(-1, "ValueError", shown=41)
-    assert judge(facts(failure=elsewhere, history=tuple(later[:2])), POLICY).action == "reattempt"
+    assert decide(facts(failure=elsewhere, history=tuple(later[:2])), POLICY).rule == "try-again"
     unknown = failure(-1, "SIGKILL")
-    assert judge(facts(failure=unknown, history=(unknown,) * 3), POLICY).action == "reattempt"
+    assert decide(facts(failure=unknown, history=(unknown,) * 3), POLICY).rule == "try-again"
 
 
 def test_where_only_time_can_tell_it_does() -> None:
@@ -205,31 +206,84 @@ def test_what_every_rank_raises_after_steps_of_its_own_was_not_there_from_the_st
     ends = [raised(rank, "RuntimeError: NCCL error") for rank in (0, 1)]
     evidence = Evidence(generation=1, exits=ends)
 
-    for shown, action in ((0, "park"), (-1, "park"), (5000, "reattempt")):
-        found = judge(facts(failure=failure(-1, shown=shown), evidence=evidence, restore_step=-1), POLICY)
-        assert found.action == action, shown
+    for shown, rule in ((0, "broken-from-the-start"), (-1, "broken-from-the-start"), (5000, "try-again")):
+        found = decide(facts(failure=failure(-1, shown=shown), evidence=evidence, restore_step=-1), POLICY)
+        assert found.rule == rule, shown
 
 
 def test_an_old_state_parks_as_none_at_all_does_when_it_costs_too_many_steps() -> None:
     policy = RecoveryPolicy(retry={"max_lost_steps": 100})
     old = facts(failure=failure(500), restore_step=399, restore_reason="step 399 is on disk")
 
-    decision = judge(old, policy)
+    decision = decide(old, policy)
 
-    assert decision.action == "park"
-    assert decision.reason == "a restart from step 399 would lose 101 steps (step 399 is on disk)"
-    assert judge(facts(failure=failure(500), restore_step=400), policy).action == "reattempt"
+    assert decision.rule == "too-much-to-lose"
+    assert decision.text == "a restart from step 399 would lose 101 steps (step 399 is on disk)"
+    assert decide(facts(failure=failure(500), restore_step=400), policy).rule == "try-again"
 
 
 def test_a_script_that_restores_by_itself_loses_what_nobody_knows() -> None:
-    assert judge(facts(failure=failure(5000), restore_step=-1), POLICY).action == "reattempt"
+    assert decide(facts(failure=failure(5000), restore_step=-1), POLICY).rule == "try-again"
 
 
 def test_a_job_does_not_begin_anew_while_copies_are_there_that_could_not_be_brought() -> None:
     stuck = StateCopy(rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2")
 
-    decision = judge(facts(restore_step=0, unreached=(stuck,)), POLICY)
+    decision = decide(facts(restore_step=0, unreached=(stuck,)), POLICY)
 
-    assert decision.action == "park"
-    assert "of rank 4 at step 19 the backup on m1: no room on m2" in decision.reason
-    assert judge(facts(restore_step=18, unreached=(stuck,)), POLICY).action == "reattempt"
+    assert decision.rule == "copies-out-of-reach"
+    assert "of rank 4 at step 19 the backup on m1: no room on m2" in decision.text
+    assert decide(facts(restore_step=18, unreached=(stuck,)), POLICY).rule == "try-again"
+
+
+def test_what_an_operators_resume_does_not_overrule() -> None:
+    """A restart is impossible then, or loses what was not given up."""
+    binding = {rule.name for rule in RULES if rule.binds_operator}
+    assert binding == {"search-for-newer", "machine-silent", "newer-may-exist", "copies-out-of-reach", "resumed"}
+
+
+def test_the_rules_that_count_failures_are_of_the_code_and_no_rule_is_named_twice() -> None:
+    assert all(rule.of_the_code for rule in RULES if rule.counts_failures)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("many", [{"attempts": 99}, {"history": (failure(20),) * 9}])
+def test_limits_do_not_hold_up_other_code_nor_the_launch_without_the_machine_at_fault(many: dict[str, object]) -> None:
+    assert decide(facts(**many), POLICY).action is Action.PARK
+    change = VersionChange(2, "update to v2 by ada")
+    verdict = decide(facts(**many, change=change), POLICY)
+    assert (verdict.rule, verdict.text, verdict.delay_s) == ("other-code", change.why, 0.0)
+    assert decide(facts(**many, one_left=True), POLICY).rule == "try-again"
+    assert decide(facts(**many, by_operator=True, change=change), POLICY).rule == "resumed"
+
+
+def test_a_job_that_was_stopped_for_an_update_goes_on_at_once_where_that_is_withdrawn() -> None:
+    stopped = failure(20).model_copy(update={"symptom": Symptom.UPDATE})
+    verdict = decide(facts(failure=stopped, history=(failure(3),)), POLICY)
+    assert (verdict.action, verdict.rule, verdict.delay_s) == (Action.REATTEMPT, "update-withdrawn", 0.0)
+
+
+anything = st.builds(
+    facts,
+    failure=st.builds(failure, st.integers(-1, 5000), shown=st.integers(-1, 9)),
+    attempts=st.integers(0, 9),
+    failed_restores=st.integers(0, 9),
+    restore_step=st.integers(-1, 5000),
+    needs_operator=st.sampled_from(["", "somebody closed it"]),
+    waits=st.sampled_from(["", "m1 leaves once there is another"]),
+    readable_until=st.sampled_from([None, 7]),
+    sound_until=st.sampled_from([None, 7]),
+    evidence=st.sampled_from([Evidence(generation=1), Evidence(generation=1, unreachable=["m1"])]),
+    one_left=st.booleans(),
+    by_operator=st.booleans(),
+)
+
+
+@given(anything)
+def test_every_verdict_names_its_rule_and_only_silence_is_awaited(known: RestartFacts) -> None:
+    verdict = decide(known, POLICY)
+    rule = next(rule for rule in RULES if rule.name == verdict.rule)
+    assert rule.applies(known) and verdict.text
+    assert (not verdict.awaited) or verdict.rule in {"machine-silent", "eviction-waits"}
+    if known.by_operator:
+        assert verdict.rule in {"machine-silent", "resumed"}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from everstep.decisions.act.versions.book import KEPT, WAITS, VersionBook
-from everstep.decisions.act.versions.next import is_withdrawn, next_version
+from everstep.decisions.act.versions.next_version import is_withdrawn, next_version
 from everstep.decisions.act.versions.request import answer_to
 from everstep.model.incident import Failure, Symptom
 from everstep.model.job import JobSpec

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.decisions.act.versions.book import VersionBook
-from everstep.decisions.act.versions.next import next_version
+from everstep.decisions.act.versions.next_version import next_version
 from everstep.decisions.act.versions.request import answer_to
 from everstep.model.incident import Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.act.versions.book import VersionBook
-from everstep.decisions.act.versions.next import next_version
+from everstep.decisions.act.versions.next_version import next_version
 from everstep.decisions.act.versions.rollback import Blame, blame, is_young, made_by, older_state, rollback, target_of
 from everstep.model.evidence import Classification
 from everstep.model.incident import Failure, Symptom

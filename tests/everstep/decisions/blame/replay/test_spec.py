@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, shrunk, spec_of_group, why_not
+from everstep.decisions.blame.replay.group_jobs import no_replay, plan_of, repeats_of, shrunk, spec_of_group
 from everstep.decisions.blame.replay.groups import group_size, replica_machines
 from everstep.model.job import JobSpec, owner_of
 from everstep.model.launch import Showing
@@ -40,7 +40,7 @@ def test_only_the_data_axes_shrink(tp: int, pp: int, replicas: int, ranks: int, 
 @given(st.integers(2, 40), st.integers(1, 3))
 def test_every_group_size_that_the_plan_takes_can_be_launched(machines: int, pp: int) -> None:
     spec = job(machines * pp, pp=pp)
-    if why_not(spec, STEPS):
+    if no_replay(spec, STEPS):
         assert machines * pp < 2 * plan_size(spec)
         return
     plan = plan_of(spec)
@@ -83,12 +83,12 @@ def test_a_mesh_stays_a_mesh() -> None:
     ],
 )
 def test_what_cannot_be_replayed_says_why(spec: JobSpec, why: str) -> None:
-    assert why in why_not(spec, STEPS)
+    assert why in no_replay(spec, STEPS)
 
 
 def test_a_script_without_a_loop_of_ours_is_not_replayed() -> None:
-    assert "run.steps" in why_not(job(), Showing(kind="calls"))
-    assert why_not(job(), STEPS) == ""
+    assert "run.steps" in no_replay(job(), Showing(kind="calls"))
+    assert no_replay(job(), STEPS) == ""
 
 
 def test_phases_are_repeated_until_a_fault_is_missed_seldom_enough() -> None:

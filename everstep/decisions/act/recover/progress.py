@@ -1,22 +1,42 @@
-"""Which earlier failures of a job are not solved when the next one comes: they count against it."""
+"""Where a job failed, and which earlier failures count beside the next one: those that are not solved."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.decisions.act.recover.rules import BEFORE_ANY_STEP, is_same_fault, place_of
 from everstep.decisions.steady import is_steady
 from everstep.model.incident import GOES_ON, Failure
 from everstep.model.recovery_policy import RecoveryPolicy
+
+BEFORE_ANY_STEP = "before any step was shown"
+"""Where a process failed of which no step was seen."""
+
+
+def position_of(failure: Failure) -> str:
+    """Where a job failed, in words; empty: not known.
+
+    A script that does not number its steps is at the position that its process had
+    reached since it was started.
+    """
+    if failure.step >= 0:
+        return f"at step {failure.step}"
+    if failure.shown > 0:
+        return f"after {failure.shown} steps of its process"
+    return BEFORE_ANY_STEP if failure.shown == 0 else ""
+
+
+def is_same_fault(failure: Failure, other: Failure) -> bool:
+    """Whether two failures are one and the same fault: of the same cause, at the same position."""
+    return failure.cause == other.cause and position_of(failure) == position_of(other) != ""
 
 
 def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
     """Failures that still count beside a new one: those that are not solved.
 
-    One is solved once the job went steadily on past the place where it had failed.
+    A failure is solved once the job went steadily on past the position where it had failed.
     A failure of which a machine was to blame that is dealt with does not interrupt
     that; to be forgotten itself, enough steps or enough time will do: machines fail
-    often in a large job. What comes again at the same place was not got over,
+    often in a large job. What comes again at the same position was not solved,
     whatever lies between. Where a script shows no steps, only time can tell.
 
     Args:
@@ -26,7 +46,7 @@ def still_counting(failures: Sequence[Failure], failure: Failure, policy: Recove
     """
     if not failures:
         return []
-    unclear = [one for one in failures if not _is_explained(one)]
+    unclear = [earlier for earlier in failures if not _is_explained(earlier)]
     return [
         earlier
         for position, earlier in enumerate(failures)
@@ -36,7 +56,7 @@ def still_counting(failures: Sequence[Failure], failure: Failure, policy: Recove
 
 
 def steps_past(earlier: Failure, failure: Failure) -> int | None:
-    """How many steps the job came past the place of an earlier failure; None: that is not known."""
+    """How many steps the job made past the position of an earlier failure; None: that is not known."""
     if failure.step >= 0:
         return failure.step - max(earlier.step, 0)
     return failure.shown if failure.shown > 0 else None
@@ -51,7 +71,7 @@ def seconds_since(earlier: Failure, failure: Failure) -> float:
 def _is_over(
     earlier: Failure, last_unclear: Failure | None, last: Failure, failure: Failure, policy: RecoveryPolicy
 ) -> bool:
-    """Whether an earlier failure is got over; ``last_unclear`` is None where steps or time alone will do for it."""
+    """Whether an earlier failure is solved; ``last_unclear`` is None where steps or time alone will do for it."""
     if last_unclear is None:
         steps, seconds = steps_past(last, failure), seconds_since(last, failure)
         known = last.time_ns > 0
@@ -67,14 +87,14 @@ def _is_explained(failure: Failure) -> bool:
 
 
 def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:
-    """Whether an earlier failure is the one at hand, and the job had not passed its place in between."""
-    if place_of(failure) == BEFORE_ANY_STEP:
+    """Whether an earlier failure is the one at hand, and the job had not passed its position in between."""
+    if position_of(failure) == BEFORE_ANY_STEP:
         return False
-    return is_same_fault(earlier, failure) and not any(_went_beyond(one, earlier) for one in later)
+    return is_same_fault(earlier, failure) and not any(_went_beyond(other, earlier) for other in later)
 
 
 def _went_beyond(later: Failure, earlier: Failure) -> bool:
-    """Whether the job had passed the place of an earlier failure when it failed later."""
+    """Whether the job had passed the position of an earlier failure when it failed later."""
     if later.step >= 0 and earlier.step >= 0:
         return later.step > earlier.step
     return later.shown > earlier.shown >= 0

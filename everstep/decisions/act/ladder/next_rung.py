@@ -1,0 +1,200 @@
+"""Which rung of the ladder comes next, from what was tried about a failure and what of earlier times counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from everstep.decisions.act.ladder.paths import EXPLAINED, KNOWN_CAUSES, LadderFacts, Path, path_of
+from everstep.model.incident import Failure
+from everstep.model.ladder import Rung, RungMode, Tried
+from everstep.model.recovery_policy import RecoveryPolicy
+
+DEFAULT_MODES = {Rung.DIAGNOSE: RungMode.ACT, Rung.ROLLBACK: RungMode.ACT, Rung.REPLAY: RungMode.ACT}
+"""Rungs that a policy can hold back, and how far they go where it says nothing."""
+HELD_BACK = frozenset({RungMode.SHADOW, RungMode.OFF})
+
+
+@dataclass(frozen=True, slots=True)
+class NextRung:
+    """What is done next."""
+
+    rung: Rung
+    why: str
+    path: str
+    """Name of the row of the table (``PATHS``)."""
+    skipped: tuple[str, ...] = ()
+    """Rungs whose turn it was before it, and why they were left out."""
+    asks: bool = False
+    """An operator has to approve it first."""
+    tried: bool = False
+    """Something was tried before."""
+    position: int = 0
+    """In its path, from 0; behind its end where nothing is left."""
+    last: bool = False
+    """Nothing else is left to try."""
+    restarts: int = 0
+    """How often the job was launched again since nothing else was left."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        left_out = f" ({'; '.join(self.skipped)})" if self.skipped else ""
+        return f"{self.why}{left_out}"
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether a machine is to blame that is dealt with."""
+        return self.path == EXPLAINED
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A reason for which a rung is left out."""
+
+    rung: Rung | None
+    """None: any that a policy can hold back."""
+    applies: Callable[[LadderFacts, RecoveryPolicy, Rung], bool]
+    because: str
+    """A format of ``facts`` and ``mode``."""
+
+
+SKIPS: tuple[Skip, ...] = (
+    Skip(Rung.DIAGNOSE, lambda facts, policy, rung: not facts.tests, "there is nothing to test"),
+    Skip(Rung.ROLLBACK, lambda facts, policy, rung: not facts.back_to, "there is no version to go back to"),
+    Skip(
+        Rung.ROLLBACK,
+        lambda facts, policy, rung: facts.ran_well_h is not None and not is_at_one_step(facts, policy),
+        "{facts.version} ran well for {facts.ran_well_h:.0f} h, and it fails at another step each time",
+    ),
+    Skip(Rung.REPLAY, lambda facts, policy, rung: bool(facts.no_replay), "{facts.no_replay}"),
+    Skip(None, lambda facts, policy, rung: mode_of(rung, policy) in HELD_BACK, "its mode is {mode}"),
+)
+"""The first that applies is told."""
+
+
+def mode_of(rung: Rung, policy: RecoveryPolicy) -> RungMode:
+    """How far a rung may go; an unknown mode asks an operator."""
+    mode = policy.ladder.modes.get(rung, DEFAULT_MODES.get(rung, RungMode.ACT))
+    return mode if mode.known else RungMode.APPROVE
+
+
+def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
+    """The first rung of the failure's path that was not tried yet, can be tried, and may be.
+
+    Where none is left the job is reattempted; how often, the rules decide that park it.
+    """
+    path = path_of(facts)
+    tried = counted(facts, policy, path.name)
+    passed: Counter[Rung] = Counter()
+    skipped: list[str] = []
+    for position, rung in enumerate(path.rungs):
+        passed[rung] += 1
+        if tried[rung] >= passed[rung]:
+            continue
+        if skip := _skip(rung, facts, policy):
+            skipped.append(f"{rung}: {skip.because.format(facts=facts, mode=mode_of(rung, policy))}")
+            continue
+        asks = mode_of(rung, policy) is RungMode.APPROVE and rung not in facts.approved
+        return NextRung(rung, _why(path, tried), path.name, tuple(skipped), asks, bool(tried), position)
+    return NextRung(
+        Rung.REATTEMPT,
+        _why(path, tried, ", and nothing else is left to try"),
+        path.name,
+        tuple(skipped),
+        tried=bool(tried),
+        position=len(path.rungs),
+        last=True,
+        restarts=max(tried[Rung.REATTEMPT] - path.rungs.count(Rung.REATTEMPT), 0),
+    )
+
+
+def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None:
+    """Why a rung is left out; None: it is not."""
+    of_rung = (skip for skip in SKIPS if skip.rung is rung or (skip.rung is None and rung in DEFAULT_MODES))
+    return next((skip for skip in of_rung if skip.applies(facts, policy, rung)), None)
+
+
+def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
+    """``nothing says for sure what failed; reattempt, diagnose and reattempt did not help``."""
+    names = [str(rung) for rung in Rung if tried[rung]]
+    before = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"{path.when}; {before} did not help{more}" if before else path.when
+
+
+# What of earlier times counts.
+
+
+def is_same_fault(tried: Tried, failure: Failure) -> bool:
+    """Whether something that was tried earlier was tried for what failed now: the symptom is the same, and so is the
+    step or the machine; or no machine in particular showed it both times, as with a NaN that all ranks have, which
+    a machine that computes wrongly now and then causes at any step."""
+    if tried.symptom != failure.symptom:
+        return False
+    if failure.step >= 0 and (
+        tried.step == failure.step or (tried.step >= 0 and not (failure.machine or tried.machine))
+    ):
+        return True
+    return failure.machine != "" and tried.machine == failure.machine
+
+
+def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPolicy) -> list[Tried]:
+    """What was tried in the hours before a failure (``ladder.window_h``)."""
+    began_ns = failure.time_ns - policy.ladder.window_h * 3600e9
+    return [one for one in tried if one.time_ns >= began_ns]
+
+
+def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
+    """What was tried before this incident, and counts: a failure with the same symptom was not solved by it; or it
+    was, and this is the same fault again within the window, or one of many failures in it."""
+    failure = facts.failure
+    alike = [one for one in facts.remembered if one.symptom == failure.symptom and one.path not in KNOWN_CAUSES]
+    near = within_window(alike, failure, policy)
+    many = 0 < policy.ladder.repeats <= 1 + len({one.generation for one in near})
+    again = {id(one) for one in near if many or is_same_fault(one, failure)}
+    return [one for one in alike if one.generation in facts.unsolved or id(one) in again]
+
+
+def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
+    """How often each rung was tried: in this incident, and for the same fault before it.
+
+    Args:
+        facts: Of the stopped job.
+        policy: The window.
+        path: Of the failure. Where its cause is known, only what was tried on that path in this incident counts: faults
+            of unknown cause show nothing about a machine that is gone.
+    """
+    if path in KNOWN_CAUSES:
+        return Counter(one.rung for one in facts.tried if one.path == path)
+    return Counter(one.rung for one in (*counting(facts, policy), *_tried_for_unknown(facts)))
+
+
+def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
+    """What was tried in this incident, but for faults whose cause is known."""
+    return [one for one in facts.tried if one.path not in KNOWN_CAUSES]
+
+
+def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
+    """Whether the job fails at the same step again, or reached none since; where steps are not known, it may."""
+    generation, step = facts.failure.generation, facts.failure.step
+    here = any(one.generation != generation for one in _tried_for_unknown(facts))
+    return step < 0 or here or any(one.step == step for one in counting(facts, policy))
+
+
+def kept(
+    remembered: list[Tried], new: list[Tried], policy: RecoveryPolicy, most: int, unsolved: Collection[int] = ()
+) -> list[Tried]:
+    """What a job remembers after an incident: what can still count, the newest last.
+
+    Args:
+        remembered: Before it.
+        new: What the incident tried.
+        policy: The window.
+        most: No more than these.
+        unsolved: Generations whose failures are not solved.
+    """
+    newest_ns = max((one.time_ns for one in new), default=0)
+    began_ns = newest_ns - policy.ladder.window_h * 3600e9
+    before = [one for one in remembered if one.time_ns >= began_ns or one.generation in unsolved]
+    return [one for one in (*before, *new) if one.path not in KNOWN_CAUSES][-most:]
