@@ -1,4 +1,4 @@
-"""What a user asks for: a job."""
+"""The specification of a job, as a user writes it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from everstep.model.topology import SHORT_ORDER, Laid, Topology, parse_laid, par
 M = TypeVar("M")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 IN_PLACE = "in-place"
-"""As ``code`` of a job that is to start: its script runs where it lies, and no snapshot is made."""
+"""Value of ``code`` of a job whose script runs where it is, without a snapshot."""
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 REPLAY = "~"
-"""Between the name of a job and that of a group that replays it."""
+"""Separator between the name of a job and that of a machine group that replays it."""
 REPLAY_NAME = re.compile(rf"{JOB_NAME.pattern}{REPLAY}[a-z0-9-]{{1,20}}")
 
 
 def replay_name(job: str, group: str) -> str:
-    """Name under which a group of machines replays a job: ``gpt~row-3``. It is the job's: what ends that ends it."""
+    """Name under which a group of machines replays a job: ``gpt~row-3``. The replay ends with the job."""
     return f"{job}{REPLAY}{group.replace(' ', '-')}"
 
 
 def owner_of(name: str) -> str:
-    """The job whose a name is, where that is the name of one of its replays; else the name."""
+    """The job of a replay, by the name of the replay; any other name as it is."""
     return name.partition(REPLAY)[0]
 
 
 class JobSpec(BaseModel):
     """A training job: a script, its size and its recovery policy.
 
-    Read from a TOML file or from the options of ``everstep run``. Stored in
-    workflow histories, so fields are only added, with defaults; what a newer
-    release added is kept and passed on.
+    It is read from a TOML file or from the options of ``everstep run``. Histories
+    store it, so fields are only added, with defaults; fields of a newer release are
+    kept and passed on.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -144,18 +144,9 @@ class JobSpec(BaseModel):
             topology = self.topology()
         except TopologyError as error:
             raise ValueError(str(error)) from error
+        self.__dict__.update(tp=1, pp=1, order=SHORT_ORDER, mesh=topology.mesh, groups=topology.laid)
         if topology.is_short:
-            fields: dict[str, Any] = {
-                "tp": topology.tp,
-                "pp": topology.pp,
-                "order": topology.axes,
-                "mesh": (),
-                "groups": (),
-            }
-        else:
-            # Releases that know no mesh know no such order either: they refuse it, and start nothing with wrong sizes.
-            fields = {"tp": 1, "pp": 1, "order": topology.kinds, "mesh": topology.mesh, "groups": topology.laid}
-        self.__dict__.update(fields)
+            self.__dict__.update(tp=topology.tp, pp=topology.pp, order=topology.axes, mesh=())
         return self
 
     def topology(self) -> Topology:
@@ -165,28 +156,28 @@ class JobSpec(BaseModel):
             short = Topology.of(self.machines, self.ranks_per_machine, self.tp, self.pp, order)
             return replace(short, laid=self.groups) if self.groups else short
         topology = Topology(self.machines, self.ranks_per_machine, self.mesh, self.groups)
-        if (self.tp, self.pp) != (1, 1) or self.order not in {SHORT_ORDER, topology.kinds}:
+        if (self.tp, self.pp, self.order) != (1, 1, SHORT_ORDER):
             raise TopologyError("mesh is given, and tp, pp or order as well: mesh says all of it")
         return topology
 
     def assignment(self, machines: Sequence[M]) -> Assignment[M]:
-        """Which of the job's machines runs which ranks.
+        """The map between the job's machines and ranks.
 
         Args:
-            machines: All of them, in the order in which they were given to the job; or their names.
+            machines: All machines of the job, or their names, in the job's order.
         """
         return Assignment(self.topology(), machines)
 
 
 def _laid_text(name: str, kind: Any) -> str:
-    """A laid group of a table, as on the command line."""
+    """A laid group from a table, as text of the command line."""
     if not isinstance(kind, dict) or set(kind) != {"size", "over"} or not isinstance(kind["over"], list):
         raise ValueError(f'{name} is no group: it must be like {name} = {{ size = 4, over = ["dp_shard", "tp"] }}')
     return f"{name}={kind['size']}:{'+'.join(map(str, kind['over']))}"
 
 
 def _laid(kind: Any) -> Laid:
-    """A laid group as a history has it: name, size, axes."""
+    """A laid group from JSON: name, size, axes."""
     if not isinstance(kind, list | tuple) or len(kind) != 3:
         raise ValueError(f"{kind!r} is no group: it must be like ep=4:dp_shard+cp")
     name, size, over = kind

@@ -18,8 +18,8 @@ from everstep.errors import CheckpointError
 WRITING = ".writing"
 """End of the names of files that are not whole yet. Readers of checkpoints do not take them for any."""
 FLUSH_BYTES = 64 << 20
-"""Written data is brought to the disk, and given up by the page cache, in pieces of this size: training's own files
-stay in memory, and the end of a large file does not take long."""
+"""Written data is flushed to the disk and dropped from the page cache in pieces of this many bytes: training's own
+files stay in memory, and closing a large file does not take long."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
@@ -98,10 +98,10 @@ class Output:
             raise self._failure(error) from error
 
     def commit(self, outdated: Path | None = None) -> None:
-        """Bring everything to the disk and give the file its name.
+        """Flush everything to the disk and give the file its name.
 
         Args:
-            outdated: A file that describes the one that is replaced: it goes first.
+            outdated: A file that describes the replaced file, and is deleted first.
         """
         try:
             os.fsync(self._descriptor)

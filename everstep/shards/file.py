@@ -1,4 +1,4 @@
-"""One rank's state as a safetensors file with a manifest: written from a slot, and put back into one.
+"""A rank's state as a safetensors file with a manifest: written from a slot, and read back into a slot.
 
 The file is also a shard of a checkpoint that torch's distributed checkpoint
 reads, with other parallel sizes too (``everstep/shards/safetensors_layout.py``). It has every
@@ -116,11 +116,11 @@ def restore(
     """Put a state on disk or remote storage into a slot, verified from end to end.
 
     Args:
-        manifest: Of the file.
+        manifest: The manifest of the file.
         read: Reads the file.
-        slot_file: Where it goes.
+        slot_file: The slot file to write to.
         fill: Fills a buffer with the first bytes of the payload of another rank whose manifest of this step has the
-            same digest. Then only what is small and the structure are read from the file.
+            same digest. Then only small tensors and the structure are read from the file.
         newest_generation: Highest generation that the slot may be of.
         pace: Called after each piece that was read from the file.
 
@@ -181,12 +181,12 @@ def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, what: str, p
 
 
 def verify_shard(manifest: Summary, read: ReadAt) -> str:
-    """What is wrong with a file, reading all of it; empty: nothing."""
+    """The damage of a file, after reading all of it; empty: none."""
     return verify_piece(Piece(at=0, nbytes=manifest.bytes, xxh3=manifest.xxh3), read)
 
 
 def verify_piece(piece: Part | Piece, read: ReadAt) -> str:
-    """What is wrong with a piece of a file, with little memory; empty: nothing."""
+    """The damage of a piece of a file, read with little memory; empty: none."""
     digest, done = xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(piece.nbytes, 1))))
     while done < piece.nbytes:
@@ -217,7 +217,7 @@ def open_shard(folder: Path, rank: int) -> Iterator[ReadAt]:
 
 
 def _stream(payload: _Payload, layout: FileLayout, output: Output) -> tuple[tuple[Part, ...], str, str]:
-    """The payload to the file in one pass; returns tensors with their digests, and those of padding and structure."""
+    """Write the payload in one pass; returns tensors with their digests, and the digests of padding and structure."""
     output.write(layout.head)
     padding, tensors = bytearray(), []
     for part in layout.tensors:
@@ -259,7 +259,7 @@ class _Payload:
         return bytes(structure)
 
     def until(self, end: int) -> Iterator[memoryview]:
-        """The next pieces, up to byte ``end`` of the payload; each is valid until the next one."""
+        """The next pieces, up to byte ``end`` of the payload; each is valid until the next piece is read."""
         while self._done < end:
             got = self._some(self._done, self._buffer[: end - self._done])
             piece = self._buffer[:got]
@@ -270,7 +270,7 @@ class _Payload:
                 self._pace(got)
 
     def checksum(self) -> int:
-        """Of what was read."""
+        """Checksum of the bytes that were read."""
         return self._digest.intdigest()
 
     def _some(self, offset: int, buffer: memoryview) -> int:

@@ -1,11 +1,11 @@
-"""The folders of a job's checkpoints on disk: what they hold, what goes, what is set aside.
+"""The folders of a job's checkpoints on disk: which copies they hold, and which are deleted or set aside.
 
 ::
 
     <root>/<job>/step-000000120/rank-3.safetensors, rank-3.json, …
     <root>/<job>/abandoned-g4-step-000000140/…
 
-Several machines may share the root; then each sees the others' files too.
+Several machines may share the root; then each sees the files of all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RANK = re.compile(r"rank-(\d+)\.(?:json|safetensors)")
 
 @dataclass(frozen=True, slots=True)
 class ShardOnDisk:
-    """The copy of one rank's state in one folder."""
+    """The copy of a rank's state in a folder."""
 
     rank: int
     completed_steps: int
@@ -50,7 +50,7 @@ class ShardOnDisk:
     run: str = ""
     topology: str = ""
     code_version: int = 0
-    """Which version of the job's code saved it; 0: not known."""
+    """Number of the version of the job's code that saved it; 0: not known."""
 
 
 def step_name(step: int) -> str:
@@ -59,7 +59,7 @@ def step_name(step: int) -> str:
 
 
 def step_folder(root: Path, job: str, step: int) -> Path:
-    """Where the state after so many completed steps is."""
+    """The folder of the state after so many completed steps."""
     return root / job / step_name(step)
 
 
@@ -89,13 +89,13 @@ def manifests(folder: Path) -> dict[int, Manifest]:
 def held_on_disk(
     root: Path, job: str, *, ranks: Collection[int] | None = None, verify: bool = False
 ) -> list[ShardOnDisk]:
-    """What is there, by step and rank; damage gives reasons, never an exception.
+    """All copies of a job, by step and rank; damage gives reasons, never an exception.
 
     Args:
-        root: Of all jobs.
+        root: The folder of all jobs.
         job: Name of the job.
-        ranks: Look at these only; None: at all that are there.
-        verify: Read everything and compare checksums; else look at manifests and sizes only.
+        ranks: Only these ranks; None: all ranks.
+        verify: Whether to read everything and compare checksums, and not only manifests and sizes.
     """
     return [
         held_in(folder, step, rank, verify=verify)
@@ -106,7 +106,7 @@ def held_on_disk(
 
 
 def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> ShardOnDisk:
-    """The copy of one rank's state in one folder."""
+    """The copy of a rank's state in a folder."""
     try:
         manifest = read_summary(folder, rank)
         reason = _fault(folder, manifest, step, verify=verify)
@@ -130,14 +130,14 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> Shar
     )
 
 
-def whole_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") -> list[int]:
-    """The steps of which every one of some ranks is there and whole, ascending.
+def complete_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") -> list[int]:
+    """The steps of which valid copies of all given ranks exist, ascending.
 
     Args:
-        root: Of all jobs.
+        root: The folder of all jobs.
         job: Name of the job.
-        ranks: Those that must be there; where there are none, no step is whole.
-        run: Which run of the job's name asks: steps of another one do not count.
+        ranks: The ranks; without any, no step is complete.
+        run: Id of the run that asks: copies of another run do not count.
     """
     return [
         step
@@ -147,14 +147,14 @@ def whole_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") 
 
 
 def prune(root: Path, job: str, steps: Collection[int], *, run: str = "") -> list[int]:
-    """Delete some steps, of all ranks, and what an earlier call could not finish.
+    """Delete steps, of all ranks, and the rest of steps that an earlier call did not finish.
 
     Args:
-        root: Of all jobs.
+        root: The folder of all jobs.
         job: Name of the job.
-        steps: Those that are to go.
-        run: Which run of the job's name asks. Ranks of another one may live on beside it, in a folder that both share:
-            steps of a newer run are not deleted.
+        steps: The steps to delete.
+        run: Id of the run that asks. Ranks of another run may still live and share the folder: steps of a newer run are
+            not deleted.
 
     Returns:
         The steps that were deleted.
@@ -177,17 +177,17 @@ def set_aside(
     keep: int = 1,
     abandoned: Callable[[Manifest], bool] | None = None,
 ) -> list[int]:
-    """Rename the folders of steps later than where a job goes on: they belong to a future that it abandons.
+    """Rename the folders of steps that a job abandons, because it goes on from an earlier step.
 
-    Names are ``abandoned-g<generation>-step-…``; the last ``keep`` of them stay.
+    Names are ``abandoned-g<generation>-step-…``; the last ``keep`` of them are kept.
 
     Args:
-        root: Of all jobs.
+        root: The folder of all jobs.
         job: Name of the job.
-        after_step: Where the job goes on.
-        generation: The one that goes on from there. Its own later steps stay, should this be called again.
-        keep: How many such folders are kept.
-        abandoned: Whether a file belongs to that future, given its manifest; None: when its generation is an older one.
+        after_step: The step from which the job goes on.
+        generation: The generation that goes on. Its own later steps stay, in case this is called again.
+        keep: Number of such folders to keep.
+        abandoned: Whether the file of a manifest is abandoned; None: files of older generations are.
 
     Returns:
         The steps that were set aside.
@@ -228,14 +228,14 @@ def _is_newer(folder: Path, step: int, run: str) -> bool:
 
 
 def _ranks(folder: Path) -> list[int]:
-    """Ranks of which there is a manifest, or at least a file without one."""
+    """Ranks that have a manifest, or at least a file without a manifest."""
     with contextlib.suppress(OSError):
         return sorted({int(match[1]) for path in folder.iterdir() if (match := _RANK.fullmatch(path.name))})
     return []
 
 
 def _fault(folder: Path, manifest: Summary, step: int, *, verify: bool) -> str:
-    """What is wrong with a rank's file; empty: nothing."""
+    """The damage of a rank's file; empty: none."""
     path = folder / data_name(manifest.rank)
     if manifest.step != step:
         return f"{path} holds the state after step {manifest.step}"
@@ -250,7 +250,7 @@ def _fault(folder: Path, manifest: Summary, step: int, *, verify: bool) -> str:
 
 
 def _rename(folder: Path, target: Path) -> None:
-    """Rename a folder; one that has the name already gives way only when there is something to take its place."""
+    """Rename a folder; an older folder of that name is replaced only once the new one is ready."""
     try:
         folder.rename(target)
     except OSError as error:

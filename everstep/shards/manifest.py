@@ -1,4 +1,4 @@
-"""What is in the file of one rank's state on disk: the manifest beside it, with a checksum of everything.
+"""The manifest beside the file of a rank's state on disk: its contents, with a checksum of everything.
 
 A checkpoint on disk is a folder ``<root>/<job>/step-000000120`` with two files
 of each rank: ``rank-3.safetensors``, and ``rank-3.json``, the manifest, written
@@ -29,21 +29,21 @@ class _Model(BaseModel):
 
 
 class TensorEntry(_Model):
-    """One tensor, as the table of a slot's structure has it."""
+    """A tensor in the table of a slot's structure."""
 
     name: str
     """Key path in the rank's state, joined by dots."""
     dtype: str
     """torch's name, without ``torch.``."""
     shape: tuple[int, ...]
-    """Of what this rank holds."""
+    """Shape of the part that this rank holds."""
     offset: int = Field(ge=0)
     """Bytes from the beginning of the slot's tensors."""
     nbytes: int = Field(ge=0)
     global_shape: tuple[int, ...] | None = None
-    """Of the whole tensor, when this is a chunk of one."""
+    """Shape of the whole tensor, if this is a chunk of one; None: it is none."""
     offsets: tuple[int, ...] | None = None
-    """Where in the whole tensor the chunk begins."""
+    """Index in the whole tensor at which the chunk begins."""
     replica: bool = False
     """Another rank holds the same chunk and saves it."""
     group: int | None = None
@@ -57,25 +57,25 @@ class TensorEntry(_Model):
 
 
 class Part(TensorEntry):
-    """One tensor, and where it is in the file."""
+    """A tensor, and where it is in the file."""
 
     key: str
-    """Its name in the safetensors file."""
+    """The tensor's name in the safetensors file."""
     stored: str
-    """Its type there; ``U8`` also for what safetensors has no name for."""
+    """The tensor's type there; ``U8`` also for types that safetensors does not have."""
     width: int = 1
-    """Bytes of an element, when more than one of them are stored as bytes."""
+    """Bytes of an element that is stored as several bytes."""
     at: int = Field(ge=0)
     """Bytes from the beginning of the file."""
     xxh3: str = ""
     """xxh3_64 of its bytes, hexadecimal like all of them."""
 
     def stored_shape(self) -> list[int]:
-        """Its shape in the file: bytes of elements that safetensors has no name for are a last dimension."""
+        """Shape in the file: for types that safetensors does not have, the bytes of an element are a last dimension."""
         return [*self.shape, self.width] if self.width > 1 else list(self.shape)
 
     def stored_offsets(self) -> list[int]:
-        """Where its chunk begins in the whole tensor, in the file's dimensions."""
+        """Index in the whole tensor at which the chunk begins, in the file's dimensions."""
         offsets = list(self.offsets or [0] * len(self.shape))
         return [*offsets, 0] if self.width > 1 else offsets
 
@@ -89,7 +89,7 @@ class Piece(_Model):
 
 
 class Summary(_Model):
-    """What ``rank-<r>.safetensors`` is, without its tensors: quickly read, however many there are."""
+    """The head of a manifest, without its tensors: quickly read, however many tensors there are."""
 
     version: int = VERSION
     job: str
@@ -99,9 +99,9 @@ class Summary(_Model):
     generation: int = Field(ge=0, lt=1 << 31)
     """Generation of the job that saved the state."""
     topology: str
-    """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
+    """Text of the job's topology, as in ``EVERSTEP_TOPOLOGY``; empty: not known."""
     run: str = ""
-    """Which run of the job's name wrote it, ``everstep/model/run_id.py``; empty: not known."""
+    """Id of the run that wrote it (``everstep/model/run_id.py``); empty: not known."""
     code_version: int = Field(0, ge=0)
     """Number of the version of the job's code that saved the state; 0: not known."""
     saved_ns: int = Field(ge=0, lt=1 << 63)
@@ -111,11 +111,11 @@ class Summary(_Model):
     xxh3: str
     """xxh3_64 of the whole file."""
     digest: str
-    """Of the tensors of 16 KiB and more: names, places and contents. Equal in two manifests: either rank's slot has
-    them. Empty: there are none."""
+    """Digest of the tensors of 16 KiB and more: names, offsets and contents. Ranks with equal digests have equal
+    tensors in their slots. Empty: there are none."""
     tensor_bytes: int = Field(ge=0)
     checksum: str = Field(pattern="^[0-9a-f]{16}$")
-    """Of the slot's payload, as in its header: seeded with the step."""
+    """Checksum of the slot's payload, as in its header: seeded with the step."""
 
 
 _Summary = TypeVar("_Summary", bound=Summary)
@@ -127,9 +127,9 @@ class Manifest(Summary):
     head: Piece
     """Length and header of the safetensors file."""
     tensors: tuple[Part, ...]
-    """In the order of the payload, which is that of the file."""
+    """The tensors, in the order of payload and file."""
     padding: Piece
-    """The payload's bytes between tensors, one after the other."""
+    """The bytes of the payload between tensors."""
     structure: Piece
     """The structure of the slot: table, and pickle of the tree."""
 
@@ -144,7 +144,7 @@ class Manifest(Summary):
         """The header of the slot that the file was written from.
 
         Args:
-            newest_generation: A higher generation becomes this one: that of another run of the job means nothing here.
+            newest_generation: A higher generation is replaced by this one, since it is of another run of the job.
         """
         generation = self.generation if newest_generation is None else min(self.generation, newest_generation)
         return SlotHeader(
@@ -189,7 +189,7 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
 
 
 def read_summary(folder: Path, rank: int) -> Summary:
-    """The same without the tensors."""
+    """This manifest without its tensors."""
     return parse_summary(_text(folder, rank), str(folder / manifest_name(rank)), rank)
 
 
@@ -208,7 +208,7 @@ def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifes
 
 
 def parse_summary(text: bytes, whence: str, rank: int | None = None) -> Summary:
-    """The same without the tensors."""
+    """This manifest without its tensors."""
     return _parse(Summary, text, whence, rank)
 
 
@@ -250,7 +250,7 @@ def _text(folder: Path, rank: int) -> bytes:
 
 
 def _opening(body: bytes) -> str:
-    """What a manifest's file begins with: the checksum of all but its last character, the closing brace."""
+    """Begin of a manifest's file: the checksum of the rest without its last character, the closing brace."""
     return f'{{"checksum": "{xxhash.xxh3_64_hexdigest(body)}", "manifest": '
 
 

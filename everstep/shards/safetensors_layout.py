@@ -1,4 +1,4 @@
-"""From the table of a slot's structure to the layout of a safetensors file. No torch, and no pickle is read.
+"""The layout of a safetensors file, from the table of a slot's structure. No torch, and no pickle is read.
 
 The file's tensors are in the order of the payload, so that one pass over the
 payload writes it:
@@ -46,15 +46,15 @@ _STORED = {
 }
 """Names that every release of safetensors and torch's reader know, with the bytes of an element."""
 _WIDTHS = {"complex128": 16, "complex64": 8, "complex32": 4, "bits16": 2}
-"""Bytes of an element of what has no such name; all others have one."""
+"""Type that safetensors does not have → bytes of an element, for types of more than one byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Where everything goes in the file."""
+    """The positions of all parts in the file."""
 
     head: bytes
-    """What the file begins with."""
+    """The first bytes of the file."""
     tensors: tuple[Part, ...]
     fillers: tuple[tuple[int, int], ...]
     """(place in the file, bytes) of zeros that keep tensors at multiples of their element's size."""
@@ -79,14 +79,14 @@ def table_of(structure: bytes) -> tuple[TensorEntry, ...]:
 
 
 def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, rank: int, topology: str) -> FileLayout:
-    """The file of one rank.
+    """Plan the file of a rank.
 
     Args:
         entries: From ``table_of``.
-        header: Of the slot.
-        job: Name of the job, for whoever finds the file.
-        rank: Whose state it is.
-        topology: As in ``EVERSTEP_TOPOLOGY``; empty: not known.
+        header: The header of the slot.
+        job: Name of the job, for people who see the file.
+        rank: The rank.
+        topology: Text of the job's topology, as in ``EVERSTEP_TOPOLOGY``; empty: not known.
 
     Raises:
         CorruptCheckpoint: the table does not fit the slot.

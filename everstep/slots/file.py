@@ -202,15 +202,15 @@ class SlotFile(SlotMapping):
     def discard_after(self, completed_steps: int) -> None:
         """Forget slots of later steps.
 
-        A run that goes on from step S computes the later steps anew; a slot of
-        the abandoned future must never be combined with slots of the new one.
+        A job that goes on from a step computes the later steps anew; slots of the abandoned
+        steps must never be combined with new ones.
         """
         for index, steps in enumerate(self._steps):
             if steps > completed_steps:
                 self._forget(index)
 
     def forget(self, completed_steps: int) -> None:
-        """Forget the slot of one step; nothing happens when it is not held."""
+        """Forget the slot of a step; nothing happens if there is none."""
         if completed_steps >= 0 and completed_steps in self._steps:
             self._forget(self._steps.index(completed_steps))
 
@@ -225,9 +225,9 @@ class SlotFile(SlotMapping):
         self._steps[index] = EMPTY
 
     def _least_needed(self) -> int:
-        """The slot for the next save: an empty one, else the oldest unpinned, else what its pin gives way first.
+        """The slot for the next save: an empty slot, else the oldest unpinned, else the one whose pin gives way first.
 
-        The newest committed step is never given up.
+        The newest committed step is never overwritten.
         """
         pins = {step: pin for pin, step in zip(Pin, pins_of(self._mapped()), strict=True) if step != EMPTY}
         newest = max(self._steps)
@@ -240,7 +240,7 @@ class SlotFile(SlotMapping):
         """The state after so many completed steps.
 
         Args:
-            completed_steps: Which.
+            completed_steps: Completed steps of the state.
             verify: Compare its checksum. Whoever does not must call ``verify`` before the state is used.
 
         Raises:
@@ -267,12 +267,12 @@ class SlotFile(SlotMapping):
         """Compare the checksum of a state that was loaded; other threads run meanwhile.
 
         Args:
-            completed_steps: Which.
-            ends: The payload is hashed up to each of these offsets in turn before the next one is asked for, then to
-                its end: who copies it meanwhile has it read while it is in the cache.
+            completed_steps: Completed steps of the state.
+            ends: The payload is hashed up to each of these offsets before the next one is taken, then to its end: so it
+                is read while a copy has it in the cache.
 
         Raises:
-            CorruptCheckpoint: it does not hold.
+            CorruptCheckpoint: the checksum differs.
         """
         self._inspect(completed_steps, contents=True, ends=ends)
 

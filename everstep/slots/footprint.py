@@ -13,30 +13,30 @@ class Footprint:
     """Bytes of shared memory that a job's checkpoints take on one machine."""
 
     state_bytes: int
-    """Of one rank."""
+    """Size of the state of one rank, bytes."""
     ranks: int
-    """On the machine."""
+    """Number of ranks on the machine."""
     slots: int
     backup_slots: int
     own: int
-    """Slots of the machine's own ranks."""
+    """Bytes of the slots of the machine's own ranks."""
     backups: int
-    """Slots that are held for ranks of other machines: as many ranks as it has of its own."""
+    """Bytes of the backups of other machines' ranks, of which there are as many as own ranks."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Bytes of all slots."""
         return self.own + self.backups
 
 
 def footprint(state_bytes: int, ranks: int, slots: int, backup_slots: int) -> Footprint:
-    """What a machine needs.
+    """The footprint of a job on a machine.
 
     Args:
         state_bytes: State of one rank.
         ranks: Ranks on the machine.
         slots: Slots of each rank.
-        backup_slots: Slots of each backup that is held for another rank; 0: none are held.
+        backup_slots: Slots of each backup of another machine's rank; 0: there are no backups.
     """
     own = ranks * file_bytes(state_bytes, slots)
     backups = ranks * file_bytes(state_bytes, backup_slots) if backup_slots else 0

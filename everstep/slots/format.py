@@ -35,13 +35,13 @@ PAGE = 4096
 ALIGNMENT = 64
 """Tensors and the structure start at multiples of this many bytes of the payload."""
 EMPTY = -1
-"""``completed_steps`` of a slot that holds nothing."""
+"""``completed_steps`` of an empty slot."""
 NEVER_USED = "empty"
-"""Why a slot is not valid in which nothing was ever saved: that is no damage."""
+"""Reason of a slot in which nothing was ever saved, which is no damage."""
 CUT_SHORT = "a save into it was cut short"
-"""Why a slot is not valid into which a rank was saving when it ended, or into which it saves at this moment."""
+"""Reason of a slot into which a rank was saving when it ended, or saves at this moment."""
 DAMAGED = "its contents do not match their checksum"
-"""Why a slot is not valid whose payload is not what was saved."""
+"""Reason of a slot whose payload is not what was saved."""
 
 FILE = struct.Struct("<8sIIQ")
 SLOT = struct.Struct("<qIIQQQq")
@@ -59,22 +59,22 @@ class Pin(IntEnum):
     """Why the agent wants a step kept; the order in which pins give way when slots are short."""
 
     KEEP = 0
-    """The newest step whose backup is complete, as far as that is known of all ranks: what a rank needs when its peers'
-    memory is what is left of others."""
+    """The newest step with complete backups of all ranks, as far as known: a rank needs it when other ranks have to
+    restore from their backups."""
     BACKUP = 1
     """Being sent to the peer; the next step is sent instead when it gives way."""
     NAMED = 2
-    """What all machines back up together, pinned before it is saved, so that no save can take its slot."""
+    """The step that all machines back up together, pinned before it is saved, so that no save overwrites its slot."""
     DISK = 3
-    """Being written to disk: rare, and none would ever get there if steps that are sent came first."""
+    """The step that is being written to disk. It gives way last, or steps that are sent would always displace it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """What one slot of a checkpoint file holds."""
+    """The contents of a slot of a checkpoint file."""
 
     completed_steps: int
-    """The state is the one after this many completed steps; -1: the header holds no step."""
+    """The state's number of completed steps; -1: the slot has no state."""
     generation: int
     """Generation of the job that saved it."""
     bytes: int
@@ -83,7 +83,7 @@ class SlotInfo:
     reason: str = ""
     """Why it is not valid; empty when it is."""
     saved_ns: int = 0
-    """When it was committed by the rank that it belongs to, nanoseconds of the wall clock."""
+    """When its rank committed it, nanoseconds of the wall clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ class SlotHeader:
 
 
 def same_save(header: SlotHeader, saved_ns: int) -> bool:
-    """Whether a slot of a rank's step is of the save that is meant; 0: any is.
+    """Whether a slot of a rank's step has the wanted save, by its time; 0: any save will do.
 
-    A rank saves a step anew when the job went back before it, and in another run; no two of these
-    happen in one nanosecond, and whoever copies a slot copies its time. Generations do not tell: a copy
-    from another run takes on one of the run that restores it.
+    A rank saves a step again after the job went back before it, and in another run; no two saves
+    have the same nanosecond, and a copy of a slot keeps its time. Generations do not tell saves apart,
+    because a copy from another run gets a generation of the run that restores it.
     """
     return saved_ns in {0, header.saved_ns}
 
@@ -153,7 +153,7 @@ def file_header(page: bytes) -> tuple[int, int, str]:
 
 
 def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
-    """Judge a slot by its header page, the payload bytes that exist and, given ``chunks``, its contents."""
+    """Check a slot by its header page, by the number of payload bytes, and with ``chunks`` also by its contents."""
     steps, generation, phase, tensor_bytes, structure_bytes, checksum, saved_ns = SLOT.unpack_from(page)
     used = aligned(tensor_bytes) + structure_bytes
 

@@ -62,7 +62,7 @@ class SlotMapping:
         self.slots = slots
         self.capacity = 0
         self.mapping = 0
-        """Counts the mappings: views and addresses that were taken in an earlier one are stale."""
+        """Number of the mapping: views and addresses of an earlier mapping are stale."""
         self.before_unmap: Callable[[], None] = lambda: None
         """Called before memory is unmapped, so that it can be unregistered where it was registered (CUDA)."""
         self._map: mmap.mmap | None = None
@@ -73,7 +73,7 @@ class SlotMapping:
         self._allocated: list[int] = []
         """Bytes of each slot, from its header on, that may be written to."""
         self._present: list[int] = []
-        """Likewise those whose pages are mapped already."""
+        """Bytes of each slot, from its header on, whose pages are mapped already."""
         self._steps = [EMPTY] * slots
         self._damage: list[str] = []
         try:
@@ -95,12 +95,12 @@ class SlotMapping:
         return sum(PAGE + self.capacity - done for done in self._allocated)
 
     def prepare(self) -> bool:
-        """Do a little of what the next saves would otherwise wait for: allocate slots and map their pages.
+        """Allocate slots and map their pages, a little, so that later saves do not wait for it.
 
-        For a thread of its own, between saves; one call takes some ms.
+        To be called by a thread of its own, between saves; a call takes some ms.
 
         Returns:
-            Whether something is left to do. Not when there is no room: the save that needs the slot raises that.
+            Whether something is left to do; False without room, an error that the save of the slot raises.
         """
         for index in range(len(self._present)):
             if self._present[index] < PAGE + self.capacity:
@@ -201,7 +201,7 @@ class SlotMapping:
                 self._present[index] = stop
 
     def _grow(self, need: int) -> None:
-        """Put a larger file with the same committed slots in this one's place, atomically."""
+        """Replace this file by a larger one with the same committed slots, atomically."""
         with self._memory:
             self._replace(need)
 
@@ -263,6 +263,6 @@ def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
 
 
 def _free(descriptor: int) -> float:
-    """Free bytes of a file's file system; one without a limit of its own has room."""
+    """Free bytes of a file's file system; a file system without a limit of its own has unlimited room."""
     status = os.fstatvfs(descriptor)
     return status.f_bavail * status.f_frsize if status.f_blocks else math.inf

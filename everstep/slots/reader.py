@@ -1,4 +1,4 @@
-"""Checkpoint files read from outside: what they hold, and their bytes while the rank goes on writing."""
+"""Reading checkpoint files from outside: which states they hold, and their bytes while the rank writes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from everstep.slots.format import (
 )
 from everstep.system import private_files as private
 
-LOOKS = 3
-"""Looks at a slot that changes while it is read."""
+READS = 3
+"""Tries to read a slot that changes meanwhile."""
 
 
 class SlotReader:
@@ -56,7 +56,7 @@ class SlotReader:
         return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
     def header(self, completed_steps: int) -> SlotHeader | None:
-        """The header of one step, or None when it is not held (any more)."""
+        """The header of a step, or None if the file does not have the step (any more)."""
         return next((header for header in self.headers() if header.completed_steps == completed_steps), None)
 
     def read_into(self, header: SlotHeader, offset: int, buffer: memoryview) -> int:
@@ -66,12 +66,12 @@ class SlotReader:
         return os.preadv(self._descriptor, [buffer[:room]], at) if at else 0
 
     def send(self, header: SlotHeader, offset: int, count: int, connection: int) -> int:
-        """Like ``read_into``, but into a socket, given by its descriptor, without a copy in this process."""
+        """Like ``read_into``, but into a socket's descriptor, without a copy in this process."""
         at = self._find(header, offset)
         return os.sendfile(connection, self._descriptor, at, min(count, header.payload_bytes - offset)) if at else 0
 
     def intact(self, header: SlotHeader) -> bool:
-        """Whether a slot still holds what it held, with the contents that its checksum says."""
+        """Whether a slot still has the same state, with contents that match its checksum."""
         digest, done, buffer = xxhash.xxh3_64(seed=header.completed_steps), 0, memoryview(bytearray(CHUNK))
         while count := self.read_into(header, done, buffer):
             digest.update(buffer[:count])
@@ -110,14 +110,14 @@ class SlotReader:
         self._descriptor, self._slots, self._capacity = descriptor, slots, capacity
 
     def _follow(self) -> None:
-        """Open the file that is there now, when it is another one."""
+        """Open the file anew, if it was replaced."""
         with contextlib.suppress(FileNotFoundError):
             now, mine = self.path.stat(), os.fstat(self._descriptor)
             if (now.st_ino, now.st_dev) != (mine.st_ino, mine.st_dev):
                 self._open()
 
     def _find(self, header: SlotHeader, offset: int) -> int:
-        """Where in the file a byte of a slot's payload is; 0: the slot holds another step now."""
+        """Position in the file of a byte of a slot's payload; 0: the slot has another step now."""
         for index in range(self._slots):
             if self._header(index) == header:
                 return PAGE + index * (PAGE + self._capacity) + PAGE + offset
@@ -135,14 +135,14 @@ class SlotReader:
 
 
 def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
-    """What a checkpoint file holds, one entry per slot; damage gives reasons, never an exception.
+    """The contents of a checkpoint file, one entry for each slot; damage gives reasons, never an exception.
 
     The file is read, not mapped, so that a truncation meanwhile cannot kill
-    the reader with SIGBUS. A missing file holds nothing: an empty list.
+    the reader with SIGBUS. A missing file gives an empty list.
 
     Args:
         path: The file.
-        verify: Read everything and compare checksums; else look at headers and lengths only.
+        verify: Whether to read everything and compare checksums, and not only headers and lengths.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -159,7 +159,7 @@ def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
 
 
 def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool) -> SlotInfo:
-    """One slot, read chunk by chunk so that a checkpoint of many GB costs no memory."""
+    """A slot, read chunk by chunk, so that a checkpoint of many GB costs no memory."""
 
     def chunks(count: int) -> Iterator[memoryview]:
         buffer, done = memoryview(bytearray(min(count, CHUNK))), 0
@@ -167,7 +167,7 @@ def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool)
             yield buffer[:got]
             done += got
 
-    for _ in range(LOOKS):
+    for _ in range(READS):
         page = os.pread(descriptor, PAGE, at)
         if len(page) < PAGE:
             return SlotInfo(EMPTY, 0, 0, False, f"the file ends at byte {size}, before this slot's header")

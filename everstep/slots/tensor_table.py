@@ -25,23 +25,23 @@ _LENGTH = struct.Struct("<Q")
 
 
 class TensorSpec(NamedTuple):
-    """Where the bytes of one tensor are and what they mean."""
+    """The position of a tensor's bytes and their meaning."""
 
     name: str
-    """Its path in the state, keys joined by dots, e.g. ``model.blocks.0.weight``; unique in its table."""
+    """The path in the state, keys joined by dots, e.g. ``model.blocks.0.weight``; unique in its table."""
     dtype: str
-    """As torch calls it, e.g. ``bfloat16``."""
+    """Name of the type in torch, e.g. ``bfloat16``."""
     shape: tuple[int, ...]
-    """Of what is saved here: of a DTensor the local shard's."""
+    """Shape of the saved tensor; of a DTensor its local shard's."""
     offset: int
     """Bytes from the beginning of the tensors."""
     nbytes: int
     device: str
     """Device type, e.g. ``cpu`` or ``cuda``."""
     global_shape: tuple[int, ...] | None = None
-    """Of the whole tensor that this is a chunk of; None: it is one of its own, not a DTensor's chunk."""
+    """Shape of the whole tensor of which this is a chunk; None: it is no chunk of a DTensor."""
     offsets: tuple[int, ...] | None = None
-    """Where the chunk begins in the whole, one number for each dimension."""
+    """Index in the whole at which the chunk begins, one number for each dimension."""
     replica: bool = False
     """Another rank saves the same chunk under this name."""
     group: int | None = None
@@ -72,7 +72,7 @@ def split(structure: bytes | memoryview) -> tuple[list[TensorSpec], bytes]:
 
 
 def _entry(spec: TensorSpec) -> dict[str, Any]:
-    """Fields in the table: what says nothing is left out."""
+    """The fields in the table; defaults are left out."""
     return {field: value for field, value in spec._asdict().items() if value is not None and value is not False}
 
 

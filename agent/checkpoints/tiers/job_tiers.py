@@ -33,7 +33,7 @@ from agent.checkpoints.tiers.storage_queries import QUERIES
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError
 from everstep.model.topology import Topology
-from everstep.shards.folders import ShardOnDisk, held_on_disk, prune, set_aside, step_folders, whole_steps
+from everstep.shards.folders import ShardOnDisk, complete_steps, held_on_disk, prune, set_aside, step_folders
 from everstep.slots.format import SlotHeader
 
 MACHINES = "machines"
@@ -228,14 +228,14 @@ class JobTiers:
         launch = opened.launch
         root = root_of(self._place, launch.options.disk_path)
         everybody = range(Topology.parse(launch.topology).world_size) if launch.topology else range(0)
-        mine = whole_steps(root, self._place.job, launch.ranks, run=launch.run)
+        mine = complete_steps(root, self._place.job, launch.ranks, run=launch.run)
         common: Sequence[int] = ()
         if self._shared(root, launch.generation) or set(everybody) == set(launch.ranks):
             # In a shared folder one machine deletes, which sees itself what all ranks of the job have.
             if 0 not in launch.ranks:
                 self._retention.found(launch, mine)
                 return
-            common = whole_steps(root, self._place.job, everybody, run=launch.run)
+            common = complete_steps(root, self._place.job, everybody, run=launch.run)
         old = self._retention.old(launch, mine, common=common, partly=step_folders(root, self._place.job).keys())
         copying = self._remote.copying
         prune(root, self._place.job, old - {copying}, run=launch.run)

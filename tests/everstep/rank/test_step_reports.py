@@ -59,7 +59,7 @@ def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) 
 def test_an_agent_asks_a_rank_to_wait_and_sees_whether_it_does(tmp_path: Path) -> None:
     rank = fresh(tmp_path)
     agent = ReportFile.open(tmp_path / "report")
-    assert agent.alignment() == Alignment(), "as a rank of an earlier release leaves it"
+    assert agent.alignment() == Alignment(), "the rank is asked nothing"
     before = time.monotonic_ns()
     agent.align(7)
     assert rank.align_step() == 7

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everstep.errors import CheckpointError
 from everstep.shards import folders
-from everstep.shards.folders import held_on_disk, prune, set_aside, step_folder, step_folders, whole_steps
+from everstep.shards.folders import complete_steps, held_on_disk, prune, set_aside, step_folder, step_folders
 from tests.everstep.shards.states import STATE, Slot
 
 
@@ -44,7 +44,7 @@ def test_what_is_whole_is_found_and_what_is_to_go_goes(
         for step in steps:
             slots[step].write(root, rank)
     ranks = range(max(1, len(written) - others))
-    assert whole_steps(root, "job", ranks) == sorted(set.intersection(*(written[rank] for rank in ranks)))
+    assert complete_steps(root, "job", ranks) == sorted(set.intersection(*(written[rank] for rank in ranks)))
     before = set(step_folders(root, "job"))
     deleted = prune(root, "job", going)
     assert deleted == sorted(before & going)
@@ -56,8 +56,8 @@ def test_damaged_steps_are_not_whole(slots: dict[int, Slot], tmp_path: Path) -> 
     for step in (10, 20, 30):
         slots[step].write(tmp_path)
     os.truncate(step_folder(tmp_path, "job", 30) / "rank-0.safetensors", 10)
-    assert whole_steps(tmp_path, "job", [0]) == [10, 20]
-    assert whole_steps(tmp_path, "job", []) == []
+    assert complete_steps(tmp_path, "job", [0]) == [10, 20]
+    assert complete_steps(tmp_path, "job", []) == []
 
 
 def test_ranks_of_an_older_run_that_live_on_cost_the_newer_one_no_step(slots: dict[int, Slot], tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_ranks_of_an_older_run_that_live_on_cost_the_newer_one_no_step(slots: di
         slots[step].write(tmp_path, run=newer)
     for step in (30, 40):
         slots[step].write(tmp_path, run=older)
-    assert whole_steps(tmp_path, "job", [0], run=older) == [30, 40]
-    assert whole_steps(tmp_path, "job", [0], run=newer) == [10, 20]
+    assert complete_steps(tmp_path, "job", [0], run=older) == [30, 40]
+    assert complete_steps(tmp_path, "job", [0], run=newer) == [10, 20]
     assert prune(tmp_path, "job", [10, 30], run=older) == [30]
     assert prune(tmp_path, "job", [10], run=newer) == [10]
     assert list(step_folders(tmp_path, "job")) == [20, 40]
@@ -84,7 +84,7 @@ def test_a_deletion_that_was_cut_short_is_ended_by_the_next(slots: dict[int, Slo
 
 def test_nothing_is_there_to_prune_or_set_aside(tmp_path: Path) -> None:
     assert prune(tmp_path, "job", [10]) == []
-    assert whole_steps(tmp_path, "job", [0]) == []
+    assert complete_steps(tmp_path, "job", [0]) == []
     assert set_aside(tmp_path, "job", 0, 1) == []
 
 
