@@ -35,7 +35,7 @@ class CheckpointPolicy(BaseModel):
         4.0,
         gt=0,
         le=256,
-        description="Size of the pieces of a backup on its way, MB (small chunks, section 7; ours).",
+        description="Size of the pieces of a backup on its way, MB (small chunks, section 7).",
     )
     disk: bool = Field(True, description="Keep checkpoints on the machines' local disks too (section 7).")
     disk_path: str = Field(

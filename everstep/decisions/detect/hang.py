@@ -116,7 +116,7 @@ HANG = Rule(
     threshold="{policy.hang.idle_factor:g} median step times, at least {policy.hang.idle_floor_s:g} s, where "
     "samples show that all wait for some that do nothing; {policy.hang.factor:g}, at least {policy.hang.floor_s:g} s, "
     "where they do not; {policy.hang.ceiling_s:g} s where ranks are seen to compute",
-    source="where samples show nothing: hang threshold of ByteRobust, section 4.1; the others: ours",
+    source="where samples show nothing: hang threshold of ByteRobust, section 4.1",
     find=find_hang,
 )
 

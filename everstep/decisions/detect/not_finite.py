@@ -77,6 +77,6 @@ NOT_FINITE = Rule(
     name="not-finite",
     finds="the loss or the gradient norm is NaN or infinite",
     threshold="the loss for {policy.nan.loss_steps} steps in a row, the gradient norm for {policy.nan.grad_norm_steps}",
-    source="NaN: ByteRobust, section 4.1; how many steps: ours",
+    source="NaN: ByteRobust, section 4.1",
     find=find_not_finite,
 )

@@ -79,6 +79,6 @@ SLOW_STEPS = Rule(
     threshold="most ranks find most of 64 steps in a row a quarter longer than those before, "
     "for {policy.slow.after_s:g} s; "
     "the slow machine is looked for while the job goes on",
-    source="ByteRobust, section 5.1: MFU decline; the numbers are ours",
+    source="ByteRobust, section 5.1: MFU decline",
     find=find_slow_steps,
 )

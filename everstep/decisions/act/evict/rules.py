@@ -148,7 +148,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         "sure-machine-fault",
         "a fault that names the machine for sure, and that the machines do not share: evict at once",
-        "ByteRobust, figure 5, step 1; that shared faults are left out is ours",
+        "ByteRobust, figure 5, step 1",
         _from(FindingSource.INSPECTION, Owner.MACHINE, sure=True),
         "it names this machine for sure",
         unless_shared=True,
@@ -157,7 +157,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         "repeated-network-alert",
         f"one network alert is tolerated, the second of a machine within {ALERTS_WITHIN_S:.0f} s evicts",
-        "ByteRobust, figure 5; what counts as one alert is ours",
+        "ByteRobust, figure 5",
         is_alert,
         unless_shared=True,
         decide=_second_alert,
@@ -173,7 +173,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         "failed-test",
         "a test of the machine, whose ranks are stopped, finds it at fault, and the machines do not share that",
-        "ByteRobust, section 4.2: suspects of a diagnosis are evicted; that shared faults are left out is ours",
+        "ByteRobust, section 4.2: suspects of a diagnosis are evicted",
         _from(FindingSource.TEST, Owner.MACHINE),
         "a test of the stopped machine says so",
         unless_shared=True,
@@ -192,7 +192,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         "failed-replay",
         "the job's script, run on groups of the stopped machines, breaks or computes other bits where this one is in",
-        "ByteRobust, section 6, algorithm 1: the intersection is evicted; that shared faults are left out is ours",
+        "ByteRobust, section 6, algorithm 1: the intersection is evicted",
         _from(FindingSource.REPLAY, Owner.MACHINE),
         "a replay of the job says so",
         unless_shared=True,
@@ -216,7 +216,7 @@ RULES: tuple[EvictRule, ...] = (
     EvictRule(
         "slow-machine",
         "the job became slow, a vote over samples of all ranks names this machine, and its ranks' own past agrees",
-        "ByteRobust, section 5.1: five rounds, the one with most flags; that its ranks' past has to agree is ours",
+        "ByteRobust, section 5.1: five rounds, the one with most flags",
         _from(FindingSource.VOTE),
     ),
     EvictRule(

@@ -1,4 +1,4 @@
-"""Which tests follow which symptom (ByteRobust, section 4.2 and figure 5; where it says "ours", ours).
+"""Which tests follow which symptom (ByteRobust, section 4.2 and figure 5).
 
 One table, the first row that fits counts. The order of the tests is that of the paper: what names a machine alone comes
 before what needs two.
