@@ -272,7 +272,7 @@ def _tls_hint(address: str, said: str, *, tls: bool) -> str:
     return ""
 
 
-class AgentPool:
+class AgentClients:
     """Clients by address, each made once."""
 
     def __init__(self, security: ClientSecurity | None = None) -> None:

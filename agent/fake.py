@@ -196,8 +196,8 @@ class FakeAgent:
         """How many calls of a method are not over: unanswered ones, or streams that somebody listens to."""
         return sum(call.open for call in self._of(method))
 
-    def tell(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
-        """Number an observation and tell it; ``what`` is one of its kinds."""
+    def publish(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
+        """Number an observation and send it to whoever observes; ``what`` is one of its kinds."""
         return self.log.append(job=job, generation=generation, **what)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:

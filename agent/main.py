@@ -21,7 +21,7 @@ from agent.code.cache import FOLDER as CODE
 from agent.code.cache import CodeCache
 from agent.jobs.host import Host, socket_environment
 from agent.jobs.trial import forget_earlier
-from agent.launcher.fork_pool import ForkServers
+from agent.launcher.fork_servers import ForkServers
 from agent.launcher.from_template import end_of
 from agent.launcher.processes import Reaper
 from agent.monitor import all as all_inspections
@@ -246,7 +246,7 @@ async def _drain(jobs: JobRegistry) -> None:
         for runner in jobs.runners.values():
             if runner.record.living():
                 runner.ranks.drain()
-                runner.ranks.tell_metrics()
+                runner.ranks.report_metrics()
 
 
 async def _rotate(jobs: JobRegistry, options: AgentOptions) -> None:

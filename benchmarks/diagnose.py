@@ -21,7 +21,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from activities import messages
 from activities.agents.diagnose import DiagnoseActivities
 from activities.messages import DiagnoseInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from benchmarks.common import Row, finish, say, show, show_json
 from benchmarks.scale import Agents, temporal
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, Diagnostic
@@ -46,7 +46,7 @@ class DiagnoseOnly:
 
 async def measure(client: Client, agents: Agents, tests: list[str], found: dict[str, float]) -> str:
     """One diagnosis; returns what is wrong with its answer."""
-    pool, name = AgentPool(), " ".join(tests) if len(tests) == 1 else f"{len(tests)} tests"
+    pool, name = AgentClients(), " ".join(tests) if len(tests) == 1 else f"{len(tests)} tests"
     async with Worker(
         client,
         task_queue="diagnose",

@@ -14,7 +14,7 @@ from activities.agents.call_all import on_all
 from activities.agents.ship import Shipment
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import VersionStore
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.machine import Machine
@@ -37,7 +37,7 @@ class Shipped:
     machines: int
 
 
-async def ship(agents: AgentPool, machines: Sequence[Machine], *, megabytes: float) -> Shipped:
+async def ship(agents: AgentClients, machines: Sequence[Machine], *, megabytes: float) -> Shipped:
     """Make a snapshot that cannot be compressed, and bring it to machines."""
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         folder, store = Path(name) / "code", VersionStore(f"{name}/versions")
@@ -69,7 +69,7 @@ async def ship_to_simulated(count: int, *, megabytes: float) -> Shipped:
         for one in fakes:
             await one.start(f"{HOST}:0")
         machines = [Machine(name=one.machine, address=one.address) for one in fakes]
-        agents = AgentPool()
+        agents = AgentClients()
         try:
             return await ship(agents, machines, megabytes=megabytes)
         finally:

@@ -22,7 +22,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.payloads import data_converter
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.security import ClientSecurity
 from controlplane.inventory import VARIABLE, Inventory, inventory_path, load
 from controlplane.local.cluster_file import ClusterFile
@@ -64,7 +64,7 @@ class Control:
         self._owner = cluster or inventory
         token_file = cluster.token_file if cluster else None
         authority = cluster.agents_ca if cluster else None
-        self.agents = AgentPool(ClientSecurity(ca_file=authority, token_file=token_file) if token_file else None)
+        self.agents = AgentClients(ClientSecurity(ca_file=authority, token_file=token_file) if token_file else None)
         self._ledger: Ledger | None = None
         self.task_queue = cluster.task_queue if cluster else os.environ.get(environment.TASK_QUEUE) or TASK_QUEUE
         """Of the cluster's jobs."""

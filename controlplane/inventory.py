@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from controlplane.toml_file import read_toml
 from everstep.errors import AgentError, ConfigError
 from everstep.model.machine import Machine
@@ -124,7 +124,7 @@ def _problem_text(place: tuple[int | str, ...], message: str, value: object) -> 
     return f"{where}{shown}: {message.removeprefix('Value error, ')}"
 
 
-async def ask(machines: list[Machine], agents: AgentPool) -> list[Answer]:
+async def ask(machines: list[Machine], agents: AgentClients) -> list[Answer]:
     """Ask every machine whether it is there and is the one that the file says."""
 
     async def ask_machine(machine: Machine) -> Answer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from controlplane.problems import Copying, copying_of
 from everstep.errors import AgentError
@@ -159,7 +159,7 @@ class ProgressFeed:
     Use it as an async context manager; ``current`` is the newest picture.
     """
 
-    def __init__(self, agents: AgentPool, job: str, machines: Sequence[Machine], *, interval_s: float = 0.2) -> None:
+    def __init__(self, agents: AgentClients, job: str, machines: Sequence[Machine], *, interval_s: float = 0.2) -> None:
         self._agents = agents
         self._job = job
         self._machines = machines

@@ -45,7 +45,7 @@ from activities.versions.store import VersionStore
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from controlplane.notices_file import notice_settings
 from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
@@ -91,7 +91,7 @@ async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
 def build(
     client: Client,
     *,
-    agents: AgentPool,
+    agents: AgentClients,
     ledger: Ledger,
     watcher: Watcher | None,
     task_queue: str,
@@ -223,7 +223,7 @@ async def run_worker(
         return
     await register(client)
     ledger = await asyncio.to_thread(Ledger.open, ledger_url)
-    agents = AgentPool()
+    agents = AgentClients()
     events = EventWriter(ledger)
     watcher = Watcher(client, agents, task_queue, events.take)
     times = TrainingTimes(client, ledger, watcher.watched)

@@ -11,7 +11,7 @@ import contextlib
 from activities.agents.call_all import on_all
 from activities.heartbeat import Say
 from activities.messages import AlignInput, RanksAligned
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
@@ -30,7 +30,7 @@ NAMED = 4
 """Ranks that an answer names."""
 
 
-async def align_ranks(agents: AgentPool, wait: AlignInput, say: Say) -> RanksAligned:
+async def align_ranks(agents: AgentClients, wait: AlignInput, say: Say) -> RanksAligned:
     """Name a step that no rank has passed, and wait until all of them have completed and saved it."""
 
     async def farthest(_machine: Machine, client: AgentClient) -> pb.AlignRanksReply:

@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 from activities.agents.convert import import_environment
 from activities.heartbeat import Say, request_id
 from activities.turns import gathered
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
@@ -32,7 +32,7 @@ NAMED = 8
 
 
 async def on_all(
-    agents: AgentPool,
+    agents: AgentClients,
     machines: Sequence[Machine],
     call: Callable[[Machine, AgentClient], Awaitable[T]],
     *,

@@ -15,7 +15,7 @@ from activities.agents.ship import Shipment
 from activities.heartbeat import Say, heartbeating, request_id
 from activities.messages import CheckVersionInput, VersionChecked
 from activities.versions.store import VersionStore
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.errors import AgentError, AgentUnreachable, ConfigError, VersionStoreError
@@ -39,7 +39,7 @@ class CheckActivities:
         store: Of versions; None: there is none, and jobs run in place.
     """
 
-    def __init__(self, agents: AgentPool, store: VersionStore | None) -> None:
+    def __init__(self, agents: AgentClients, store: VersionStore | None) -> None:
         self._agents = agents
         self._store = store
 

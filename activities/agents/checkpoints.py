@@ -13,7 +13,7 @@ from activities.agents.evidence import fitted, held_of, unlisted_of
 from activities.agents.restore import CopyRestorer
 from activities.heartbeat import heartbeating
 from activities.messages import FindInput, FolderFound, FolderInput, RestoreInput, RoomInput
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.decisions.keep.capacity import Room, lack_of_room
@@ -31,7 +31,7 @@ MARGIN_S = 15.0
 class CheckpointActivities:
     """The activities that ask the agents for copies of training state. All of them may run twice."""
 
-    def __init__(self, agents: AgentPool) -> None:
+    def __init__(self, agents: AgentClients) -> None:
         self._agents = agents
 
     @activity.defn(name=messages.FIND)

@@ -12,7 +12,7 @@ from activities.agents.convert import code_of
 from activities.heartbeat import now_ns
 from activities.messages import ConfirmInput
 from activities.turns import ShareOfTime, in_turns
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.decisions.act.recover.confirm import RankState, judge_confirmation, judge_timeout
@@ -27,7 +27,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
 """Between two calls of a silent agent, at first and at most, seconds."""
 
 
-async def confirm_steps(agents: AgentPool, launch: ConfirmInput) -> Confirmation:
+async def confirm_steps(agents: AgentClients, launch: ConfirmInput) -> Confirmation:
     """Follow every machine's progress and judge it at each change.
 
     A silent agent is asked again until the time is up: its ranks may well be

@@ -23,7 +23,7 @@ from activities import messages
 from activities.heartbeat import heartbeating, request_id
 from activities.messages import DiagnoseInput
 from activities.turns import gathered
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.diagnoser.result_messages import result_of
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 class DiagnoseActivities:
     """The activity that runs diagnostic tests."""
 
-    def __init__(self, agents: AgentPool) -> None:
+    def __init__(self, agents: AgentClients) -> None:
         self._agents = agents
 
     @activity.defn(name=messages.DIAGNOSE)
@@ -78,7 +78,7 @@ class Diagnosing:
         say: Is told how far it is.
     """
 
-    def __init__(self, agents: AgentPool, given: DiagnoseInput, id: str, say: Say) -> None:
+    def __init__(self, agents: AgentClients, given: DiagnoseInput, id: str, say: Say) -> None:
         self._agents = agents
         self._given = given
         self._id = id

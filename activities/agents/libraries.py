@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
@@ -14,7 +14,7 @@ ANSWER_S = 1.0
 """Machines that do not say it within this time are not waited for, seconds."""
 
 
-async def libraries_of(agents: AgentPool, job: str, machines: Sequence[Machine]) -> dict[str, str]:
+async def libraries_of(agents: AgentClients, job: str, machines: Sequence[Machine]) -> dict[str, str]:
     """What a job's fork servers have imported, with versions, as the first machine says that answers.
 
     Args:

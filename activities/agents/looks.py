@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from activities.heartbeat import Say
 from activities.turns import gathered
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.tracer.dump_files import files_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.analysis import found_of, judge_hang
@@ -60,7 +60,7 @@ class RankLook:
 
 
 async def look(
-    agents: AgentPool,
+    agents: AgentClients,
     job: str,
     machines: Sequence[Machine],
     *,
@@ -144,7 +144,7 @@ def judge_looks(
 
 
 async def trace(
-    agents: AgentPool,
+    agents: AgentClients,
     spec: JobSpec,
     machines: Sequence[Machine],
     *,

@@ -36,7 +36,7 @@ from activities.messages import (
     StopInput,
 )
 from activities.versions.store import VersionStore
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.pool.libraries import differing
@@ -61,7 +61,7 @@ class JobHint(Protocol):
 class RankActivities:
     """The activities that talk to the node agents."""
 
-    def __init__(self, agents: AgentPool, watcher: JobHint | None = None, store: VersionStore | None = None) -> None:
+    def __init__(self, agents: AgentClients, watcher: JobHint | None = None, store: VersionStore | None = None) -> None:
         self._agents = agents
         self._watcher = watcher
         self._store = store

@@ -28,7 +28,7 @@ from activities.heartbeat import Say, heartbeating, request_id
 from activities.messages import LaunchInput, PrepareInput, ReleaseInput, ReplayGroupInput
 from activities.turns import gathered
 from activities.versions.store import VersionStore
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
@@ -58,7 +58,7 @@ _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE
 class ReplayActivities:
     """The activity that replays a job on a group."""
 
-    def __init__(self, agents: AgentPool, store: VersionStore | None = None) -> None:
+    def __init__(self, agents: AgentClients, store: VersionStore | None = None) -> None:
         self._agents = agents
         self._ranks = RankActivities(agents, None, store)  # no watcher is told: what a replay does opens no incident
 
@@ -167,7 +167,7 @@ class ReplayActivities:
 class Followed:
     """Ranks of a group while they run."""
 
-    def __init__(self, agents: AgentPool, given: ReplayGroupInput) -> None:
+    def __init__(self, agents: AgentClients, given: ReplayGroupInput) -> None:
         self._agents, self._given = agents, given
         self._ranks: dict[int, pb.RankProgress] = {}
         self._changed = asyncio.Event()

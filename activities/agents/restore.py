@@ -17,7 +17,7 @@ from activities.agents.call_all import on_all, prepared
 from activities.agents.convert import TO_WIRE, checkpoint_options
 from activities.heartbeat import Say, request_id
 from activities.messages import RestoreInput
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import readers
 from everstep.model.machine import Machine
@@ -44,7 +44,7 @@ class _Round:
 class CopyRestorer:
     """One restore; the activity of the name calls :meth:`run`."""
 
-    def __init__(self, agents: AgentPool, restore: RestoreInput, say: Say) -> None:
+    def __init__(self, agents: AgentClients, restore: RestoreInput, say: Say) -> None:
         self._agents = agents
         self._restore = restore
         self._say = say

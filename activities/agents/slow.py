@@ -19,7 +19,7 @@ from activities.heartbeat import heartbeating
 from activities.ledger import Ledger
 from activities.messages import SlowRoundInput
 from activities.turns import gathered
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.tracer.dump_files import files_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.slow.by_samples import RankAtWork, counted, slow_round
@@ -46,7 +46,7 @@ LOGGED = 16
 class SlowActivities:
     """The activity of one round of the vote for a slow machine."""
 
-    def __init__(self, agents: AgentPool, ledger: Ledger) -> None:
+    def __init__(self, agents: AgentClients, ledger: Ledger) -> None:
         self._agents = agents
         self._kept = KeptLooks(ledger)
 

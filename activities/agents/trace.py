@@ -13,14 +13,14 @@ from activities.agents.looks import hang_found, trace
 from activities.heartbeat import heartbeating
 from activities.ledger import Ledger
 from activities.messages import TraceInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from everstep.model.hang import HangFound
 
 
 class TraceActivities:
     """The activity that looks at ranks before they are stopped."""
 
-    def __init__(self, agents: AgentPool, ledger: Ledger) -> None:
+    def __init__(self, agents: AgentClients, ledger: Ledger) -> None:
         self._agents = agents
         self._kept = KeptLooks(ledger)
 

@@ -19,7 +19,7 @@ from activities import messages
 from activities.clusters.cluster import Cluster, Listing
 from activities.heartbeat import heartbeating, request_id
 from activities.turns import gathered
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.monitor.finding_messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
@@ -66,7 +66,7 @@ class _Jobs:
 class LookActivities:
     """Looks at a cluster for its pool."""
 
-    def __init__(self, agents: AgentPool, cluster: Cluster | None) -> None:
+    def __init__(self, agents: AgentClients, cluster: Cluster | None) -> None:
         """Use these agents.
 
         Args:

@@ -14,7 +14,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import CheckVersionInput
 from activities.turns import gathered
 from activities.versions.store import VersionStore
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable, ConfigError
 from everstep.model.job import JobSpec
@@ -39,7 +39,7 @@ class ReadyActivities:
         store: Of versions; None: there is none, and no machine gets any.
     """
 
-    def __init__(self, agents: AgentPool, store: VersionStore | None) -> None:
+    def __init__(self, agents: AgentClients, store: VersionStore | None) -> None:
         self._agents = agents
         self._store = store
 

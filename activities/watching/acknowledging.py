@@ -9,7 +9,7 @@ import structlog
 
 from activities.turns import in_turns
 from activities.watching.job_view import JobView
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
@@ -36,7 +36,7 @@ class Acknowledging:
         watched: All jobs that this worker watches: what happened to a machine concerns each that runs there.
     """
 
-    def __init__(self, agents: AgentPool, job: JobView, watched: Mapping[str, JobView]) -> None:
+    def __init__(self, agents: AgentClients, job: JobView, watched: Mapping[str, JobView]) -> None:
         self._agents = agents
         self._job = job
         self._watched = watched

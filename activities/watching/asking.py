@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import structlog
 
 from activities.turns import in_turns
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("watcher")
 
 
 @contextlib.asynccontextmanager
-async def asking(agents: AgentPool, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
+async def asking(agents: AgentClients, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
     """Gives a function that sends a call to each machine of some, unless its last call has not ended yet."""
     asked: dict[str, asyncio.Task[None]] = {}
     rounds: set[asyncio.Task[None]] = set()

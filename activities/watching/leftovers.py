@@ -20,7 +20,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from activities.turns import gathered
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.log_once import Once
 from everstep.errors import EverstepError
@@ -74,7 +74,7 @@ class LeftoverCleaner:
     def __init__(
         self,
         client: Client,
-        agents: AgentPool,
+        agents: AgentClients,
         task_queue: str,
         settle: timedelta = SETTLE,
         again_s: float = LOOK_S,

@@ -14,7 +14,7 @@ import structlog
 from activities.agents.looks import judge_looks, look
 from activities.heartbeat import steady_ns
 from activities.watching.job_view import JobView
-from agent.client import AgentPool
+from agent.client import AgentClients
 from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.detect.hang import SAMPLE_AGAIN, apart_s, first_sample_s
 
@@ -30,7 +30,7 @@ log = structlog.get_logger("watcher")
 class Looking:
     """Watches one job for as long as it is watched."""
 
-    def __init__(self, agents: AgentPool, job: JobView) -> None:
+    def __init__(self, agents: AgentClients, job: JobView) -> None:
         self._agents = agents
         self._job = job
 

@@ -35,7 +35,7 @@ from activities.watching.asking import ASK_S, asking
 from activities.watching.job_view import BARE_S, Finished, JobView
 from activities.watching.looking import Looking
 from activities.watching.with_workflow import learn_from, update_of
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import Once
@@ -74,7 +74,7 @@ class Watcher:
     """Watches every running job of a task queue until it is cancelled."""
 
     def __init__(
-        self, client: Client, agents: AgentPool, task_queue: str, machine_event: MachineEvent | None = None
+        self, client: Client, agents: AgentClients, task_queue: str, machine_event: MachineEvent | None = None
     ) -> None:
         self._client = client
         self._task_queue = task_queue

@@ -56,7 +56,7 @@ class SavedStates:
             self._disk_since[rank] = time.monotonic() - max(age_s, 0.0)
         self.update(rank, disk_step=step)
 
-    def tell_ages(self, ranks: Iterable[pb.RankProgress]) -> None:
+    def set_ages(self, ranks: Iterable[pb.RankProgress]) -> None:
         """Say how old copies are now. Apart from ``of``: an age is no news, and changes all the time."""
         now = time.monotonic()
         with self._lock:

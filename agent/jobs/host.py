@@ -16,7 +16,7 @@ from agent.checkpoints.options import Place
 from agent.checkpoints.peers.exchange import Exchange
 from agent.checkpoints.saved_state import SavedStates
 from agent.code.cache import CodeCache
-from agent.launcher.fork_pool import ForkServers
+from agent.launcher.fork_servers import ForkServers
 from agent.launcher.processes import Reaper
 from agent.reporting.observations import ObservationLog
 from agent.state.disk import StateDisk

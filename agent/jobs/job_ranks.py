@@ -66,7 +66,7 @@ class JobRanks:
         """Whether the newest launch could count on the disk for what its ranks print."""
         self._log = logger.bind(job=record.job)
 
-    def recorded(self, row: Mapping[str, Any]) -> RankRecord:
+    def record_rank(self, row: Mapping[str, Any]) -> RankRecord:
         """Take a rank that the fork server tells of, and watch it."""
         found = self.record.find(row["generation"], row["rank"])
         if found is None:
@@ -116,11 +116,11 @@ class JobRanks:
         kill_family(rank.pid, rank.start_ticks, self.mark(rank))
         self.ended(rank, end)
 
-    def exit_pushed(self, row: Mapping[str, Any]) -> None:
+    def exit_reported(self, row: Mapping[str, Any]) -> None:
         """The fork server tells of an end."""
         if row["rank"] < 0:
             return
-        rank = self.recorded(row)
+        rank = self.record_rank(row)
         rank.stopped = rank.stopped or (row["stopped"] and not rank.ending)
         self.ended(rank, End(**row["exit"]))
 
@@ -233,7 +233,7 @@ class JobRanks:
                     "start_ticks": start_ticks(found.pid),
                     "forked_ns": found.milestones["forked"],
                 }
-                self.recorded(row)
+                self.record_rank(row)
         self.save()
 
     def forget_other_boots(self, boot: str) -> None:
@@ -250,15 +250,15 @@ class JobRanks:
     def take_over(self, table: Mapping[str, Any]) -> None:
         """Bring the record up to the fork server's table."""
         for row in table["ranks"]:
-            self.recorded(row)
+            self.record_rank(row)
             if row["exit"]:
-                self.exit_pushed(row)
+                self.exit_reported(row)
         for row in table["stores"]:
             if row["exit"] is None:
-                self.store_recorded(row)
+                self.record_store(row)
         self.record.generation = max([self.record.generation, *(r.generation for r in self.record.ranks)])
 
-    def store_recorded(self, row: Mapping[str, Any]) -> StoreRecord:
+    def record_store(self, row: Mapping[str, Any]) -> StoreRecord:
         """Take a rendezvous store that it tells of."""
         store = StoreRecord(**{name: row[name] for name in ("generation", "pid", "start_ticks", "port")})
         if store not in self.record.stores:
@@ -280,7 +280,7 @@ class JobRanks:
             if report := self._drained.get(rank, generation):
                 self.archive.drain(report)
 
-    def tell_metrics(self) -> None:
+    def report_metrics(self) -> None:
         """Tell of jumps and declines that ranks report, once each."""
         for rank in self.record.of(self.record.generation):
             if report := self.reports.get(rank.rank, rank.generation):

@@ -126,7 +126,7 @@ class JobRunner:
     def attach(self, server: ForkServerClient) -> None:
         """Take a fork server as this job's, with all that it has forked."""
         self.server = server
-        server.on_exit = self.ranks.exit_pushed
+        server.on_exit = self.ranks.exit_reported
         server.on_lost = lambda: self.host.spawn(self._server_lost(server))
         self.record.fork_server_pid, self.record.fork_server_ticks = server.pid, server.start_ticks
         self.ranks.take_over(server.table)
@@ -163,7 +163,7 @@ class JobRunner:
                 )
             except ForkServerLost:
                 continue
-            store = self.ranks.store_recorded(row)
+            store = self.ranks.record_store(row)
             self.ranks.save()
             return store
         raise AgentError("the fork server died again and again; see the agent's log")
@@ -193,7 +193,7 @@ class JobRunner:
                     await self._look_at_disk()
                     reply = await server.request("fork", **self._fork_arguments(request, missing))
                     for row in reply["ranks"]:
-                        self.ranks.recorded(row)
+                        self.ranks.record_rank(row)
                 break
             except ForkServerLost:
                 await wait_gone(server.pid, server.start_ticks, KILL_PATIENCE_S)
@@ -220,7 +220,7 @@ class JobRunner:
 
     async def _look_at_disk(self) -> None:
         """Before ranks are forked: their files are made by then, or the disk hangs and they get none."""
-        self.ranks.keeps_output = await self.host.disk.settled(OUTPUT_PATIENCE_S)
+        self.ranks.keeps_output = await self.host.disk.flush(OUTPUT_PATIENCE_S)
         if not self.ranks.keeps_output:
             self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
 
@@ -344,7 +344,7 @@ class JobRunner:
             self.server = None
         self.record.fork_server_pid = self.record.fork_server_ticks = 0
         self.ranks.drain()
-        await self.host.disk.settled(DRAIN_PATIENCE_S)
+        await self.host.disk.flush(DRAIN_PATIENCE_S)
         self.ranks.reports.close()
         await asyncio.to_thread(self.checkpoints.close)
         self.host.exchange.tokens.forget(self.record.job)

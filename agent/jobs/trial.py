@@ -45,7 +45,7 @@ def forget_earlier(host: Host) -> None:
     shutil.rmtree(host.shm_dir / LIVE / FOLDER, ignore_errors=True)
 
 
-async def tried(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str]) -> pb.TryCodeReply:
+async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str]) -> pb.TryCodeReply:
     """Try a script.
 
     Args:

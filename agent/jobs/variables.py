@@ -9,7 +9,9 @@ from pathlib import Path
 from everstep.errors import ConfigError
 
 
-def taken(names: Sequence[str], file: str, machine: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
+def read_variables(
+    names: Sequence[str], file: str, machine: str, own: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The named variables, each from the file if it is there, else from the agent's environment. Waits for a disk.
 
     Args:

@@ -40,7 +40,7 @@ class ObservationLog:
         self._entries: list[pb.Observation] = []
         self.last = 0
         """The newest number that was given."""
-        self.found = 0
+        self.restored = 0
         """The newest number that an earlier agent's log has."""
         self._changed = asyncio.Event()
         self._lines = 0
@@ -166,7 +166,7 @@ class ObservationLog:
                     self.last = max(self.last, entry.sequence)
             except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
                 logger.warning("skipped a damaged line", path=str(self._file.path), line=number, reason=str(error))
-        self.found = self.last
+        self.restored = self.last
         self.last += REBOOT_LEAP if leap else 0
         self._entries = self._entries[-KEPT:]
 

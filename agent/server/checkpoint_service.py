@@ -13,7 +13,7 @@ from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.tiers import storage_check
 from agent.checkpoints.tiers.listing import root_of, unlisted_disk
 from agent.jobs.job_runner import JobRunner
-from agent.jobs.variables import taken
+from agent.jobs.variables import read_variables
 from agent.server.job_registry import Context, JobRegistry, check_job
 from agent.statuses import status_of
 from agent.v1 import agent_pb2 as pb
@@ -63,7 +63,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         looks = storage_check.checks(request.job, request.disk_path, request.remote_url)
         missing = ""
         try:
-            await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
         except ConfigError as error:
             missing = str(error)
         return pb.CheckStorageReply(problems=await storage_check.problems(looks), missing=missing)
@@ -133,7 +133,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
             port=self.host.exchange.port.port, token=self.host.exchange.tokens.issue(request.job)
         )
 
-    async def held_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
+    async def copies_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
         """What Stop answers: by headers, whatever the size, and small own slots verified.
 
         Args:

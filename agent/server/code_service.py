@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import structlog
 
 from agent.jobs.job_runner import JobRunner
-from agent.jobs.trial import tried
-from agent.jobs.variables import taken
+from agent.jobs.trial import try_script
+from agent.jobs.variables import read_variables
 from agent.server.checkpoint_service import CheckpointsService
 from agent.server.job_registry import Context, check_job
 from agent.statuses import status_of
@@ -42,8 +42,8 @@ class CodeService(CheckpointsService):
         """Run a script up to where it joins the job."""
 
         async def carry_out() -> pb.TryCodeReply:
-            values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
-            return await tried(self.host, request, values)
+            values = await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
+            return await try_script(self.host, request, values)
 
         try:
             check_job(request.job)

@@ -120,7 +120,7 @@ class JobRegistry:
         self.host.fork_servers.warm_up()
         return freed
 
-    async def make_way(self, job: str) -> None:
+    async def end_others_than(self, job: str) -> None:
         """Before ranks of a job, or of one of its replays, are started: only one of them is on a machine.
 
         Raises:
@@ -169,7 +169,7 @@ class JobRegistry:
             return runner
         folder = self.host.state_dir / "jobs" / job
         self.host.disk.forget(folder / RECORD)  # of the earlier job of this name
-        self.host.disk.run(("new", job), lambda: _make_way(folder))
+        self.host.disk.run(("new", job), lambda: _set_aside(folder))
         record = JobRecord(job=job, run=run, boot=boot_id(), revision=runner.record.revision if runner else 0)
         runner = self.runners[job] = JobRunner(self.host, record)
         self.host.records.begin(record)
@@ -186,7 +186,7 @@ class JobRegistry:
         return runner
 
 
-def _make_way(folder: Path) -> None:
+def _set_aside(folder: Path) -> None:
     """An earlier job of a name leaves its logs, which are kept until the next one."""
     if folder.exists():
         previous = folder.with_name(f"{folder.name}.previous")

@@ -81,7 +81,7 @@ def _job(samples: Samples, job: str, runner: JobRunner) -> None:
     samples.add("job_generation", record.generation, job=job)
     samples.add("job_fenced_generation", record.fenced, job=job)
     ranks = progress_of(runner)
-    runner.checkpoints.place.saved.tell_ages(ranks)
+    runner.checkpoints.place.saved.set_ages(ranks)
     alive = sum(rank.alive for rank in ranks)
     for state, number in (("alive", alive), ("ended", len(ranks) - alive)):
         samples.add("ranks", number, job=job, state=state)

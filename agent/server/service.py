@@ -16,7 +16,7 @@ import structlog
 import everstep
 from agent.diagnoser.kind import hardware
 from agent.jobs.job_runner import RUN, JobRunner
-from agent.jobs.variables import taken
+from agent.jobs.variables import read_variables
 from agent.launcher.fork_client import ForkServerClient
 from agent.monitor.finding_messages import FINDINGS, inspect_reply, to_message
 from agent.monitor.monitor import Monitor
@@ -64,7 +64,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     async def recover(self) -> int:
         """Take over what an earlier agent left; returns the number of adopted ranks."""
-        last_told = self.host.log.found
+        last_told = self.host.log.restored
         for record in self.host.records.load():
             self.jobs.runners[record.job] = JobRunner(self.host, record)
             self.host.records.begin(record)
@@ -154,7 +154,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             if record.released:
                 continue
             server, ranks = runner.server, progress_of(runner)
-            runner.checkpoints.place.saved.tell_ages(ranks)
+            runner.checkpoints.place.saved.set_ages(ranks)
             reply.jobs.add(
                 job=job,
                 run=record.run,
@@ -169,7 +169,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
     async def _room(self) -> pb.Room:
         """What is free; of a disk that hangs what it said last."""
         self.host.disk.run("room", self._look_at_disk)
-        await self.host.disk.settled(ROOM_PATIENCE_S)
+        await self.host.disk.flush(ROOM_PATIENCE_S)
         return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
 
     def _look_at_disk(self) -> None:
@@ -182,7 +182,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             self.jobs.memory.forget(request.job)  # the replies belong to an earlier job of this name
 
         async def carry_out() -> pb.PrepareReply:
-            await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
             runner = self.jobs.new_runner(request.job, request.run)
             async with runner.lock:
                 runner.check_present()
@@ -224,8 +224,8 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
         async def carry_out() -> pb.LaunchReply:
             runner = self.jobs.runner(request.job)
-            await self.jobs.make_way(request.job)
-            values = await asyncio.to_thread(taken, request.env_from, request.env_file, self.host.machine)
+            await self.jobs.end_others_than(request.job)
+            values = await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
             whole = pb.LaunchRequest()
             whole.CopyFrom(request)
             whole.env.update({name: value for name, value in values.items() if name not in request.env})
@@ -249,7 +249,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 unknown = runner.is_unknown()
                 ranks = await runner.stop(request.generation, request.grace_s)
                 verify_bytes = request.verify_bytes if request.HasField("verify_bytes") else None
-                checkpoints = await self.held_after_stop(runner, verify_bytes)
+                checkpoints = await self.copies_after_stop(runner, verify_bytes)
             ends = await asyncio.gather(*map(runner.ranks.describe_end, ranks))
             return pb.StopReply(
                 ranks=ends,
@@ -318,7 +318,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 sent, sent_at = state, time.monotonic()
                 reply.time_ns = time.time_ns()
                 if runner:
-                    runner.checkpoints.place.saved.tell_ages(reply.ranks)
+                    runner.checkpoints.place.saved.set_ages(reply.ranks)
                 yield reply
             await self._until_shown(runner, reply, interval)
 
@@ -338,7 +338,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         """Step records of one rank, or of all."""
         runner = await self.jobs.known(request.job, context)
         runner.ranks.drain()
-        await self.host.disk.settled(STEPS_PATIENCE_S)
+        await self.host.disk.flush(STEPS_PATIENCE_S)
         archive, version_of = runner.ranks.archive, runner.record.version_of
         for rank in archive.ranks() if request.rank < 0 else [request.rank]:
             for reply in archive.read(rank, request.from_step, version_of):

@@ -89,7 +89,7 @@ class StateDisk:
             return f"it does not answer for {silent_s:.0f} s"
         return self._problem
 
-    async def settled(self, timeout_s: float) -> bool:
+    async def flush(self, timeout_s: float) -> bool:
         """Wait until all that was asked for was tried; False when the disk hangs meanwhile."""
         deadline = time.monotonic() + timeout_s
         while self._fresh or self._busy_since:

@@ -166,13 +166,13 @@ def _postgresql() -> Examined:
 
 
 def _inventory(path: Path) -> Examined:
-    from agent.client import AgentPool
+    from agent.client import AgentClients
     from controlplane.inventory import NAMED, Answer, ask, load
 
     found = load(path)
 
     async def answers() -> list[Answer]:
-        agents = AgentPool()
+        agents = AgentClients()
         try:
             return await ask(found.machines, agents)
         finally:

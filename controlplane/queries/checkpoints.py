@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from activities.agents.evidence import held_of
 from agent.checkpoints.tiers.listing import UNFINISHED
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import MEMORY, nearest
 from everstep.decisions.keep.lineage import UNKNOWN, Lineage, Runs, usable
@@ -74,7 +74,7 @@ class CheckpointsReport(BaseModel):
 
 
 async def ask_for_copies(
-    agents: AgentPool, spec: JobSpec, machines: Sequence[Machine], *, verify: bool = False
+    agents: AgentClients, spec: JobSpec, machines: Sequence[Machine], *, verify: bool = False
 ) -> tuple[list[StateCopy], list[str]]:
     """What the machines hold of a job in all tiers, and the machines that do not answer.
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
 from everstep.model.machine import Machine
@@ -16,7 +16,7 @@ PATIENCE_S = 2.0
 
 
 async def last_step(
-    agents: AgentPool, job: str, machines: Sequence[Machine], *, from_step: int = 0
+    agents: AgentClients, job: str, machines: Sequence[Machine], *, from_step: int = 0
 ) -> tuple[int | None, float | None]:
     """Number of completed steps and the loss of the last one; None where no record tells.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.monitor.finding_messages import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
@@ -73,7 +73,7 @@ class OddMachine(BaseModel):
     """On most machines."""
 
 
-async def ask_machines(agents: AgentPool, machines: Sequence[Machine]) -> list[MachineReport]:
+async def ask_machines(agents: AgentClients, machines: Sequence[Machine]) -> list[MachineReport]:
     """Ask all machines at once; one that does not answer is unknown."""
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
 

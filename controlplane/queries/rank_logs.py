@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable, ConfigError
 from everstep.model.job import JobSpec
@@ -93,7 +93,7 @@ class RankLogs:
         stream: ``both``, ``stdout`` or ``stderr``.
     """
 
-    def __init__(self, agents: AgentPool, job: str, stream: str = "both") -> None:
+    def __init__(self, agents: AgentClients, job: str, stream: str = "both") -> None:
         self._agents = agents
         self._job = job
         self._streams = STREAMS[stream]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.launcher.rank_process import BESIDE
 from agent.reporting.step_archive import StepArchive
 from agent.state.job_record import FILE as JOB_FILE
@@ -115,7 +115,7 @@ class Records:
 
 
 async def collect(
-    agents: AgentPool, job: str, machines: Sequence[Machine], known: Records | None = None, *, from_step: int = 0
+    agents: AgentClients, job: str, machines: Sequence[Machine], known: Records | None = None, *, from_step: int = 0
 ) -> Records:
     """Ask the agents for all step records of a job from a step on.
 
@@ -163,7 +163,7 @@ def rescue(job: str, state: Path, shm: Path) -> Records:
 
 
 async def read_logs(
-    agents: AgentPool, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
+    agents: AgentClients, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
 ) -> int:
     """Read what the ranks wrote about themselves into ``records``; returns how often a rank was there twice.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from everstep.model.machine import Machine
 from tests.hosts import own_host
@@ -24,9 +24,9 @@ async def serving(agents: Sequence[FakeAgent]) -> AsyncIterator[list[Machine]]:
 
 
 @contextlib.asynccontextmanager
-async def reached(agents: Sequence[FakeAgent]) -> AsyncIterator[tuple[AgentPool, list[Machine]]]:
+async def reached(agents: Sequence[FakeAgent]) -> AsyncIterator[tuple[AgentClients, list[Machine]]]:
     """Serve them, with clients for whoever asks them."""
-    pool = AgentPool()
+    pool = AgentClients()
     async with serving(agents) as machines:
         try:
             yield pool, machines

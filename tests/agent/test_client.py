@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent import client as client_module
-from agent.client import CONNECTING, AgentPool
+from agent.client import CONNECTING, AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from tests.activities.spoken import serving
@@ -68,19 +68,21 @@ async def slow_agent(delay_s: float) -> AsyncIterator[tuple[Slow, int]]:
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[AgentPool]:
-    found = AgentPool()
+async def pool() -> AsyncIterator[AgentClients]:
+    found = AgentClients()
     yield found
     await found.close()
 
 
-async def test_an_agent_that_is_slow_to_connect_is_reached(pool: AgentPool) -> None:
+async def test_an_agent_that_is_slow_to_connect_is_reached(pool: AgentClients) -> None:
     async with slow_agent(0.5) as (slow, port):
         assert (await pool.get(f"127.0.0.1:{port}").describe(timeout_s=60)).machine == "m0"
         assert slow.connections == 1, "the connection had the time that it needed"
 
 
-async def test_a_pool_connects_to_many_agents_a_few_at_a_time(pool: AgentPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_connects_to_many_agents_a_few_at_a_time(
+    pool: AgentClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_module, "HOLD_S", 3600.0)
     async with slow_agent(0.05) as (slow, port):
         agents = [pool.get(f"127.0.{1 + n // 200}.{1 + n % 200}:{port}") for n in range(4 * CONNECTING)]
@@ -91,7 +93,7 @@ async def test_a_pool_connects_to_many_agents_a_few_at_a_time(pool: AgentPool, m
         assert slow.most <= CONNECTING
 
 
-async def test_machines_that_do_not_answer_at_all_keep_nobody_from_the_others(pool: AgentPool) -> None:
+async def test_machines_that_do_not_answer_at_all_keep_nobody_from_the_others(pool: AgentClients) -> None:
     async with slow_agent(3600) as (_, hanging), slow_agent(0) as (_, port):
         gone = [pool.get(f"127.0.{1 + n // 200}.{1 + n % 200}:{hanging}") for n in range(3 * CONNECTING)]
         calls = [asyncio.create_task(agent.describe(timeout_s=60)) for agent in gone]

@@ -73,7 +73,7 @@ class FakeSubject(Subject):
 
     async def restart(self) -> None:
         await self._agent.stop()
-        self._agent.tell(agent_started=pb.AgentStarted(pid=os.getpid()))
+        self._agent.publish(agent_started=pb.AgentStarted(pid=os.getpid()))
         await self._agent.start()
         await _answers(self.client)
 
@@ -100,7 +100,7 @@ async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
             yield RealSubject(running)
         return
     async with FakeAgent.empty("m1") as agent, AgentClient(agent.address) as client:
-        agent.tell(agent_started=pb.AgentStarted(pid=os.getpid()))
+        agent.publish(agent_started=pb.AgentStarted(pid=os.getpid()))
         yield FakeSubject(agent, client)
 
 

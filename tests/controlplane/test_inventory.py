@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console import main
@@ -185,7 +185,7 @@ async def test_machines_out_of_use_are_passed_over_and_a_former_standby_is_a_mac
 
 async def test_machines_are_asked_who_they_are() -> None:
     agents = [FakeAgent(describe=pb.DescribeReply(machine=name)) for name in ("gpu-0", "gpu-9")]
-    pool = AgentPool()
+    pool = AgentClients()
     async with serving(agents) as machines:
         wanted = [
             Machine(name="gpu-0", address=machines[0].address),

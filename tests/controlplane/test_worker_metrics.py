@@ -18,7 +18,7 @@ from activities.ledger.time_spent import TimeSpent
 from activities.watching.job_view import JobView
 from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from controlplane.worker import run_worker
 from controlplane.worker_metrics import samples_of, temporal_runtime
@@ -33,7 +33,7 @@ HOST = own_host(25)
 
 
 async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
-    watcher, events = Watcher(cast(Any, None), AgentPool(), "everstep"), EventWriter(cast(Any, None))
+    watcher, events = Watcher(cast(Any, None), AgentClients(), "everstep"), EventWriter(cast(Any, None))
     machines = [Machine(name=name, address=f"{name}:7070") for name in ("m0", "m1")]
     watcher.watched["job/gpt"] = JobView(
         JobSpec(name="gpt", script="gpt.py", machines=2, ranks_per_machine=2), machines

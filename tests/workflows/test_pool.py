@@ -21,7 +21,7 @@ from activities.pool.ask_pool import PoolActivities, keep_pool, update_pool
 from activities.pool.look import LookActivities
 from activities.pool.provision import ProvisionActivities
 from activities.pool.ready import ReadyActivities
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable, ClusterError
@@ -154,7 +154,7 @@ def machine_agent(number: int) -> FakeAgent:
 
 @pytest.fixture
 async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
-    queue, scripted, clients = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
+    queue, scripted, clients = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentClients()
     agents = [machine_agent(number) for number in range(COUNT + 2)]
     async with serving(agents) as machines:
         found = Pooled(temporal, queue, machines, agents, scripted)

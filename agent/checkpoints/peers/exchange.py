@@ -9,7 +9,7 @@ import weakref
 from agent.checkpoints.peers.data_port import DataPort
 from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import Wire, connect
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 
@@ -37,7 +37,7 @@ class Exchange:
         self.port = DataPort(host, self.tokens)
         self._machine = machine
         self._loop = asyncio.get_running_loop()
-        self._agents = AgentPool(security)
+        self._agents = AgentClients(security)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()

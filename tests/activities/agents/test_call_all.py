@@ -9,7 +9,7 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities.agents import call_all
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from everstep.errors import AgentUnreachable
 from everstep.model.machine import Machine
 
@@ -40,7 +40,7 @@ class Clock:
 
 
 async def test_a_silent_machine_has_its_patience_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment, pool = ActivityEnvironment(), AgentPool()
+    environment, pool = ActivityEnvironment(), AgentClients()
     clock = Clock(monkeypatch)
     asked: list[float] = []
 

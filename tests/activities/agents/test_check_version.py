@@ -14,7 +14,7 @@ from activities.agents.check_version import CheckActivities, judged
 from activities.messages import CheckVersionInput, VersionChecked
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import VersionStore
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import Answer, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, CodeMissing, ConfigError
@@ -142,7 +142,7 @@ def test_where_nobody_answers_nothing_is_refused() -> None:
 
 async def test_real_agents_try_real_code(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
-    store, pool = VersionStore(str(tmp_path / "versions")), AgentPool()
+    store, pool = VersionStore(str(tmp_path / "versions")), AgentClients()
     async with running_agent(tmp_path / "agent") as running:
 
         async def told(script: str) -> VersionChecked:

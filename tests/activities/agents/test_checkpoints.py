@@ -9,7 +9,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.agents.checkpoints import CheckpointActivities
 from activities.messages import FindInput, FolderFound, FolderInput, RoomInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -29,7 +29,7 @@ def holder(*held: pb.HeldCheckpoint, room: pb.Room | None = None) -> FakeAgent:
 
 
 async def run(activity: Callable[[CheckpointActivities], Any], given: Any) -> Any:
-    pool = AgentPool()
+    pool = AgentClients()
     try:
         return await ActivityEnvironment().run(activity(CheckpointActivities(pool)), given)
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from activities.agents.confirm import Heard, confirm_steps
 from activities.messages import ConfirmInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import RankState
@@ -32,7 +32,7 @@ async def test_a_machine_that_knows_nothing_of_its_launch_was_lost() -> None:
         given = ConfirmInput(
             spec=spec, machines=machines, launched=Launched(generation=2, resume_step=20, started_ns=1)
         )
-        pool = AgentPool()
+        pool = AgentClients()
         verdict = await asyncio.wait_for(confirm_steps(pool, given), 30)
         await pool.close()
     assert (verdict.ok, verdict.emptied) == (False, ["m1"])
@@ -44,7 +44,7 @@ async def test_a_machine_that_says_nothing_while_nobody_steps_is_not_waited_for(
             yield pb.ProgressReply(generation=2, ranks=[pb.RankProgress(rank=0, generation=2, alive=True)])
             await asyncio.sleep(0.02)
 
-    spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentPool()
+    spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentClients()
     async with serving([FakeAgent(progress=tells_on), FakeAgent(progress=NEVER)]) as machines:
         launched = Launched(generation=2, resume_step=20, started_ns=1)
         given = ConfirmInput(spec=spec, machines=machines, launched=launched, timeout_s=600.0, silent_s=0.5)

@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.agents.diagnose import DiagnoseActivities, Diagnosing
 from activities.messages import DiagnoseInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent, all_is_well
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable
@@ -52,7 +52,7 @@ def failing(test: str) -> Callable[[pb.DiagnoseRequest], Any]:
 
 
 async def diagnosed(agents: list[FakeAgent], *tests: str, also: list[Machine] | None = None, **given: Any) -> Any:
-    pool, said, environment = AgentPool(), list[str](), ActivityEnvironment()
+    pool, said, environment = AgentClients(), list[str](), ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
     async with serving(agents) as machines:
         asked = DiagnoseInput(machines=[*machines, *(also or [])], tests=list(tests), **{"patience_s": 0.3} | given)
@@ -78,7 +78,7 @@ async def test_all_tests_of_all_machines_and_each_with_both_neighbours() -> None
 
 async def test_it_says_how_far_it_is_and_without_an_id_it_ends_with_its_caller() -> None:
     said: list[str] = []
-    pool, agents = AgentPool(), [FakeAgent.empty(f"m{index}") for index in range(3)]
+    pool, agents = AgentClients(), [FakeAgent.empty(f"m{index}") for index in range(3)]
     async with serving(agents) as machines:
         given = DiagnoseInput(machines=machines, tests=["memory", "nic"])
         await asyncio.wait_for(Diagnosing(pool, given, "", said.append).run(), 60)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from activities.agents.looks import Judged, RankLook, hang_found, trace
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import HangSign
@@ -58,7 +58,7 @@ async def seen(name: str, other: dict[int, FakeAgent] | None = None, **of: Any) 
     return found, judged, culprit
 
 
-async def traced(pool: AgentPool, spec: JobSpec, machines: list[Machine]) -> tuple[list[RankLook], Judged]:
+async def traced(pool: AgentClients, spec: JobSpec, machines: list[Machine]) -> tuple[list[RankLook], Judged]:
     return await trace(pool, spec, machines, apart_s=APART_S, generation=3, is_hung=True, limit_s=2.0)
 
 

@@ -15,7 +15,7 @@ from activities.agents import ranks as ranks_module
 from activities.agents.evidence import evidence_of
 from activities.agents.ranks import RankActivities
 from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.evidence import Evidence
@@ -38,7 +38,7 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = JobSpec(name="large", script="/job.py", machines=1, ranks_per_machine=RANKS * SMALL)
-    agent, pool = large(SMALL), AgentPool()
+    agent, pool = large(SMALL), AgentClients()
     turns, within = 0, []
 
     async def heartbeat() -> None:
@@ -65,7 +65,7 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
 
 
 async def test_machines_are_waited_for_until_all_answer() -> None:
-    pool, said, environment = AgentPool(), list[str](), ActivityEnvironment()
+    pool, said, environment = AgentClients(), list[str](), ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
     activities = RankActivities(pool)
     async with serving([FakeAgent(describe=pb.DescribeReply(machine="m0"))]) as machines:
@@ -81,7 +81,10 @@ async def test_machines_are_waited_for_until_all_answer() -> None:
 async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look each of them up among all would take a second for 2,000."""
     store = pb.StartStoreReply(host="m0", port=1)
-    agents, pool = [FakeAgent(start_store=store, launch=pb.LaunchReply(generation=1)) for _ in range(12)], AgentPool()
+    agents, pool = (
+        [FakeAgent(start_store=store, launch=pb.LaunchReply(generation=1)) for _ in range(12)],
+        AgentClients(),
+    )
     spec = JobSpec(name="large", script="/job.py", machines=12, ranks_per_machine=2)
     compared: list[object] = []
 
@@ -104,7 +107,7 @@ async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_p
     script.write_text("import time\ntime.sleep(600)\n")
     spec = JobSpec(name="late", script=str(script))
     async with running_agent(tmp_path / "agent") as agent:
-        machines, pool = [Machine(name="m1", address=agent.address)], AgentPool()
+        machines, pool = [Machine(name="m1", address=agent.address)], AgentClients()
         ranks = RankActivities(pool)
         environment = ActivityEnvironment()
         # Its agent was silent when the job was prepared: the incident's stop is the first that it hears.
@@ -124,7 +127,7 @@ async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_p
 async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_started(tmp_path: Path) -> None:
     spec = JobSpec(name="lacks", script="/job.py", env_from=["EVEN_MORE_SECRET"])
     async with running_agent(tmp_path / "agent") as agent:
-        machines, pool = [Machine(name="m1", address=agent.address)], AgentPool()
+        machines, pool = [Machine(name="m1", address=agent.address)], AgentClients()
         with pytest.raises(ApplicationError, match=r"EVEN_MORE_SECRET, .* environment on m1") as caught:
             await ActivityEnvironment().run(RankActivities(pool).prepare, PrepareInput(spec=spec, machines=machines))
         assert caught.value.non_retryable
@@ -135,7 +138,7 @@ async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_start
 @pytest.mark.parametrize("part", ["prepare", "launch"])
 async def test_a_machine_that_stands_still_is_given_up_where_another_may_come(part: str) -> None:
     """Neither for minutes, as a fork server may take, nor again and again: who waits has a standby to take."""
-    spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentPool()
+    spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentClients()
     store = pb.StartStoreReply(host="m0", port=1)
     well = FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), start_store=store, launch=pb.LaunchReply(generation=2))
     still = FakeAgent(prepare=NEVER, launch=NEVER, describe=NEVER)
@@ -162,7 +165,7 @@ def prepared_with(**libraries: str) -> FakeAgent:
 
 
 async def test_a_machine_with_other_libraries_than_the_job_has_is_refused() -> None:
-    spec, pool = JobSpec(name="job", script="/job.py", machines=4), AgentPool()
+    spec, pool = JobSpec(name="job", script="/job.py", machines=4), AgentClients()
     silent, former = FakeAgent(describe=NEVER), prepared_with()
     agents = [prepared_with(torch="2.9.1"), prepared_with(torch="2.8.0"), silent, former]
     async with serving(agents) as machines:

@@ -17,7 +17,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.agents.ranks import RankActivities
 from activities.agents.replay import GroupPace, ReplayActivities, loss_digests, not_finite, shape_of, state_digests
 from activities.messages import ReleaseInput, ReplayGroupInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.replay.group_jobs import plan_of, spec_of_group
@@ -86,7 +86,7 @@ def given(agents: list[RunningAgent], how: str, **more: Any) -> ReplayGroupInput
 
 
 async def replayed(asked: ReplayGroupInput) -> GroupRun:
-    pool = AgentPool()
+    pool = AgentClients()
     try:
         run = ActivityEnvironment().run(ReplayActivities(pool).replay_group, asked)
         found: GroupRun = await asyncio.wait_for(run, 60)
@@ -163,7 +163,7 @@ async def test_a_group_that_comes_to_no_first_step_says_so(two: list[RunningAgen
 async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[RunningAgent]) -> None:
     """As after a time in which the server heard nothing of a worker that lives: the same request ids, and the ranks of
     the first attempt, which ends nothing any more."""
-    pool, asked, environment = AgentPool(), given(two, "hang"), ActivityEnvironment()
+    pool, asked, environment = AgentClients(), given(two, "hang"), ActivityEnvironment()
     first = asyncio.create_task(environment.run(ReplayActivities(pool).replay_group, asked))
     await both_run(two)
     environment.cancel(ActivityCancellationDetails(not_found=True))
@@ -181,7 +181,7 @@ async def test_ranks_that_somebody_else_ended_are_no_fault_of_their_machines(two
     asked = given(two, "hang", limit_s=6.0)
     replaying = asyncio.create_task(replayed(asked))
     await both_run(two)
-    pool = AgentPool()
+    pool = AgentClients()
     release = ReleaseInput(job=asked.spec.name, machines=asked.machines, run=asked.run, dying_s=30.0)
     elsewhere = ActivityEnvironment()
     elsewhere.info = replace(elsewhere.info, activity_id="another")
@@ -192,7 +192,7 @@ async def test_ranks_that_somebody_else_ended_are_no_fault_of_their_machines(two
 
 
 async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]) -> None:
-    pool, environment = AgentPool(), ActivityEnvironment()
+    pool, environment = AgentClients(), ActivityEnvironment()
     running = asyncio.create_task(environment.run(ReplayActivities(pool).replay_group, given(two, "hang")))
     await both_run(two)
     environment.cancel()
@@ -237,7 +237,7 @@ async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningA
 
 async def test_a_silent_machine_says_nothing_of_the_group() -> None:
     spec = JobSpec(name="gpt~row-0", script="/job.py", machines=2)
-    pool, well = AgentPool(), FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), release=pb.ReleaseReply())
+    pool, well = AgentClients(), FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), release=pb.ReleaseReply())
     silent = FakeAgent(prepare=AgentUnreachable("gone"), release=pb.ReleaseReply())
     async with serving([well, silent]) as machines:
         asked = ReplayGroupInput(spec=spec, machines=machines, group="row 0", patience_s=0.2)

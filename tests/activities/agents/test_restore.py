@@ -11,7 +11,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.agents.checkpoints import CheckpointActivities
 from activities.messages import RestoreInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.job import JobSpec
@@ -48,7 +48,7 @@ def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> CopyToRest
 
 
 async def restore(machines: Sequence[Machine], copies: Sequence[CopyToRestore], **more: Any) -> Restored:
-    pool = AgentPool()
+    pool = AgentClients()
     patience = {"patience_s": 0.3, "reach_s": 0.0} | more
     given = RestoreInput.model_validate({"spec": SPEC, "machines": list(machines), "copies": list(copies)} | patience)
     try:

@@ -20,7 +20,7 @@ from activities.agents.ship import Shipment
 from activities.messages import LaunchInput, PrepareInput
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import StoredCode, VersionStore
-from agent.client import AgentClient, AgentPool
+from agent.client import AgentClient, AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, VersionStoreError
@@ -222,7 +222,7 @@ async def test_code_comes_while_fork_servers_start(kept: Kept) -> None:
 
 
 async def test_a_machine_that_dies_half_way_gets_it_when_it_is_back(kept: Kept) -> None:
-    agent, pool, begun = lacking(), AgentPool(), asyncio.Event()
+    agent, pool, begun = lacking(), AgentClients(), asyncio.Event()
 
     def begins(_: object) -> object:
         begun.set()

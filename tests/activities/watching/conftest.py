@@ -14,7 +14,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -72,7 +72,7 @@ def worker_of(client: Client, queue: str, cluster: ScriptedCluster) -> Worker:
 @pytest.fixture
 async def place(temporal: Client) -> AsyncIterator[Place]:
     agents = [SpokenAgent(f"m{number}") for number in range(2)]
-    queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentPool()
+    queue, cluster, pool = f"q-{uuid.uuid4().hex[:8]}", ScriptedCluster(), AgentClients()
     async with serving(agents) as machines, worker_of(temporal, queue, cluster) as worker:
         found = Place(temporal, queue, machines, agents, cluster, worker)
         watching = asyncio.create_task(Watcher(temporal, pool, queue).run())

@@ -25,7 +25,7 @@ class SpokenAgent(FakeAgent):
 
     def exited(self, job: str, generation: int, rank: int, end: pb.Exit, *, finished: bool) -> None:
         ended = pb.RankEnd(rank=rank, exit=end, finished=finished)
-        self.tell(job=job, generation=generation, rank_ended=ended)
+        self.publish(job=job, generation=generation, rank_ended=ended)
 
     def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
         if request.job == OF_NO_JOB:

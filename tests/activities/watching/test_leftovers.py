@@ -14,7 +14,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.watching.leftovers import LeftoverCleaner
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
@@ -40,7 +40,7 @@ async def test_ranks_of_a_terminated_job_are_ended_once_their_agent_answers(temp
         running_agent(tmp_path) as agent,
         Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
     ):
-        job, pool = Job(agent, "import time; time.sleep(600)\n", ranks=1), AgentPool()
+        job, pool = Job(agent, "import time; time.sleep(600)\n", ranks=1), AgentClients()
         await job.prepare()
         rank = (await job.launch()).ranks[0].pid
         spec = JobSpec(name=job.name, script=str(job.path))
@@ -76,7 +76,7 @@ async def test_what_is_left_where_a_newer_run_is_not_is_ended_and_the_newer_one_
         Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
     ):
         here = Job(first, "import time; time.sleep(600)\n", ranks=1)
-        there, pool = Job(second, "import time; time.sleep(600)\n", ranks=1), AgentPool()
+        there, pool = Job(second, "import time; time.sleep(600)\n", ranks=1), AgentClients()
         there.name = here.name
         machines = [Machine(name="m1", address=first.address), Machine(name="m2", address=second.address)]
 
@@ -133,7 +133,7 @@ async def over(temporal: Client, name: str, queue: str, state: object) -> None:
 
 async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(temporal: Client) -> None:
     agents = [FakeAgent(describe=one) for one in (pb.DescribeReply(), AgentUnreachable("away"), pb.DescribeReply())]
-    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentPool()
+    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentClients()
     async with (
         serving(agents) as machines,
         Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
@@ -163,7 +163,7 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
 async def test_replays_of_a_job_that_is_over_are_ended_too(temporal: Client) -> None:
     jobs = [pb.JobOnMachine(job=name, run="r1") for name in ("gone~row-0", "gone~column-1", "gone-too", "other~row-0")]
     agent = FakeAgent(describe=pb.DescribeReply(jobs=jobs), release=pb.ReleaseReply())
-    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentPool()
+    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentClients()
     async with (
         serving([agent]) as machines,
         Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
@@ -178,7 +178,7 @@ async def test_replays_of_a_job_that_is_over_are_ended_too(temporal: Client) -> 
 
 
 async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(temporal: Client) -> None:
-    agents, queue, pool = [FakeAgent(describe=pb.DescribeReply())], f"q-{uuid.uuid4().hex[:8]}", AgentPool()
+    agents, queue, pool = [FakeAgent(describe=pb.DescribeReply())], f"q-{uuid.uuid4().hex[:8]}", AgentClients()
     async with (
         serving(agents) as machines,
         Worker(temporal, task_queue=queue, workflows=[OtherJob, IncidentWorkflow], workflow_runner=sandbox()),

@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.watching.job_view import JobView
 from activities.watching.untold import FINDINGS_KEPT
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.model.incident import Anomaly, Symptom
 from tests.activities.watching.test_job_view import S, anomalies, show, watched
@@ -81,7 +81,7 @@ async def test_no_other_report_waits_for_one_of_a_machine(error: Exception) -> N
     show(job, 100 * S, 20)
     job.found("m1", finding(since_s=90), 100 * S)
     [fault] = anomalies(job, 110 * S)
-    watcher = Watcher(cast(Client, client), AgentPool(), "queue")
+    watcher = Watcher(cast(Client, client), AgentClients(), "queue")
     async with asyncio.timeout(10):
         assert await watcher._report(job, fault)
     assert (client.asked, watcher.reported["observe"]) == (1, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from activities.watching.job_view import JobView
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from everstep.model.job_state import job_workflow_id
 from tests.activities.watching.test_job_view import S, anomalies, progress, show, watched
 
@@ -90,7 +90,7 @@ class Listed:
 async def test_a_job_that_is_watched_anew_keeps_what_was_learnt_of_its_pauses() -> None:
     job = watched()
     client: Any = Listed(job)
-    watcher, workflow_id = Watcher(client, AgentPool(), "queue"), job_workflow_id(job.spec.name)
+    watcher, workflow_id = Watcher(client, AgentClients(), "queue"), job_workflow_id(job.spec.name)
     watcher.ensure(job.spec, job.machines)
     await watcher._list()
     steps_of(watcher.watched[workflow_id], 100, 101, 102, 106, 107)

@@ -9,7 +9,7 @@ from activities.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
 from activities.watching.acknowledging import Acknowledging
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.reporting.observations import OF_NO_JOB
 from agent.v1 import agent_pb2 as pb
 from tests.activities.watching.conftest import Place, cancelled_at_the_end, worker_of
@@ -26,12 +26,12 @@ async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: P
     agent, job = place.agents[0], await place.start("faulty", 1)
     agent.shown["faulty"] = RUNS
     await place.until_watched(1)
-    ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentPool()
+    ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentClients()
     events = EventWriter(ledger)
     async with cancelled_at_the_end(Watcher(place.client, pool, place.queue, events.take).run(), events.run()):
         await place.until_watched(2)
         await place.worker.shutdown()
-        agent.tell(machine_finding=pb.MachineFinding(finding=HOT))
+        agent.publish(machine_finding=pb.MachineFinding(finding=HOT))
         while not ledger.machine_events():  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
@@ -53,7 +53,7 @@ async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place)
     agent.shown["later"] = RUNS
     while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
-    pool = AgentPool()
+    pool = AgentClients()
     async with cancelled_at_the_end(Watcher(place.client, pool, place.queue).run()):
         await place.until_watched(2)
         while agent.open("observe") < 2:  # noqa: ASYNC110 - nobody tells us
@@ -67,7 +67,7 @@ async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place)
 
 
 async def test_a_fault_is_kept_until_all_jobs_on_its_machine_took_it() -> None:
-    one, other, pool = watched(), watched(), AgentPool()
+    one, other, pool = watched(), watched(), AgentClients()
     telling = Acknowledging(pool, one, {"job/one": one, "job/other": other})
     for job in (one, other):
         show(job, 100 * S, 20)

@@ -16,7 +16,7 @@ from activities.ledger import Ledger, machine_events
 from activities.ledger.machine_events import EventWriter
 from activities.ledger.records import NumbersUsed
 from activities.watching.watcher import Watcher
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import NEVER
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable, LedgerError
@@ -202,7 +202,7 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
     monkeypatch.setattr(machine_events, "RETRY_S", (0.05, 0.05))
     job = await place.start("noted", 1)
     await place.until_watched(1)
-    ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentPool()
+    ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentClients()
     call, away = ledger.call, True
 
     async def called(*args: Any) -> Any:
@@ -215,7 +215,7 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
     watcher = Watcher(place.client, pool, place.queue, events.take)
     async with cancelled_at_the_end(watcher.run(), events.run()):
         await place.until_watched(2)
-        place.agents[0].tell(agent_started=pb.AgentStarted(pid=4711))
+        place.agents[0].publish(agent_started=pb.AgentStarted(pid=4711))
         place.agents[0].exited("noted", 1, 0, KILLED, finished=False)
         while place.agents[0].acknowledged < 2:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
@@ -259,7 +259,7 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
     place.agents[0].exited("twice", 1, 0, KILLED, finished=False)
     while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.05)
-    pool = AgentPool()
+    pool = AgentClients()
     with structlog.testing.capture_logs() as logs:
         second = asyncio.create_task(Watcher(place.client, pool, place.queue).run())
         while not any(line["event"] == "reported" for line in logs):  # noqa: ASYNC110 - nobody tells us

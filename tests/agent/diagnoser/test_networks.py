@@ -30,10 +30,10 @@ ASKS = """
 import asyncio, json, sys
 from activities.agents.diagnose import Diagnosing
 from activities.messages import DiagnoseInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 
 async def main():
-    agents = AgentPool()
+    agents = AgentClients()
     given = DiagnoseInput.model_validate_json(sys.argv[1])
     found = await Diagnosing(agents, given, "", lambda text: print(text, file=sys.stderr)).run()
     await agents.close()

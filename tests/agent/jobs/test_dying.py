@@ -15,7 +15,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.agents.ranks import RankActivities
 from activities.messages import ReleaseInput, StopInput
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, StillDying
 from everstep.model.machine import Machine
@@ -149,7 +149,7 @@ async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> N
 async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Job, freezer: Freezer) -> None:
     pid = (await job.entered()).ranks[0].pid
     freezer.hold(pid)
-    pool, said = AgentPool(), list[str]()
+    pool, said = AgentClients(), list[str]()
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
     machines = [Machine(name="m1", address=agent.address)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.client import AgentPool
-from agent.jobs.variables import taken
+from agent.client import AgentClients
+from agent.jobs.variables import read_variables
 from agent.v1 import agent_pb2 as pb
 from controlplane.start_checks.storage import check_storage
 from everstep.errors import ConfigError
@@ -29,24 +29,24 @@ def test_the_file_comes_before_the_agents_environment(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text("# ours\n\nONE=file\nexport TWO='a b'\nTHREE=a=b \n")
     own = {"ONE": "agent", "FOUR": "agent"}
-    found = taken(["ONE", "TWO", "THREE", "FOUR"], str(file), "m1", own)
+    found = read_variables(["ONE", "TWO", "THREE", "FOUR"], str(file), "m1", own)
     assert found == {"ONE": "file", "TWO": "a b", "THREE": "a=b", "FOUR": "agent"}
-    assert taken(["ONE"], "", "m1", own) == {"ONE": "agent"}
-    assert taken([], "", "m1", own) == {}
+    assert read_variables(["ONE"], "", "m1", own) == {"ONE": "agent"}
+    assert read_variables([], "", "m1", own) == {}
 
 
 def test_what_is_missing_is_named_with_its_machine_and_without_values(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text(f"ONE={FIRST}\n")
     with pytest.raises(ConfigError, match=r"TWO, THREE.* are neither in .*env nor .* on m7"):
-        taken(["ONE", "TWO", "THREE"], str(file), "m7", {})
+        read_variables(["ONE", "TWO", "THREE"], str(file), "m7", {})
     with pytest.raises(ConfigError, match=r"ONE.* is not in the agent's environment on m7: .*env_file"):
-        taken(["ONE"], "", "m7", {})
+        read_variables(["ONE"], "", "m7", {})
     with pytest.raises(ConfigError, match="cannot be read on m7: No such file"):
-        taken(["ONE"], str(tmp_path / "nonsuch"), "m7", {})
+        read_variables(["ONE"], str(tmp_path / "nonsuch"), "m7", {})
     file.write_text(f"ONE={FIRST}\n{SECOND}\n")
     with pytest.raises(ConfigError, match=r"line 2 of env_file .* on m7 is not NAME=value") as caught:
-        taken(["ONE"], str(file), "m7", {})
+        read_variables(["ONE"], str(file), "m7", {})
     assert SECOND not in str(caught.value)
 
 
@@ -81,7 +81,7 @@ async def test_ranks_get_them_and_nobody_keeps_them(tmp_path: Path, monkeypatch:
 
 
 async def test_a_job_whose_variables_are_missing_is_not_started(tmp_path: Path) -> None:
-    pool: Any = AgentPool()
+    pool: Any = AgentClients()
     pool.aclose = pool.close
     async with running_agent(tmp_path / "agent") as agent, contextlib.aclosing(pool):
         spec = JobSpec(name="lacks", script="/job.py", env_from=["EVEN_MORE_SECRET"])

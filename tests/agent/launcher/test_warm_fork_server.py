@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agent.launcher import fork_pool
+from agent.launcher import fork_servers
 from agent.launcher.fork_client import ForkServerClient
-from agent.launcher.fork_pool import ForkServers
+from agent.launcher.fork_servers import ForkServers
 from everstep.errors import AgentError
 from tests import templates
 from tests.agent.agents import RunningAgent, alive, until
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_pool, "CHECK_S", 0.05)
-    monkeypatch.setattr(fork_pool, "CHECK_LIMIT_S", 1.0)
-    monkeypatch.setattr(fork_pool, "AGAIN_S", (0.05, 60.0))
+    monkeypatch.setattr(fork_servers, "CHECK_S", 0.05)
+    monkeypatch.setattr(fork_servers, "CHECK_LIMIT_S", 1.0)
+    monkeypatch.setattr(fork_servers, "AGAIN_S", (0.05, 60.0))
 
 
 @contextlib.asynccontextmanager

@@ -221,14 +221,14 @@ async def test_writes_are_kept_in_order_until_the_disk_takes_them(tmp_path: Path
     disk.append(fifo, b"1 ")  # opening it waits for a reader: a disk that hangs
     disk.put(done, b"old")
     disk.append(done, b" and lines")
-    assert not await disk.settled(0.05)
+    assert not await disk.flush(0.05)
     assert not done.exists()
     await until(lambda: "does not answer" in disk.problem, "it is said")
 
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
     reader.start()
-    assert await disk.settled(20.0)
+    assert await disk.flush(20.0)
     reader.join()
     assert (read, done.read_bytes(), disk.problem) == ([b"1 "], b"old and lines", "")
     disk.put(done, b"new")
@@ -242,11 +242,11 @@ async def test_what_a_full_disk_refused_is_written_once_there_is_room(tmp_path: 
     for line in (b"1", b"2"):
         disk.append(folder / "log", line)
     disk.put(folder / "record", b"old")
-    assert await disk.settled(20.0)
+    assert await disk.flush(20.0)
     disk.put(folder / "record", b"newer")
     disk.append(folder / "log", b"3")
     assert "No such file" in disk.problem
-    assert await disk.settled(20.0), "nobody waits for what failed"
+    assert await disk.flush(20.0), "nobody waits for what failed"
 
     folder.mkdir()
     deadline = asyncio.get_running_loop().time() + 20.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent, all_is_well
 from agent.v1 import agent_pb2 as pb
 from console.commands.diagnose import EXIT_UNKNOWN, _diagnose, settings_of
@@ -39,7 +39,7 @@ class Machines:
 
     def __init__(self, *answers: Any, active: str = "") -> None:
         self.made = [FakeAgent.empty(f"m{n}", diagnose=answer) for n, answer in enumerate(answers)]
-        self.agents = AgentPool()
+        self.agents = AgentClients()
         self.client, self.task_queue = self, "q"
         self.all_machines: list[Machine] = []
         self._active = active

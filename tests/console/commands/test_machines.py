@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console.commands.machines import _clear
@@ -23,7 +23,7 @@ class OneMachine:
 
     def __init__(self) -> None:
         self.agent = FakeAgent("m0", clear=self._clear, inspect=self._inspect)
-        self.agents = AgentPool()
+        self.agents = AgentClients()
         self.client, self.task_queue = self, "q"
         self.all_machines: list[Machine] = []
         self._findings = [pb.Finding(inspection="kernel-log", reason="xid-79", verdict="faulty", text="it fell off")]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from activities.ledger import Ledger
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console import main
@@ -47,7 +47,7 @@ class Job:
             tp=sizes["tp"],
             pp=sizes["pp"],
         )
-        self.agents = AgentPool()
+        self.agents = AgentClients()
         self.made = [FakeAgent(stacks=self._answer(index)) for index in range(topology.machines)]
         self.machines: list[Machine] = []
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from controlplane.queries.machines import MachineReport, ask_machines, odd_ones
@@ -25,7 +25,7 @@ def said(*findings: pb.Finding, verdict: str = "healthy", driver: str = "570") -
 
 async def asked(*replies: pb.InspectReply | Exception) -> list[MachineReport]:
     agents = [FakeAgent(f"m{index}", inspect=reply) for index, reply in enumerate(replies)]
-    pool = AgentPool()
+    pool = AgentClients()
     try:
         for agent in agents:
             await agent.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.client import AgentPool
+from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.reporting import rank_logs
 from agent.state.reads import Reads
@@ -35,13 +35,13 @@ async def serve(folder: Path) -> tuple[FakeAgent, Source]:
 
 
 @pytest.fixture
-async def agents() -> AsyncIterator[AgentPool]:
-    pool = AgentPool()
+async def agents() -> AsyncIterator[AgentClients]:
+    pool = AgentClients()
     yield pool
     await pool.close()
 
 
-async def test_all_or_the_last_lines_of_each_stream(tmp_path: Path, agents: AgentPool) -> None:
+async def test_all_or_the_last_lines_of_each_stream(tmp_path: Path, agents: AgentClients) -> None:
     (tmp_path / "0.out").write_text("".join(f"step {i} {'x' * 300}\n" for i in range(40)))
     (tmp_path / "0.err").write_text("warning\nno end of line")
     agent, source = await serve(tmp_path)
@@ -55,7 +55,7 @@ async def test_all_or_the_last_lines_of_each_stream(tmp_path: Path, agents: Agen
     await agent.stop()
 
 
-async def test_following_goes_on_where_it_was_when_the_agent_comes_back(tmp_path: Path, agents: AgentPool) -> None:
+async def test_following_goes_on_where_it_was_when_the_agent_comes_back(tmp_path: Path, agents: AgentClients) -> None:
     log = tmp_path / "0.out"
     log.write_text("one\ntwo\n")
     agent, source = await serve(tmp_path)
