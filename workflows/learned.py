@@ -10,7 +10,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.evict.rules import BY_TEST_OR_REPLAY
     from everstep.decisions.act.ladder.next_rung import kept
-    from everstep.decisions.act.recover.progress import still_counting
+    from everstep.decisions.act.progress import still_counting
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import IncidentReport, Symptom

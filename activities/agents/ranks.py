@@ -39,7 +39,7 @@ from activities.versions.store import VersionStore
 from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.placement import place_backups
-from everstep.decisions.pool.libraries import differing
+from everstep.decisions.pool.ready import differing
 from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.launch import Confirmation, Launched

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import IncidentRecord
 from everstep.decisions.pool.demand import FailureRecord, Refill, record_from
-from everstep.decisions.pool.size import FLOOR, FailureRate, PoolSize, pool_size
-from everstep.decisions.pool.walk_forward import RuleResult, walk_forward
+from everstep.decisions.pool.size import FLOOR, FailureRate, PoolSize, RuleResult, pool_size, walk_forward
 
 Rule = Literal["binomial", "record"]
 

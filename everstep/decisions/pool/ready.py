@@ -1,11 +1,30 @@
-"""Which idle machines get the code of which jobs ahead, so that nobody waits for it when one takes another's place.
+"""Which idle machines get the code of which jobs ahead, and whether a machine has the same libraries as a job's others.
 
 ByteRobust keeps code and libraries of its standbys in place (section 6.2); for which jobs, and how many, is ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from everstep.model.pool import Looked, PoolPlace, PoolState, Readied, ReadyRequest
+
+
+def differing(here: Mapping[str, str], elsewhere: Iterable[Mapping[str, str]]) -> str:
+    """What a machine has in other versions than all the others, for people; empty: nothing, as far as it is known.
+
+    Args:
+        here: Its libraries, by name, with versions.
+        elsewhere: Those of the others.
+    """
+    others = list(elsewhere)
+    found = []
+    for name, version in sorted(here.items()):
+        versions = {other[name] for other in others if name in other}
+        if versions and version not in versions:
+            found.append(f"{name} {version} instead of {' or '.join(sorted(versions))}")
+    return ", ".join(found)
+
 
 KEPT = 8
 """Versions of which a machine's pool remembers that they are there: agents keep 20 snapshots."""

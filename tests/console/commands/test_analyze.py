@@ -9,7 +9,7 @@ import pytest
 
 from console import main
 from tests.everstep.decisions.blame.hang.test_recorded import unpacked
-from tests.everstep.decisions.blame.slow.test_judge import times
+from tests.everstep.decisions.blame.slow.test_by_timings import times
 from tests.everstep.dumps.test_nccl_ras import communicator, process, report
 from tests.everstep.dumps.test_py_spy import TEXT
 

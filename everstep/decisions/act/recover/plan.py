@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from everstep.decisions.act.ladder.next_rung import NextRung, next_rung
 from everstep.decisions.act.ladder.paths import LadderFacts
+from everstep.decisions.act.progress import position_of
 from everstep.decisions.act.recover.doubt import Doubt
-from everstep.decisions.act.recover.progress import position_of
 from everstep.decisions.act.recover.rules import Action, RestartFacts, Verdict, decide, look_at_machines
 from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.next_version import VersionChange, next_version

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from everstep.decisions.act.ladder.next_rung import NextRung
+from everstep.decisions.act.progress import is_same_fault, position_of
 from everstep.decisions.act.recover.doubt import Doubt
-from everstep.decisions.act.recover.progress import is_same_fault, position_of
 from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.decisions.blame.first_failure import short_exception
 from everstep.model.evidence import Evidence

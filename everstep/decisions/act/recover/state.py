@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from everstep.decisions.act.progress import still_counting
 from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.recover.confirm import showing_of
 from everstep.decisions.act.recover.doubt import Doubt, Known, doubt_of, remembering
-from everstep.decisions.act.recover.progress import still_counting
 from everstep.decisions.act.recover.rules import UNFIT_EXCEPTION, is_unreadable, is_unsound
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.decisions.act.versions.next_version import VersionChange

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from everstep.decisions.act.progress import is_steady
 from everstep.decisions.act.versions.rollback import is_young, steps_of
-from everstep.decisions.steady import is_steady
 from everstep.model.incident import Failure
 from everstep.model.job import JobSpec
 from everstep.model.recovery_policy import RecoveryPolicy

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.detect.hang import find_hang
-from everstep.decisions.detect.job_facts import RankFacts
+from everstep.decisions.blame.hang.progress import HangCheck, HangSign
+from everstep.decisions.blame.hang.verdict import HangVerdict
+from everstep.decisions.detect.hang import (
+    apart_s,
+    bound_s,
+    find_hang,
+    find_stopped_rank,
+    first_sample_s,
+    hang_seen_s,
+    hang_unseen_s,
+)
+from everstep.decisions.detect.job_facts import JobFacts, RankFacts
 from everstep.decisions.detect.lost_machine import find_lost_machine
 from everstep.decisions.detect.step_watch import TOLD_WITHIN_S, StepWatch
+from everstep.model.hang import HangConclusion, HangMethod
+from everstep.model.incident import Symptom
+from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.detect.job_facts import RANK, S, facts
 
 BEGUN = replace(RANK, steps=0, stepped=False, steps_since=0)
@@ -180,3 +194,122 @@ def test_a_lost_machine_is_named_with_its_ranks() -> None:
     assert found is not None
     assert (found.id, found.machines, found.ranks, found.quiet_s) == ("lost-gpt-3", ["m0", "m1"], [0, 1, 2, 3], 9)
     assert find_lost_machine(facts()) is None
+
+
+DEFAULTS = RecoveryPolicy()
+CULPRIT = HangVerdict(HangConclusion.NAMES, HangMethod.WAIT_FOR, "rank 1 on m1: 7 ranks wait for it", (1,), (1,))
+
+
+def stands(stillness: HangSign | None, *, typical_s: float = 0.1, longest_s: float = 0.3, **more: Any) -> JobFacts:
+    """A job that stands still, of which looks at its ranks show this; None: nobody looked."""
+    standing = None if stillness is None else HangCheck(stillness, CULPRIT)
+    fields: dict[str, Any] = {"typical_step_s": typical_s, "longest_step_s": longest_s, "hang_check": standing}
+    return facts(policy=DEFAULTS, **fields, **more)
+
+
+@pytest.mark.parametrize(
+    ("stillness", "typical_s", "longest_s", "expected_s"),
+    [
+        (None, 0.1, 0.3, 600.0),
+        (HangSign.UNKNOWN, 0.1, 0.3, 600.0),
+        (HangSign.BUSY, 0.1, 0.3, 600.0),
+        (HangSign.QUIET, 0.1, 0.3, 3.0),
+        (HangSign.QUIET, 20.0, 25.0, 200.0),
+        (HangSign.QUIET, 0.1, 60.0, 90.0),  # a pause like one that came to its end before
+        (HangSign.NEVER, 20.0, 25.0, 0.5),
+        (HangSign.NEVER, 0.0, 0.0, 0.5),
+        (HangSign.QUIET, 0.0, 0.0, 600.0),  # no step was seen to take its time: it may be a usual pause
+        (HangSign.QUIET, 0.0, 0.4, 600.0),
+        (HangSign.COMPUTES, 0.1, 0.3, 3600.0),
+        (HangSign.BUSY, 0.1, 500.0, 750.0),  # learnt: its evaluations take so long
+        (HangSign.BUSY, 0.1, 5000.0, 3600.0),
+        (HangSign.BUSY, 900.0, 900.0, 9000.0),
+    ],
+)
+def test_the_bound_is_by_what_is_seen(
+    stillness: HangSign | None, typical_s: float, longest_s: float, expected_s: float
+) -> None:
+    assert bound_s(stands(stillness, typical_s=typical_s, longest_s=longest_s)) == expected_s
+
+
+def test_a_hang_is_told_with_its_culprit() -> None:
+    assert find_hang(stands(HangSign.QUIET, quiet_s=2.9)) is None
+    found = find_hang(stands(HangSign.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
+    assert found is not None
+    assert (found.ranks, found.machines) == ([1], ["m1"])
+    assert found.headline == "no rank completed a step for 3 s, after step 7: rank 1 on m1: 7 ranks wait for it"
+
+
+@pytest.mark.parametrize("stillness", [HangSign.BUSY, HangSign.COMPUTES, HangSign.UNKNOWN, None])
+def test_an_evaluation_of_minutes_raises_nothing(stillness: HangSign | None) -> None:
+    assert find_hang(stands(stillness, quiet_s=590.0)) is None
+
+
+def test_looks_come_early_enough_and_not_before() -> None:
+    quick, slow = stands(None), stands(None, typical_s=20.0)
+    assert (first_sample_s(quick), first_sample_s(slow)) == (1.5, 189.5)
+    assert first_sample_s(stands(None, typical_s=0.0, longest_s=0.0)) == 1.5, "looks may show that nothing will come"
+    assert first_sample_s(facts(policy=RecoveryPolicy(hang={"trace_s": 0}))) is None
+
+
+TIMES = st.floats(0.0, 10_000.0)
+
+
+@given(TIMES, TIMES, st.sampled_from([None, *HangSign]))
+def test_whoever_looks_closely_is_never_surer_of_a_hang_for_it_than_the_floor(
+    typical_s: float, longest_s: float, stillness: HangSign | None
+) -> None:
+    found = stands(stillness, typical_s=typical_s, longest_s=longest_s)
+    assert hang_seen_s(found) <= hang_unseen_s(found)
+    assert hang_unseen_s(found) >= DEFAULTS.hang.floor_s
+    if stillness is HangSign.QUIET:
+        assert bound_s(found) >= DEFAULTS.hang.idle_floor_s
+        assert bound_s(found) > longest_s or bound_s(found) == hang_unseen_s(found)
+    elif stillness is not HangSign.NEVER:
+        assert bound_s(found) >= DEFAULTS.hang.floor_s
+    assert 1.0 <= apart_s(typical_s) <= 10.0
+
+
+OTHER = replace(RANK, rank=1, machine="m1")
+
+
+def stopped(*, for_s: float = 1.0, quiet_s: float = 1.0, both: bool = False) -> JobFacts:
+    since_ns = round((100 - for_s) * S)
+    first = replace(RANK, stopped_ns=since_ns if both else 0)
+    return facts(ranks=[first, replace(OTHER, stopped_ns=since_ns)], quiet_s=quiet_s)
+
+
+def test_it_is_told_with_rank_and_machine() -> None:
+    found = find_stopped_rank(stopped())
+    assert found is not None
+    assert (found.symptom, found.ranks, found.machines) == (Symptom.HANG, [1], ["m1"])
+    assert found.headline == "rank 1 on m1 is stopped (state T), and no rank completed a step for 1.0 s"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (stopped(for_s=0.2), "somebody looks into it for a moment"),
+        (stopped(quiet_s=0.2), "others step"),
+        (stopped(both=True), "all are stopped, on purpose"),
+        (facts(ranks=[RANK, OTHER], quiet_s=9), "nobody is stopped"),
+        (
+            facts(ranks=[replace(RANK, stopped_ns=round(99.8 * S)), replace(OTHER, stopped_ns=99 * S)], quiet_s=9),
+            "all are stopped, one after the other",
+        ),
+        (
+            facts(ranks=[replace(RANK, continued_ns=round(99.5 * S)), replace(OTHER, stopped_ns=50 * S)], quiet_s=50),
+            "all are continued, one after the other",
+        ),
+        (replace(stopped(), newest=False), "it is of an earlier generation"),
+    ],
+)
+def test_it_is_left_alone(found: JobFacts, why: str) -> None:
+    assert find_stopped_rank(found) is None, why
+
+
+def test_who_stays_stopped_while_the_others_were_continued_is_told() -> None:
+    found = find_stopped_rank(
+        facts(ranks=[replace(RANK, continued_ns=97 * S), replace(OTHER, stopped_ns=50 * S)], quiet_s=50)
+    )
+    assert found is not None and found.ranks == [1]

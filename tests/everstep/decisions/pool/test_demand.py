@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.pool.demand import AGAIN_DAYS, FailureRecord, MachineFailure, Refill, daily_demand
+from everstep.decisions.pool.demand import (
+    AGAIN_DAYS,
+    DAY_NS,
+    FailureRecord,
+    MachineFailure,
+    Refill,
+    daily_demand,
+    record_from,
+)
 
 PARTS = 4
 """Failures begin and end at quarters of days."""
@@ -67,3 +75,32 @@ def test_a_pool_that_is_filled_daily_counts_the_failures_of_a_day() -> None:
     failures = (MachineFailure("a", 0.1), MachineFailure("b", 0.9), MachineFailure("c", 2.0))
     assert daily_demand(FailureRecord(3, 3.9, failures), Refill.DAILY) == [2, 0, 1]
     assert daily_demand(FailureRecord(3, 3.9, failures), Refill.REPAIR) == [2, 2, 3]
+
+
+START = 1_763_730_000 * 10**9
+
+
+def at(day: float) -> int:
+    return START + round(day * DAY_NS)
+
+
+def test_a_machine_is_back_when_it_was_seen_in_a_job_again() -> None:
+    record = record_from(
+        [("m2", at(1)), ("m1", at(3))],
+        [("m2", at(0.5)), ("m2", at(1)), ("m2", at(4)), ("m1", at(2))],
+        machines=8,
+        start_ns=START,
+        until_ns=at(10),
+    )
+    assert (record.machines, record.days) == (8, 10.0)
+    assert [(one.machine, one.failed_day, one.back_day) for one in record.failures] == [
+        ("m2", 1.0, 4.0),
+        ("m1", 3.0, None),
+    ]
+    assert daily_demand(record, Refill.REPAIR) == [0, 1, 1, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_is_not_of_the_time_does_not_count() -> None:
+    record = record_from([("m1", at(-1)), ("m1", at(11))], [], machines=8, start_ns=START, until_ns=at(10))
+    assert record.failures == ()
+    assert record_from([], [], machines=8, start_ns=START, until_ns=at(-1)).days == 0.0

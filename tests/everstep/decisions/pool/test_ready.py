@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.pool import ready
+from everstep.decisions.pool.ready import differing
 from everstep.model.machine import Machine
 from everstep.model.pool import Looked, PoolMachine, PoolPlace, PoolState, Readied, RunningJob
 
@@ -88,3 +90,25 @@ def test_what_cannot_be_done_at_all_is_not_tried_again_and_again() -> None:
     [request] = ready.wanted(state, looked)
     ready.take(state, request, ready.failed(request, "there is no store"))
     assert ready.wanted(state, looked) == []
+
+
+HERE = {"python": "3.11.9", "torch": "2.9.1"}
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "said"),
+    [
+        ([HERE], ""),
+        ([], ""),
+        ([{}], ""),
+        ([{"numpy": "2.3.0"}], ""),
+        ([{"torch": "2.8.0"}, HERE], ""),
+        ([HERE | {"torch": "2.8.0"}], "torch 2.9.1 instead of 2.8.0"),
+        (
+            [{"torch": "2.8.0", "python": "3.12.1"}, {"torch": "2.7.1"}],
+            "python 3.11.9 instead of 3.12.1, torch 2.9.1 instead of 2.7.1 or 2.8.0",
+        ),
+    ],
+)
+def test_what_all_others_have_otherwise_is_named(elsewhere: list[dict[str, str]], said: str) -> None:
+    assert differing(HERE, elsewhere) == said

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from math import comb
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.pool.demand import FailureRecord, MachineFailure, Refill
-from everstep.decisions.pool.size import PAPER_RATE, SHORT_DAYS, WINDOW_DAYS, binomial_quantile, pool_size
+from everstep.decisions.pool.demand import FailureRecord, MachineFailure, Refill, daily_demand
+from everstep.decisions.pool.size import (
+    PAPER_RATE,
+    SHORT_DAYS,
+    WINDOW_DAYS,
+    FailureRate,
+    binomial_quantile,
+    failure_rate,
+    pool_size,
+    walk_forward,
+)
 
 RATES = st.floats(0.0, 1.0)
 
@@ -113,3 +124,78 @@ def test_there_are_no_more_standbys_than_machines_but_for_the_floor() -> None:
     everything = burst(4, days=30)
     assert pool_size(4, FailureRecord(4, 30, everything.failures)).standbys == 4
     assert (pool_size(4, None, floor=9).standbys, pool_size(4, None, floor=9).decided_by) == (9, "floor")
+
+
+def seen(failures: int, *, machines: int = 400, days: float = 349.0) -> FailureRecord:
+    return FailureRecord(machines, days, tuple(MachineFailure(f"m{n % machines}", 0.5) for n in range(failures)))
+
+
+@pytest.mark.parametrize("record", [None, FailureRecord(4, 0.0), FailureRecord(0, 9.0)])
+def test_without_a_record_it_is_the_papers(record: FailureRecord | None) -> None:
+    assert failure_rate(record) == FailureRate(PAPER_RATE, "paper")
+
+
+def test_a_long_record_replaces_the_papers() -> None:
+    found = failure_rate(seen(584))
+    assert found.per_day == pytest.approx(584 / (400 * 349), rel=0.01)
+    assert (found.source, found.failures, found.machine_days) == ("record", 584, 400 * 349)
+
+
+def test_a_short_record_without_a_failure_does_not_say_that_none_fails() -> None:
+    assert failure_rate(seen(0, machines=4, days=2)).per_day == pytest.approx(PAPER_RATE, rel=0.01)
+    assert failure_rate(seen(0)).per_day < PAPER_RATE / 100
+
+
+@given(st.integers(0, 50), st.integers(1, 100), st.floats(0.1, 100))
+def test_more_failures_raise_it_and_it_stays_a_probability(failures: int, machines: int, days: float) -> None:
+    fewer = failure_rate(seen(failures, machines=machines, days=days)).per_day
+    more = failure_rate(seen(failures + 1, machines=machines, days=days)).per_day
+    assert 0 < fewer <= more <= 1
+
+
+TRACE = Path(__file__).parents[3] / "data" / "infinitehbd-failures.jsonl"
+DAY_S = 86400
+
+
+@pytest.fixture(scope="module")
+def trace() -> FailureRecord:
+    cluster, *rows = map(json.loads, TRACE.read_text().splitlines())
+    failures = [MachineFailure(row["machine"], row["failed"] / DAY_S, row["repaired"] / DAY_S) for row in rows]
+    return FailureRecord(cluster["machines"], cluster["until"] / DAY_S, tuple(failures))
+
+
+def test_it_is_the_trace(trace: FailureRecord) -> None:
+    assert (trace.machines, int(trace.days), len(trace.failures)) == (400, 348, 584)
+
+
+def test_what_the_papers_rule_says_of_the_trace_would_not_have_been_enough(trace: FailureRecord) -> None:
+    size = pool_size(trace.machines, trace)
+    needed = daily_demand(trace, Refill.DAILY)
+    assert (size.binomial, round(size.rate.per_day, 4)) == (5, 0.0042)
+    assert sum(need <= 5 for need in needed) / len(needed) == pytest.approx(0.957, abs=0.0005)
+    assert sum(need <= 14 for need in needed) / len(needed) == pytest.approx(0.991, abs=0.0005)
+
+
+@pytest.mark.parametrize(
+    ("refill", "held_by_papers", "most_idle"), [(Refill.DAILY, 0.95, 17), (Refill.REPAIR, 0.30, 26)]
+)
+def test_our_rule_holds_99_percent_of_days(
+    trace: FailureRecord, refill: Refill, held_by_papers: float, most_idle: float
+) -> None:
+    binomial, record = walk_forward(trace, refill)
+    assert record.share >= 0.99
+    assert binomial.share < held_by_papers
+    assert (binomial.days, record.days) == (348, 348)
+    assert binomial.mean_idle < record.mean_idle < most_idle
+
+
+def test_no_day_is_sized_from_what_came_later(trace: FailureRecord) -> None:
+    """What the rules say of the first days is the same where nothing is known of the others."""
+    early = walk_forward(trace.before(60), Refill.REPAIR)
+    failures = tuple(failure for failure in trace.failures if failure.failed_day < 60)
+    assert early == walk_forward(FailureRecord(trace.machines, 60, failures), Refill.REPAIR)
+
+
+def test_a_record_of_no_day_says_nothing() -> None:
+    for result in walk_forward(FailureRecord(4, 0.5), Refill.DAILY):
+        assert (result.days, result.held, result.share, result.mean_standbys, result.mean_idle) == (0, 0, 0.0, 0.0, 0.0)

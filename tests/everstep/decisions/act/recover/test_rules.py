@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.act.recover.progress import still_counting
+from everstep.decisions.act.progress import still_counting
 from everstep.decisions.act.recover.rules import RULES, Action, RestartFacts, backoff_s, decide
 from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.model.evidence import Evidence, RankExit

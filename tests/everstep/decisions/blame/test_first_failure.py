@@ -1,17 +1,21 @@
 """Which rank failed first."""
 
+from __future__ import annotations
+
 import pytest
 
 from everstep.decisions.blame.first_failure import (
     cause_of,
     failure_of,
+    fault_owner,
     first_failure,
     headline_of,
     headline_of_loss,
     is_victim,
     symptom_of,
 )
-from everstep.model.evidence import RankExit
+from everstep.model.evidence import Classification, RankExit
+from everstep.model.finding import Finding, Health, MachineFinding, Owner
 from everstep.model.incident import Symptom
 from tests.rank_ends import exited
 
@@ -140,3 +144,26 @@ def test_a_machine_that_came_back_empty_is_named_and_not_the_rank_that_saw_it_go
 
 def test_a_rank_that_ended_on_its_own_is_named_beside_the_lost_machine() -> None:
     assert headline_of_loss({"m2": [4]}, end(1, 5, signal=9)).endswith("rank 4; rank 1 on m0 ended by SIGKILL")
+
+
+def classified(owner: Owner, *, consequence: bool = False) -> Classification:
+    return Classification(fault="x", owner=owner, reason="x", consequence=consequence)
+
+
+def found(owner: Owner, verdict: Health = Health.FAULTY) -> MachineFinding:
+    return MachineFinding(machine="m1", finding=Finding(inspection="x", reason="x", owner=owner, verdict=verdict))
+
+
+@pytest.mark.parametrize(
+    ("classification", "findings", "owner"),
+    [
+        (classified(Owner.CODE), [found(Owner.MACHINE)], Owner.CODE),
+        (classified(Owner.NETWORK, consequence=True), [found(Owner.MACHINE)], Owner.MACHINE),
+        (classified(Owner.NETWORK, consequence=True), [], Owner.UNKNOWN),
+        (classified(Owner.UNKNOWN), [found(Owner.UNKNOWN), found(Owner.STORAGE)], Owner.STORAGE),
+        (None, [found(Owner.MACHINE, Health.UNKNOWN)], Owner.UNKNOWN),
+        (None, [], Owner.UNKNOWN),
+    ],
+)
+def test_the_owner(classification: Classification | None, findings: list[MachineFinding], owner: Owner) -> None:
+    assert fault_owner(classification, findings) is owner

@@ -1,12 +1,24 @@
-"""Where a job failed, and which earlier failures count beside the next one: those that are not solved."""
+"""Steady progress, where a job failed, and which earlier failures still count: those that are not solved."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.decisions.steady import is_steady
 from everstep.model.incident import GOES_ON, Failure
 from everstep.model.recovery_policy import RecoveryPolicy
+
+
+def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool:
+    """Whether a job made steady progress: far enough, and for long enough.
+
+    Args:
+        steps: Past the place where it failed, or where something began; None: a script shows none, and only time can
+            tell.
+        seconds: That it ran for without a failure.
+        policy: Both limits.
+    """
+    return seconds >= policy.progress.steady_s and (steps is None or steps >= policy.progress.steady_steps)
+
 
 BEFORE_ANY_STEP = "before any step was shown"
 """Where a process failed of which no step was seen."""
