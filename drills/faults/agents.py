@@ -88,7 +88,6 @@ class KillAgent(OnMachine, Fault):
         return _KilledOnMachine(machine=self.machine) if self.during else self
 
     def describe(self, spec: JobSpec) -> str:
-        """The machine."""
         at = " at the launch on" if self.during else " of"
         return f"SIGKILL to the agent{at} {self.struck_machine(spec)}"
 
@@ -99,7 +98,6 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def follows(self) -> str:
-        """What ``--then`` names."""
         return self.then
 
     @property
@@ -113,7 +111,6 @@ class KillAgent(OnMachine, Fault):
         return THEN_AFTER if self.then else None
 
     def loss(self, spec: JobSpec) -> Loss:
-        """What follows."""
         index = self.machine_index(spec)
         if self.then == "kill-rank":
             return Loss(ranks=(spec.topology().ranks(index)[0],))
@@ -121,17 +118,14 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def absorbed(self) -> bool:
-        """Without what follows."""
         return not self.then
 
     @property
     def is_silent(self) -> bool:
-        """With ``--gone``."""
         return self.gone
 
     @property
     def stays_away(self) -> bool:
-        """With ``--gone``."""
         return self.gone
 
     @property
@@ -210,17 +204,10 @@ class KillForkServer(OnMachine, Fault):
 
     name = "kill-forkserver"
     summary = "SIGKILL of a job's fork server; its ranks live on"
+    line = "SIGKILL to the fork server of {machine}"
+    alone = True
     meets = "beside"
     holds_up_backups = True
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"SIGKILL to the fork server of {self.struck_machine(spec)}"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The fault alone."""
-        return (self.name,)
 
     @property
     def absorbed(self) -> bool:
@@ -247,6 +234,9 @@ class HangPeer(OnMachine, ForSeconds, Fault):
 
     name = "hang-peer"
     summary = "SIGSTOP of an agent while it receives backups"
+    line = "SIGSTOP to the agent of {machine} for {seconds:g} s"
+    drawn = {"seconds": HANG_S}
+    alone = True
     meets = "beside"
     holds_up_backups = True
     delays_backups = True
@@ -258,18 +248,8 @@ class HangPeer(OnMachine, ForSeconds, Fault):
             raise ConfigError(f"--seconds {self.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
         refuse_without_backups(self, spec)
 
-    def describe(self, spec: JobSpec) -> str:
-        """The machine, and for how long."""
-        return f"SIGSTOP to the agent of {self.struck_machine(spec)} for {self.seconds:g} s"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The fault alone."""
-        return (self.name,)
-
     @property
     def absorbed(self) -> bool:
-        """The ranks step."""
         return True
 
     @property
@@ -292,11 +272,6 @@ class HangPeer(OnMachine, ForSeconds, Fault):
         finally:
             cluster_processes.send(agent, signal.SIGCONT)
         context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
-
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine, for some seconds."""
-        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(HANG_S)}
 
 
 class HangAgents(OnRanks, ForSeconds, Fault):
@@ -333,7 +308,6 @@ class HangAgents(OnRanks, ForSeconds, Fault):
         return machine_names(spec.machines)[-self.count :]
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The ranks."""
         return Loss(ranks=tuple(self.struck_ranks(spec)))
 
     @property
@@ -377,6 +351,8 @@ class KillPeer(OnMachine, Fault):
 
     name = "kill-peer"
     summary = "SIGKILL of an agent in the middle of a backup; once it is back, the owner's machine or rank is killed"
+    line = "SIGKILL to the agent of {machine} in the middle of a backup"
+    drawn = {"then": ("", "kill-rank", "kill-machine")}
 
     then: Then = Field("", description="What of the owner is killed once the agent is back; by default its machine.")
 
@@ -391,13 +367,8 @@ class KillPeer(OnMachine, Fault):
         peer = None if self.machine else placement_of(spec).peers[rank]
         return spec.topology().machine(rank if peer is None else peer)
 
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"SIGKILL to the agent of {self.struck_machine(spec)} in the middle of a backup"
-
     @property
     def follows(self) -> str:
-        """What ``--then`` names."""
         return self.then
 
     @property
@@ -416,7 +387,6 @@ class KillPeer(OnMachine, Fault):
         return Loss(ranks=(owner,)) if self.then == "kill-rank" else Loss((spec.topology().machine(owner),))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Backups are slow."""
         return {"backup_rate_mb_s": SLOW_MB_S}
 
     async def strike(self, context: DrillContext) -> None:
@@ -438,11 +408,6 @@ class KillPeer(OnMachine, Fault):
             raise ClusterError(f"no backup was on its way to {context.target.name} within {TRANSFER_LIMIT_S:.0f} s")
         killed_ns = _kill(context, before)
         context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
-
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine, and what follows."""
-        return super().draw(rng, topology, alone=alone) | {"then": rng.choice(("", "kill-rank", "kill-machine"))}
 
 
 def _kill(context: DrillContext, pid: int) -> int:

@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from random import Random
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,7 +28,6 @@ from drills.spec.settings import STEPS_AGAIN, machine_names
 from everstep.errors import AgentError, ClusterError, ConfigError
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
-from everstep.model.topology import Topology
 
 RECOVERED_LIMIT_S = 60.0
 """The job has recovered within this long beyond the drill's own seconds."""
@@ -64,6 +62,9 @@ class LinkDown(OnMachine, ForSeconds, Away):
 
     name = "link-down"
     summary = "a machine's link is down: it reaches nobody"
+    line = "the link of {machine} is down for {seconds:g} s"
+    drawn = {"seconds": LINK_DOWN_S}
+    alone = True
     may_hang = True
     unreachable = True
 
@@ -75,18 +76,8 @@ class LinkDown(OnMachine, ForSeconds, Away):
         if self.seconds < least:
             raise ConfigError(f"--seconds {self.seconds:g} is too short to be noticed: use {least:g} or more")
 
-    def describe(self, spec: JobSpec) -> str:
-        """The machine, and for how long."""
-        return f"the link of {self.struck_machine(spec)} is down for {self.seconds:g} s"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The fault alone."""
-        return (self.name,)
-
     @property
     def found_later(self) -> tuple[str, ...]:
-        """An outage."""
         return OUTAGES
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -104,36 +95,24 @@ class LinkDown(OnMachine, ForSeconds, Away):
             context.mark(self.name)
             await asyncio.sleep(self.seconds)
 
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine, for a short or a long time."""
-        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(LINK_DOWN_S)}
-
 
 class CutOff(OnMachine, ForSeconds, Away):
     """The control host does not reach a machine, and its peers do."""
 
     name = "cut-off"
     summary = "a machine and the control host do not reach each other; other machines reach it"
+    line = "{machine} and the control host do not reach each other for {seconds:g} s"
+    drawn = {"seconds": AWAY_S}
+    alone = True
     may_hang = True
 
     cut_from: Literal["control"] = Field(
         "control", description="From whom; control is all there is.", json_schema_extra={"option": "--from"}
     )
 
-    def describe(self, spec: JobSpec) -> str:
-        """The machine, and for how long."""
-        return f"{self.struck_machine(spec)} and the control host do not reach each other for {self.seconds:g} s"
-
     @property
     def absorbed(self) -> bool:
-        """The ranks step."""
         return True
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The fault alone."""
-        return (self.name,)
 
     async def strike(self, context: DrillContext) -> None:
         """Cut the machine off for some seconds, and see that it is."""
@@ -149,11 +128,6 @@ class CutOff(OnMachine, ForSeconds, Away):
             else:
                 raise ClusterError(f"{context.target.name} was cut off from the control host, and answered it")
         context.seen.absorbed = Absorbed(began_ns, await context.agent_back(context.target, 0))
-
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine, for some seconds."""
-        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(AWAY_S)}
 
 
 class BetweenMachines(OnMachine):
@@ -186,19 +160,14 @@ class CutLink(BetweenMachines, Away):
 
     name = "cut-link"
     summary = "no packet passes between two machines until one of them left the job"
+    alone = True
     own_job = True
     meets = "nothing"
     least_machines = 4
     alike = True
 
     def describe(self, spec: JobSpec) -> str:
-        """The two machines."""
         return f"{' and '.join(self.ends(spec))} do not reach each other"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The fault alone."""
-        return (self.name,)
 
     @property
     def launches_due(self) -> int:
@@ -206,7 +175,6 @@ class CutLink(BetweenMachines, Away):
         return super().launches_due + 1
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """The later end."""
         return [self.ends(spec)[1]]
 
     async def strike(self, context: DrillContext) -> None:
@@ -220,14 +188,10 @@ class CutLink(BetweenMachines, Away):
 class PartDown(OnRanks, ForSeconds, Away):
     """A part of the control plane is killed, then a rank; the part is started again later."""
 
-    def loss(self, spec: JobSpec) -> Loss:
-        """The ranks."""
-        return Loss(ranks=tuple(self.struck_ranks(spec)))
+    drawn = {"seconds": AWAY_S}
 
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A rank, for some seconds."""
-        return super().draw(rng, topology, alone=alone) | {"seconds": rng.choice(AWAY_S)}
+    def loss(self, spec: JobSpec) -> Loss:
+        return Loss(ranks=tuple(self.struck_ranks(spec)))
 
 
 class KillPostgres(PartDown):
@@ -235,6 +199,7 @@ class KillPostgres(PartDown):
 
     name = "kill-postgres"
     summary = "SIGKILL of the ledger's server, then of a rank; the server stays away until the job steps again"
+    line = "SIGKILL to the ledger's server, which stays away for {seconds:g} s at least"
     needs_postgres = True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -247,10 +212,6 @@ class KillPostgres(PartDown):
     def steps_needed(self) -> int:
         """The job has to show that it steps while the server is away."""
         return STEPS_AGAIN
-
-    def describe(self, spec: JobSpec) -> str:
-        """For how long."""
-        return f"SIGKILL to the ledger's server, which stays away for {self.seconds:g} s at least"
 
     async def strike(self, context: DrillContext) -> None:
         """Kill the server and a rank; the server is away until the job steps again."""
@@ -294,10 +255,7 @@ class KillWorkers(PartDown):
 
     name = "kill-workers"
     summary = "SIGKILL of all workers, then of a rank; then they come back"
-
-    def describe(self, spec: JobSpec) -> str:
-        """For how long."""
-        return f"SIGKILL to all workers, which stay away for {self.seconds:g} s"
+    line = "SIGKILL to all workers, which stay away for {seconds:g} s"
 
     async def strike(self, context: DrillContext) -> None:
         """Kill the workers and a rank."""

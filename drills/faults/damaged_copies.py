@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from random import Random
 from typing import Any, Literal, get_args
 
 from pydantic import Field
@@ -13,13 +12,12 @@ from drills.faults.fault import Fault
 from drills.inject.context import DrillContext
 from drills.observe.stored_copies import Damaged
 from drills.spec import settings
-from drills.spec.fault import OnRanks, ranks_in_words, refuse_without_backups, refuse_without_disk, with_peer
+from drills.spec.fault import OnRanks, refuse_without_backups, refuse_without_disk, with_peer
 from drills.spec.job_options import JobOptions
 from drills.spec.loss import Loss
 from drills.spec.settings import placement_of
 from everstep.errors import ClusterError
 from everstep.model.job import JobSpec
-from everstep.model.topology import Topology
 from everstep.slots.format import PAGE, SLOT, aligned, file_header
 
 Where = Literal["buffer", "backup", "file"]
@@ -65,6 +63,8 @@ class FlipBit(DamagedCopy):
 
     name = "flip-bit"
     summary = "one bit of a rank's saved state flips, and what holds the better copies is killed"
+    line = "a bit of the state of {ranks} flips in its"
+    drawn = {"where": get_args(Where)}
 
     where: Where = Field(description="In own memory (buffer), in the peer's (backup), or on disk (file).")
 
@@ -82,7 +82,7 @@ class FlipBit(DamagedCopy):
         peer = placement_of(spec).peers[rank]
         machine = f"m{spec.topology().machine(peer)}" if peer is not None else "no machine"
         copy = {"buffer": "own memory", "backup": f"backup on {machine}", "file": "newest file on disk"}[self.where]
-        return f"a bit of the state of {ranks_in_words(self.struck_ranks(spec))} flips in its {copy}"
+        return f"{super().describe(spec)} {copy}"
 
     def loss(self, spec: JobSpec) -> Loss:
         """What has the better copies."""
@@ -98,7 +98,6 @@ class FlipBit(DamagedCopy):
         return wanted[self.where]
 
     def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
-        """Flip a bit."""
         stored = context.stored
         backup = stored.backup(rank)
         if self.where == "file":
@@ -107,37 +106,25 @@ class FlipBit(DamagedCopy):
             return flip_in_slot(backup, rank, max(stored.backup_steps(rank)))
         return flip_in_slot(stored.own(rank), rank, step)
 
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A rank, and a copy."""
-        return super().draw(rng, topology, alone=alone) | {"where": rng.choice(get_args(Where))}
-
 
 class TruncateFile(DamagedCopy):
     """A file is cut short."""
 
     name = "truncate-file"
     summary = "a rank's newest checkpoint on disk is cut short, and then needed"
+    shared_disk = True
+    line = "the newest file on disk of {ranks} is cut short"
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a job without files."""
         super().refuse(drill, spec)
         refuse_without_disk(self, drill, spec)
 
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"the newest file on disk of {ranks_in_words(self.struck_ranks(spec))} is cut short"
-
     def loss(self, spec: JobSpec) -> Loss:
         """All copies in memory."""
         return Loss(tuple(sorted(with_peer(spec, self.struck_ranks(spec)[0]))))
 
-    def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Checkpoints on disk."""
-        return settings.disk_settings(disk)
-
     def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
-        """Cut it."""
         return truncate(context.stored.on_disk(rank, on_disk, "safetensors"), rank, on_disk)
 
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -38,7 +37,6 @@ from everstep.errors import CannotInject, ConfigError
 from everstep.model import xid
 from everstep.model.finding import Health, Owner, Reason
 from everstep.model.job import JobSpec
-from everstep.model.topology import Topology
 from everstep.system import private_files as private
 
 GPUS = 8
@@ -161,7 +159,6 @@ class ThenKillRank(FaultOptions):
 
     @property
     def follows(self) -> str:
-        """What ``--then`` names."""
         return self.then
 
 
@@ -172,7 +169,6 @@ class Everywhere(FaultOptions):
 
     @property
     def strikes_all(self) -> bool:
-        """With ``--everywhere``."""
         return self.everywhere
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -193,12 +189,10 @@ class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
         "the kernel's line about a GPU error, through /dev/kmsg, on one machine or on all; the job continues unless a "
         "rank is killed with it"
     )
+    line = "Xid {code} in the kernel log of {machine}"
+    drawn = {"code": XIDS}
 
     code: int = Field(79, ge=0, le=255, description="The number of the Xid.", json_schema_extra={"metavar": "N"})
-
-    def describe(self, spec: JobSpec) -> str:
-        """The number and the machine."""
-        return f"Xid {self.code} in the kernel log of {self.struck_machine(spec)}"
 
     @property
     def finding(self) -> ExpectedFinding:
@@ -211,13 +205,7 @@ class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
         return _no_kernel_log()
 
     def break_device(self, context: DrillContext) -> None:
-        """Write the line."""
         _write_kernel_lines(context, xid_line(self.code))
-
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine and a number."""
-        return super().draw(rng, topology, alone=alone) | {"code": rng.choice(XIDS)}
 
 
 class GpuFault(OnMachine, DeviceFault):
@@ -240,16 +228,9 @@ class GpuLost(ThenKillRank, GpuFault):
 
     name = "gpu-lost"
     summary = "a GPU is lost, of fake ones that the machine's agent reads"
+    line = "a GPU of {machine} is lost"
+    found = ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
     gpu = FAKE_GPUS["gpu-lost"]
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"a GPU of {self.struck_machine(spec)} is lost"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """It names the machine for sure."""
-        return ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
 
 
 class MachineFault(OnMachine, Everywhere, DeviceFault):
@@ -257,6 +238,8 @@ class MachineFault(OnMachine, Everywhere, DeviceFault):
 
     name = "machine-fault"
     summary = "any fault that names its machine for sure: a line of the kernel, or a fake GPU"
+    line = "{reason} on {machine}"
+    drawn = {"reason": SURE}
 
     reason: str = Field(
         description="The reason code, see docs/concepts/inspections.md.", json_schema_extra={"metavar": "CODE"}
@@ -268,10 +251,6 @@ class MachineFault(OnMachine, Everywhere, DeviceFault):
         if value not in SURE:
             raise ValueError(f"use one of {', '.join(SURE)}")
         return value
-
-    def describe(self, spec: JobSpec) -> str:
-        """The reason code and the machine."""
-        return f"{self.reason} on {self.struck_machine(spec)}"
 
     @property
     def finding(self) -> ExpectedFinding:
@@ -296,27 +275,15 @@ class MachineFault(OnMachine, Everywhere, DeviceFault):
         for machine in struck_machines(context):
             write_fake_gpus(context, machine.name, FAKE_GPUS[self.reason])
 
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine and a reason code."""
-        return super().draw(rng, topology, alone=alone) | {"reason": rng.choice(SURE)}
-
 
 class GpuHot(GpuFault):
     """A GPU is too hot."""
 
     name = "gpu-hot"
     summary = "a GPU is too hot, of fake ones that the machine's agent reads"
+    line = "a GPU of {machine} is too hot"
+    found = ExpectedFinding("gpu-hot", Owner.MACHINE)
     gpu = HOT
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"a GPU of {self.struck_machine(spec)} is too hot"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """The machine is not named for sure."""
-        return ExpectedFinding("gpu-hot", Owner.MACHINE)
 
 
 class CardFault(DeviceFault):
@@ -351,15 +318,8 @@ class NicDown(OnMachine, CardFault):
 
     name = "nic-down"
     summary = "a machine's second network card has no link, in network namespaces"
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"a network card of {self.struck_machine(spec)} is down"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """The network is at fault, or the card."""
-        return ExpectedFinding("nic-down", Owner.NETWORK)
+    line = "a network card of {machine} is down"
+    found = ExpectedFinding("nic-down", Owner.NETWORK)
 
 
 class NicFlap(OnMachine, CardFault):
@@ -367,15 +327,8 @@ class NicFlap(OnMachine, CardFault):
 
     name = "nic-flap"
     summary = "the link of a machine's second network card goes down and comes back"
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"a network card of {self.struck_machine(spec)} goes down and up"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """What is over is no fault yet."""
-        return ExpectedFinding("nic-flap", Owner.NETWORK, Health.UNKNOWN)
+    line = "a network card of {machine} goes down and up"
+    found = ExpectedFinding("nic-flap", Owner.NETWORK, Health.UNKNOWN)
 
     def break_device(self, context: DrillContext) -> None:
         """Take the link away for a moment."""
@@ -389,21 +342,13 @@ class SwitchDown(CardFault):
 
     name = "switch-down"
     summary = "the second network cards of all machines have no link at once, as when their switch fails"
+    line = "a network card of every machine is down"
+    found = ExpectedFinding("nic-down", Owner.NETWORK)
     reported_of_all = True
-
-    def describe(self, spec: JobSpec) -> str:
-        """All machines."""
-        return "a network card of every machine is down"
 
     @property
     def strikes_all(self) -> bool:
-        """All."""
         return True
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """The network is at fault."""
-        return ExpectedFinding("nic-down", Owner.NETWORK)
 
 
 class ReadOnly(OnMachine, DeviceFault):
@@ -411,15 +356,8 @@ class ReadOnly(OnMachine, DeviceFault):
 
     name = "fs-readonly"
     summary = "the file system of a machine's disk checkpoints turns read-only"
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"the file system of the disk checkpoints of {self.struck_machine(spec)} turns read-only"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """It names the machine for sure."""
-        return ExpectedFinding("fs-readonly", Owner.MACHINE, sure=True)
+    line = "the file system of the disk checkpoints of {machine} turns read-only"
+    found = ExpectedFinding("fs-readonly", Owner.MACHINE, sure=True)
 
     def why_not(self) -> str:
         """Whether a file system can be mounted."""
@@ -430,7 +368,6 @@ class ReadOnly(OnMachine, DeviceFault):
         return mounts.small(context.disk, 1 << 30)
 
     def break_device(self, context: DrillContext) -> None:
-        """Remount it."""
         mounts.remount(context.disk, read_only=True)
 
 

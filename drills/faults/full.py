@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any, Literal, get_args
 
 from pydantic import Field
@@ -30,7 +29,6 @@ from drills.spec.loss import Loss
 from everstep.errors import ClusterError, ConfigError
 from everstep.model.finding import Owner
 from everstep.model.job import JobSpec
-from everstep.model.topology import Topology
 from everstep.slots.format import own_slots
 
 AMPLE = 4 << 30
@@ -69,12 +67,12 @@ class MemoryFull(FullFileSystem):
 
     name = "shm-full"
     summary = "shared memory too small for the machine's own checkpoints, or for the backups that others send"
+    drawn = {"fits": get_args(Fits)}
 
     fits: Fits = Field("nothing", description="Room for nothing, or for its own checkpoints and no backups of others.")
 
     @property
     def must_be_reported(self) -> bool:
-        """Where training continues."""
         return not self.parks
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -162,21 +160,17 @@ class MemoryFull(FullFileSystem):
         await context.settled(step, backups=False, disk=step - step % every)
         await context.second_fault(exact=True)
 
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine, and what fits."""
-        return super().draw(rng, topology, alone=alone) | {"fits": rng.choice(get_args(Fits))}
-
 
 class DiskFull(FullFileSystem):
     """A disk is full."""
 
     name = "disk-full"
     summary = "no space for checkpoints on a machine's disk; then memory is lost"
+    line = "the disk of {machine} is full"
+    found = ExpectedFinding("disk-full", Owner.MACHINE)
 
     @property
     def must_be_reported(self) -> bool:
-        """Training continues."""
         return True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -187,15 +181,6 @@ class DiskFull(FullFileSystem):
             raise ConfigError(
                 "disk-full: disk_path is the same for all machines here: leave it away, or fill it yourself"
             )
-
-    def describe(self, spec: JobSpec) -> str:
-        """The machine."""
-        return f"the disk of {self.struck_machine(spec)} is full"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """The machine is not named for sure."""
-        return ExpectedFinding("disk-full", Owner.MACHINE)
 
     def loss(self, spec: JobSpec) -> Loss:
         """All copies in memory of the machine's ranks."""

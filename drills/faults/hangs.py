@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drills.faults.fault import RankFault
-from drills.spec.fault import WITH_EVICTION, OnRanks, ranks_in_words
+from drills.spec.fault import WITH_EVICTION, OnRanks
 from everstep.model.job import JobSpec
 from everstep.model.topology import Topology
 
@@ -31,12 +31,9 @@ class StopRank(Hang):
 
     name = "stop-rank"
     summary = "SIGSTOP: the rank hangs and its peers wait"
+    line = "SIGSTOP to {ranks}"
     action = "stop-rank"
     meets = "opening"
-
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"SIGSTOP to {ranks_in_words(self.struck_ranks(spec))}"
 
 
 class Spin(Hang):
@@ -44,12 +41,9 @@ class Spin(Hang):
 
     name = "spin"
     summary = "a loop without end holds Python's lock"
+    line = "a loop without end in {ranks}"
     action = "spin"
     seldom = True
-
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"a loop without end in {ranks_in_words(self.struck_ranks(spec))}"
 
 
 class Deadlock(Hang):
@@ -57,12 +51,9 @@ class Deadlock(Hang):
 
     name = "deadlock"
     summary = "a lock is never released"
+    line = "a deadlock in {ranks}"
     action = "deadlock"
     seldom = True
-
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"a deadlock in {ranks_in_words(self.struck_ranks(spec))}"
 
 
 class SkipCollective(Hang):
@@ -70,12 +61,9 @@ class SkipCollective(Hang):
 
     name = "skip-collective"
     summary = "a collective is not entered"
+    line = "{ranks} skips a collective"
     action = "skip-collective"
     seldom = True
-
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"{ranks_in_words(self.struck_ranks(spec))} skips a collective"
 
     def standbys(self, topology: Topology) -> int:
         """gloo records no point to point: all machines of a pipeline may leave."""
@@ -87,12 +75,9 @@ class HangDataloader(Hang):
 
     name = "hang-dataloader"
     summary = "the process of a data loader waits for ever"
+    line = "the data loader of {ranks} waits for ever"
     action = "hang-dataloader"
     seldom = True
-
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"the data loader of {ranks_in_words(self.struck_ranks(spec))} waits for ever"
 
 
 class WrongOrder(RankFault):
@@ -100,13 +85,9 @@ class WrongOrder(RankFault):
 
     name = "wrong-order"
     summary = "odd ranks call two collectives in another order than even ones: the script's fault, and of no machine"
+    line = "collectives in an order that works on no machine"
     action = "wrong-order"
     not_soaked = "all ranks act in it at once, which no second fault can strike between"
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """All ranks."""
         return list(range(spec.topology().world_size))
-
-    def describe(self, spec: JobSpec) -> str:
-        """All ranks do it."""
-        return "collectives in an order that works on no machine"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from drills.faults.fault import RankFault
-from drills.spec.fault import OnRanks, ranks_in_words
-from everstep.model.job import JobSpec
+from drills.spec.fault import OnRanks
 
 
 class KillDuringSave(OnRanks, RankFault):
@@ -12,10 +11,7 @@ class KillDuringSave(OnRanks, RankFault):
 
     name = "kill-during-save"
     summary = "SIGKILL in the middle of a checkpoint write"
+    line = "SIGKILL to {ranks} in the middle of a save"
     action = "kill-during-save"
     point = "save"
     meets = "opening"
-
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"SIGKILL to {ranks_in_words(self.struck_ranks(spec))} in the middle of a save"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from drills.faults.fault import RankFault
-from drills.spec.fault import Entry, OnRanks, ranks_in_words
+from drills.spec.fault import Entry, OnRanks
 from everstep.model.job import JobSpec
 from everstep.model.topology import Topology
 
@@ -20,6 +20,7 @@ class KillRank(OnRanks, RankFault):
 
     name = "kill-rank"
     summary = "a rank gets the signal; several at once"
+    line = "SIG{signal} to {ranks}"
     action = "kill-rank"
     meets = "opening"
 
@@ -30,12 +31,7 @@ class KillRank(OnRanks, RankFault):
     def _short(cls, value: Any) -> Any:
         return value.upper().removeprefix("SIG") if isinstance(value, str) else value
 
-    def describe(self, spec: JobSpec) -> str:
-        """The signal and the ranks."""
-        return f"SIG{self.signal} to {ranks_in_words(self.struck_ranks(spec))}"
-
     def details(self, spec: JobSpec) -> Entry:
-        """The signal."""
         return {"signal": self.signal}
 
     @classmethod

@@ -18,8 +18,7 @@ from drills.faults.devices import FAKE_GPUS, write_fake_gpus
 from drills.faults.fault import Fault
 from drills.inject.context import LOOK_S, DrillContext
 from drills.inject.found import await_reason
-from drills.spec import settings
-from drills.spec.fault import LOSS, STRIKE, WITH_EVICTION, WITH_RESTORE, Entry, OnMachine
+from drills.spec.fault import STRIKE, WITH_EVICTION, WITH_RESTORE, Entry, OnMachine
 from drills.spec.job_options import JobOptions
 from drills.spec.loss import Loss
 from everstep.errors import ClusterError, ConfigError, EverstepError
@@ -40,6 +39,7 @@ class LostMachines(Fault):
     """Machines lose power: every process of theirs dies, their memory is lost, and their disks are."""
 
     meets = "opening"
+    shared_disk = True
     takes_machines = True
 
     gone: bool = Field(False, description="They do not come back; others take their places.")
@@ -65,12 +65,10 @@ class LostMachines(Fault):
         raise NotImplementedError
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines."""
         return Loss(tuple(sorted(self.machines_lost(spec))))
 
     @property
     def stays_away(self) -> bool:
-        """With ``--gone``."""
         return self.gone
 
     @property
@@ -88,17 +86,12 @@ class LostMachines(Fault):
         """Those of an incident where memory was lost, or a machine for good."""
         return WITH_EVICTION if self.gone else WITH_RESTORE
 
-    def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Checkpoints on disk."""
-        return settings.disk_settings(disk)
-
     def leaving(self, spec: JobSpec) -> list[str]:
         """Those that do not come back."""
         return [f"m{index}" for index in self.loss(spec).machines] if self.gone else []
 
     @property
     def standby_is_lost(self) -> bool:
-        """One that dies."""
         return self.standby == "dies"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
@@ -134,13 +127,9 @@ class KillMachine(OnMachine, LostMachines):
 
     name = "kill-machine"
     summary = "SIGKILL of everything of a machine, which comes back empty, or not at all"
-
-    def describe(self, spec: JobSpec) -> str:
-        """What is lost."""
-        return LOSS
+    line = "{loss}"
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
-        """The machine."""
         return {self.machine_index(spec)}
 
 
@@ -149,6 +138,7 @@ class KillGroup(LostMachines):
 
     name = "kill-group"
     summary = "the same to all machines of a parallel group at once"
+    line = "{kind} group {index}: {loss}"
 
     kind: str = Field(
         description="An axis of the mesh, or a group laid over it.", json_schema_extra={"metavar": "AXIS"}
@@ -164,10 +154,6 @@ class KillGroup(LostMachines):
         if self.index >= (count := len(topology.groups(self.kind))):
             raise ConfigError(f"--index {self.index} does not exist: {self.kind} groups go from 0 to {count - 1}")
 
-    def describe(self, spec: JobSpec) -> str:
-        """The group, and what is lost."""
-        return f"{self.kind} group {self.index}: {LOSS}"
-
     def named_machines(self, topology: Topology) -> set[int]:
         """All machines that have a rank of the group."""
         return {topology.machine(rank) for rank in topology.groups(self.kind)[self.index]}
@@ -178,7 +164,6 @@ class KillGroup(LostMachines):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A group."""
         kind = rng.choice(AXES)
         group = {"kind": kind, "index": rng.randrange(len(topology.groups(kind)))}
         return group | super().draw(rng, topology, alone=alone)

@@ -14,7 +14,7 @@ from pydantic import Field
 from drills.faults.fault import RankFault
 from drills.judge.facts import DrillFacts
 from drills.spec import settings
-from drills.spec.fault import Entry, OnMachine, OnRanks, ranks_in_words
+from drills.spec.fault import Entry, OnMachine, OnRanks
 from drills.spec.job_options import JobOptions
 from drills.spec.request import DrillRequest
 from drills.spec.settings import machine_names
@@ -49,7 +49,6 @@ class NotFinite(RankFault):
 
     @property
     def shows_not_finite(self) -> bool:
-        """It does."""
         return True
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
@@ -68,6 +67,7 @@ class Nan(OnRanks, OnMachine, NotFinite):
 
     name = "nan"
     summary = "NaN in a rank's forward pass; bound to a machine it comes again there at that step"
+    line = "NaN in the forward pass of {ranks}"
     action = "nan"
 
     @property
@@ -82,8 +82,7 @@ class Nan(OnRanks, OnMachine, NotFinite):
 
     def describe(self, spec: JobSpec) -> str:
         """The ranks, or the machine."""
-        where = self.machine if self.is_bound else ranks_in_words(self.struck_ranks(spec))
-        return f"NaN in the forward pass of {where}"
+        return f"NaN in the forward pass of {self.machine}" if self.is_bound else super().describe(spec)
 
     def details(self, spec: JobSpec) -> Entry:
         """The machine that it is bound to."""
@@ -91,7 +90,6 @@ class Nan(OnRanks, OnMachine, NotFinite):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A rank."""
         return {"ranks": [rng.randrange(topology.world_size)]}
 
 
@@ -175,7 +173,6 @@ class MachineBitflip(OnMachine, NotFinite):
         return not self.finite
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """The machine."""
         return [self.struck_machine(spec)]
 
     @property

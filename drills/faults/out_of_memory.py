@@ -9,7 +9,7 @@ from pathlib import Path
 from drills.faults.fault import RankFault
 from drills.inject import process_group
 from drills.inject.context import DrillContext
-from drills.spec.fault import Entry, ExpectedFinding, OnRanks, ranks_in_words
+from drills.spec.fault import Entry, ExpectedFinding, OnRanks
 from everstep.errors import CannotInject
 from everstep.model.finding import Health, Owner
 from everstep.model.job import JobSpec
@@ -25,20 +25,12 @@ class OutOfMemory(OnRanks, RankFault):
 
     name = "oom"
     summary = "a rank takes memory until the kernel kills it, in a group of processes of its own"
+    line = "{ranks} is killed for memory"
+    found = ExpectedFinding("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
     action = "oom"
     own_job = True
 
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks."""
-        return f"{ranks_in_words(self.struck_ranks(spec))} is killed for memory"
-
-    @property
-    def finding(self) -> ExpectedFinding:
-        """The kernel's line says that the group's limit was met: no machine is at fault."""
-        return ExpectedFinding("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
-
     def details(self, spec: JobSpec) -> Entry:
-        """The group."""
         return {"group": str(_root()[0] / process_group.name())}
 
     def why_not(self) -> str:

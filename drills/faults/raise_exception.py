@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import Any
-
 from pydantic import Field, field_validator
 
 from drills.faults.fault import RankFault
-from drills.spec.fault import Entry, OnRanks, ranks_in_words
+from drills.spec.fault import Entry, OnRanks
 from everstep.model.job import JobSpec
-from everstep.model.topology import Topology
 from everstep.rank.drill_faults import exception_named
 
 EXCEPTIONS = ("ValueError", "RuntimeError", "IndexError")
@@ -22,6 +18,8 @@ class RaiseException(OnRanks, RankFault):
 
     name = "raise"
     summary = "a Python exception in user code"
+    line = "{ranks} raises {exception}"
+    drawn = {"exception": EXCEPTIONS}
     action = "raise"
     meets = "opening"
 
@@ -33,15 +31,5 @@ class RaiseException(OnRanks, RankFault):
         exception_named(value)
         return value
 
-    def describe(self, spec: JobSpec) -> str:
-        """The ranks and the exception."""
-        return f"{ranks_in_words(self.struck_ranks(spec))} raises {self.exception}"
-
     def details(self, spec: JobSpec) -> Entry:
-        """The exception."""
         return {"exception": self.exception}
-
-    @classmethod
-    def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A rank and an exception."""
-        return super().draw(rng, topology, alone=alone) | {"exception": rng.choice(EXCEPTIONS)}

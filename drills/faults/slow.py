@@ -21,7 +21,7 @@ from drills.inject.context import LOOK_S, DrillContext
 from drills.judge.facts import DrillFacts
 from drills.observe.observed import Absorbed
 from drills.spec import settings
-from drills.spec.fault import LIGHT, OnMachine, OnRanks, ranks_in_words
+from drills.spec.fault import LIGHT, OnMachine, OnRanks
 from drills.spec.request import UNEVEN, DrillRequest
 from everstep.errors import CannotInject, ClusterError
 from everstep.model.incident import IncidentReport
@@ -50,15 +50,11 @@ class SlowFault(Fault):
     """Ranks have many peers that do the same."""
     least_step = settings.SLOW_AT
     is_slowed = True
+    alone = True
 
     factor: float = Field(
         2.0, ge=1.5, le=20, description="Steps are to take so many times as long.", json_schema_extra={"metavar": "F"}
     )
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The fault alone."""
-        return (self.name,)
 
     @property
     def absorbed(self) -> bool:
@@ -82,7 +78,6 @@ class SlowFault(Fault):
 
     @property
     def patience(self) -> dict[str, Any]:
-        """A short vote."""
         return settings.SLOW_POLICY
 
     @asynccontextmanager
@@ -158,10 +153,7 @@ class UnevenWork(OnRanks, SlowFault):
     summary = (
         "a rank has more to do than the others from the first step on, and all have more from a step on: of no machine"
     )
-
-    def describe(self, spec: JobSpec) -> str:
-        """The rank."""
-        return f"{ranks_in_words(self.struck_ranks(spec))} always computes more; all compute more"
+    line = "{ranks} always computes more; all compute more"
 
     def load(self, at_step: int) -> list[str]:
         """More for the rank from the first step on, and for all from a step on."""

@@ -148,7 +148,6 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
 
     @property
     def stays_away(self) -> bool:
-        """With ``--gone``."""
         return self.gone
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -179,17 +178,14 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
 
     @property
     def incidents_due(self) -> int:
-        """As expected."""
         return self.expected.incidents
 
     @property
     def launches_due(self) -> int:
-        """As expected."""
         return self.expected.generations
 
     @property
     def incidents_in_soaks(self) -> int:
-        """As expected."""
         return self.expected.incidents
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -327,7 +323,6 @@ class Update(UpdateFault):
 
     @property
     def requested_during(self) -> str:
-        """What ``--during`` names."""
         return self.during
 
     @property
@@ -409,13 +404,11 @@ class BadVersion(UpdateFault):
 
     @property
     def lines(self) -> str:
-        """Lines that fail."""
         if self.at_start:
             return new_code.AT_START
         return new_code.CHANGES_STATE if self.changes_state else new_code.AFTER_STEPS.format(steps=self.fails_after)
 
     def what(self) -> str:
-        """How it fails."""
         if self.at_start:
             return "code that cannot be imported"
         if self.changes_state:
@@ -432,7 +425,6 @@ class BadVersion(UpdateFault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """How it fails."""
         fails_after = ({"fails_after": steps} for steps in FAILS_AFTER)
         return rng.choice(({"at_start": True}, {"changes_state": True}, *fails_after))
 

@@ -73,6 +73,8 @@ class FaultOptions(BaseModel):
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     """What really happens, one line."""
+    line: ClassVar[str] = ""
+    """What is going to happen, in a few words; ``{ranks}``, ``{machine}``, ``{loss}`` and options are filled in."""
 
     # What soaks do with it.
 
@@ -88,6 +90,8 @@ class FaultOptions(BaseModel):
     """Machines that a soak's job needs for it: so many say what is right, or which of them work with each other."""
     alike: ClassVar[bool] = False
     """A soak's job for it has one rank on each machine, and all do the same: neighbours need each other at once."""
+    drawn: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Option → the values of which a soak draws one."""
 
     # What the job needs.
 
@@ -95,6 +99,8 @@ class FaultOptions(BaseModel):
     """The machines need a network of their own."""
     needs_postgres: ClassVar[bool] = False
     sizes: ClassVar[dict[str, Any]] = DEFAULT_SIZES
+    shared_disk: ClassVar[bool] = False
+    """The job writes checkpoints to a folder that outlives machines."""
     least_step: ClassVar[int] = 0
     """The fault strikes at this step at the earliest: what a job was like before has to be known."""
 
@@ -102,6 +108,8 @@ class FaultOptions(BaseModel):
 
     by_ranks: ClassVar[bool] = False
     """Ranks act it out by themselves; else the injector does it from outside."""
+    alone: ClassVar[bool] = False
+    """No second fault makes copies needed."""
     is_control: ClassVar[bool] = False
     """It strikes the control plane in a stage of the incident that another fault opens."""
     is_update: ClassVar[bool] = False
@@ -122,6 +130,8 @@ class FaultOptions(BaseModel):
     """A part that backups need is away."""
     unreachable: ClassVar[bool] = False
     """Its machine cannot be notified that its ranks have to end: they wait for peers that are gone."""
+    found: ClassVar[ExpectedFinding | None] = None
+    """What inspections have to find, where no option decides it."""
     steps_done_anew: ClassVar[bool] = False
     """Steps that are done again have other losses: the last report of each step is compared."""
 
@@ -134,7 +144,7 @@ class FaultOptions(BaseModel):
             topology: The topology of its job.
             alone: Whether the fault meets no other one.
         """
-        return {}
+        return {option: rng.choice(values) for option, values in cls.drawn.items()}
 
     @property
     def opening(self) -> FaultOptions:
@@ -179,7 +189,9 @@ class FaultOptions(BaseModel):
 
     def describe(self, spec: JobSpec) -> str:
         """A few words about what is going to happen."""
-        return self.name
+        options = {name: getattr(self, name) for name in type(self).model_fields}
+        ranks = " and ".join(f"rank {rank}" for rank in self.struck_ranks(spec))
+        return self.line.format(**options | {"ranks": ranks, "machine": self.struck_machine(spec), "loss": LOSS})
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
         """What ranks meet, in order; empty: it is done from outside."""
@@ -201,7 +213,9 @@ class FaultOptions(BaseModel):
     @property
     def marks(self) -> tuple[str, ...]:
         """Ids of what the injector itself does, in order."""
-        return () if self.by_ranks else (self.name, STRIKE)
+        if self.by_ranks:
+            return ()
+        return (self.name,) if self.alone else (self.name, STRIKE)
 
     @property
     def follows(self) -> str:
@@ -255,7 +269,7 @@ class FaultOptions(BaseModel):
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
         """Fields of the checkpoint policy without which it would show nothing; ``disk`` outlives machines."""
-        return {}
+        return settings.disk_settings(disk) if self.shared_disk else {}
 
     def load(self, at_step: int) -> list[str]:
         """Arguments of the example for what there is to compute in a step."""
@@ -308,7 +322,7 @@ class FaultOptions(BaseModel):
     @property
     def finding(self) -> ExpectedFinding | None:
         """What inspections have to find; None: nothing."""
-        return None
+        return self.found
 
     @property
     def found_later(self) -> tuple[str, ...]:
@@ -429,11 +443,6 @@ class OnMachine(FaultOptions):
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
         """A machine."""
         return super().draw(rng, topology, alone=alone) | {"machine": rng.choice(machine_names(topology.machines))}
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``rank 1 and rank 2``."""
-    return " and ".join(f"rank {rank}" for rank in ranks)
 
 
 def owners(spec: JobSpec, machine: int) -> list[int]:
