@@ -98,6 +98,8 @@ def scope(tree: ast.Module, names: list[str]) -> ast.AST:
 def rewritten(source: str, names: list[str], find: str, put: str) -> str:
     """The source with the one piece of this form replaced, in the function, class or variable of this name.
 
+    Where it is not there, the piece with the same names elsewhere in the file is meant.
+
     Raises:
         ValueError: it is not there, or several pieces are equally like it.
     """
@@ -106,19 +108,26 @@ def rewritten(source: str, names: list[str], find: str, put: str) -> str:
     as_expression = all(len(code) == 1 and isinstance(code[0], ast.Expr) for code in (wanted, instead))
     pieces = _expressions if as_expression else _statements
     form: Any = wanted[0].value if as_expression else wanted  # type: ignore[attr-defined]
-    found: list[tuple[Likeness, Piece]] = []
-    for piece in pieces(scope(tree, names), len(wanted)):
-        like = Likeness()
-        if like.matches(form, piece.code) and like.share >= ENOUGH:
-            found.append((like, piece))
-    best = max((like.share for like, _ in found), default=0.0)
-    likest = [(like, piece) for like, piece in found if like.share == best]
+    likest = _likest(pieces(scope(tree, names), len(wanted)), form, ENOUGH)
+    if not likest:  # it may be in a function of its own by now
+        likest = _likest(pieces(tree, len(wanted)), form, 1.0)
     if len(likest) != 1:
         raise ValueError(f"{'.'.join(names)} has {len(likest)} pieces like {find!r}")
     [(like, piece)] = likest
     renamed = [_Renamed(like.renamed).visit(node) for node in instead]
     piece.replace([node.value for node in renamed] if as_expression else renamed)
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _likest(pieces: Iterator[Piece], form: Any, enough: float) -> list[tuple[Likeness, Piece]]:
+    """The pieces of the same form that have most of the names, at least so large a share of them."""
+    found: list[tuple[Likeness, Piece]] = []
+    for piece in pieces:
+        like = Likeness()
+        if like.matches(form, piece.code) and like.share >= enough:
+            found.append((like, piece))
+    best = max((like.share for like, _ in found), default=0.0)
+    return [(like, piece) for like, piece in found if like.share == best]
 
 
 @dataclass(frozen=True)

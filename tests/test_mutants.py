@@ -33,6 +33,7 @@ TEST = "from sign import sign\n\ndef test_sign() -> None:\n    assert sign(5) ==
         ("sign.sign", "x > 0", "x < 0", ""),
         ("sign.sign", "x > 0", "x >= 0", "lives: none of test_sign.py fails"),
         ("sign.ONE", "1", "missing", "nothing was tested"),
+        ("sign.ONE", "x > 0", "x < 0", ""),
         ("sign.sign", "x == 0", "x", "0 pieces"),
         ("sign.renamed", "x > 0", "x < 0", ""),
         ("sine.sign", "x > 0", "x", "no such module"),
