@@ -16,8 +16,8 @@ from typing import Any
 from temporalio.api.common.v1 import Payload
 
 from everstep.errors import ConfigError
+from everstep.rank.environment import PAYLOAD_KEY_FILE
 
-KEY_FILE = "EVERSTEP_PAYLOAD_KEY_FILE"
 ENCODING = b"binary/encrypted"
 KEY_ID = "encryption-key-id"
 KEY_BYTES, NONCE_BYTES = 32, 12
@@ -40,7 +40,7 @@ class Keys:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"{KEY_FILE} needs the library cryptography: pip install 'everstep[encryption]'"
+                f"{PAYLOAD_KEY_FILE} needs the library cryptography: pip install 'everstep[encryption]'"
             ) from error
         if not keys or any(len(key) != KEY_BYTES for key in keys.values()):
             raise ConfigError(f"keys for payloads have {KEY_BYTES} bytes, and there must be one at least")
@@ -58,7 +58,7 @@ class Keys:
         try:
             lines = path.read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the key file {path} of {KEY_FILE} cannot be read: {error}") from error
+            raise ConfigError(f"the key file {path} of {PAYLOAD_KEY_FILE} cannot be read: {error}") from error
         keys: dict[str, bytes] = {}
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.startswith("#"):
@@ -95,13 +95,14 @@ class Keys:
         name = payload.metadata.get(KEY_ID, b"")
         cipher = self._ciphers.get(name.decode(errors="replace"))
         if cipher is None:
-            raise ConfigError(f"{_needs(payload)}, which is not in the key file of {KEY_FILE}: add it there")
+            raise ConfigError(f"{_needs(payload)}, which is not in the key file of {PAYLOAD_KEY_FILE}: add it there")
         nonce, data = payload.data[:NONCE_BYTES], payload.data[NONCE_BYTES:]
         try:
             return Payload.FromString(cipher.decrypt(nonce, data, name))
         except InvalidTag as error:
             raise ConfigError(
-                f"{_needs(payload)}, but was changed since, or the key file of {KEY_FILE} has another key of that id"
+                f"{_needs(payload)}, but was changed since, or the key file of {PAYLOAD_KEY_FILE} has another key "
+                "of that id"
             ) from error
 
 
@@ -133,7 +134,7 @@ async def decrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payl
         if payload.metadata.get("encoding") != ENCODING:
             found.append(payload)
         elif keys is None:
-            raise ConfigError(f"{_needs(payload)}: name the file that has it in {KEY_FILE}")
+            raise ConfigError(f"{_needs(payload)}: name the file that has it in {PAYLOAD_KEY_FILE}")
         elif len(payload.data) >= IN_THREAD_FROM:
             found.append(await asyncio.to_thread(keys.decrypted, payload))
         else:

@@ -20,7 +20,8 @@ from temporalio.api.common.v1 import Payload
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes, PayloadCodec
 
-from activities.payload_keys import KEY_FILE, Keys, decrypted, encrypted
+from activities.payload_keys import Keys, decrypted, encrypted
+from everstep.rank.environment import PAYLOAD_KEY_FILE
 
 SQUEEZED_FROM = 512 * 1024
 """Bytes from which a payload is squeezed: evidence of several hundred ranks."""
@@ -78,7 +79,7 @@ DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_codec=Code
 
 def key_file() -> Path | None:
     """The key file that the user configured."""
-    path = os.environ.get(KEY_FILE)
+    path = os.environ.get(PAYLOAD_KEY_FILE)
     return Path(path) if path else None
 
 

@@ -24,7 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.payloads import data_converter
 from agent.client import AgentClients
 from agent.security import ClientSecurity
-from controlplane.inventory import VARIABLE, Inventory, inventory_path, load
+from controlplane.inventory import Inventory, inventory_path, load
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.temporal_server import configured
 from controlplane.progress import ProgressFeed
@@ -94,7 +94,7 @@ class Control:
         if path and choice is None:
             raise ConfigError(
                 f"the inventory {path} names the machines of a deployed cluster, and nothing its Temporal server: set "
-                f"TEMPORAL_ADDRESS, or unset {VARIABLE} for a local cluster"
+                f"TEMPORAL_ADDRESS, or unset {environment.INVENTORY} for a local cluster"
             )
         machines = load(path) if path else None
         if not path and (choice is None or ClusterFile.path_of(cluster_name).exists()):
@@ -156,7 +156,7 @@ class Control:
 
     async def ledger(self) -> Ledger | None:
         """The ledger; None when there is none that can be read from here."""
-        url = self.cluster.ledger_url if self.cluster else os.environ.get("EVERSTEP_LEDGER_URL", "")
+        url = self.cluster.ledger_url if self.cluster else os.environ.get(environment.LEDGER_URL, "")
         if self._ledger is None and url:
             from activities.ledger import Ledger
 

@@ -27,9 +27,8 @@ from agent.client import AgentClients
 from controlplane.toml_file import read_toml
 from everstep.errors import AgentError, ConfigError
 from everstep.model.machine import Machine
+from everstep.rank.environment import INVENTORY
 
-VARIABLE = "EVERSTEP_INVENTORY"
-"""Names the file where no option does."""
 ANSWER_S = 3.0
 """A machine that does not answer within this time does not answer, seconds."""
 NAMED = 5
@@ -88,7 +87,7 @@ class Answer:
 
 def inventory_path(option: Path | None) -> Path | None:
     """The file that an option or the environment names; None: neither does."""
-    path = os.environ.get(VARIABLE, "")
+    path = os.environ.get(INVENTORY, "")
     return option or (Path(path) if path else None)
 
 

@@ -28,9 +28,8 @@ from structlog.typing import Processor
 from controlplane import tracebacks
 from everstep.base.redaction import masked
 from everstep.errors import ConfigError, EverstepError
+from everstep.rank.environment import LOG_FORMAT
 
-FORMAT = "EVERSTEP_LOG_FORMAT"
-"""``json`` or ``text``; an explicit argument wins."""
 CONTEXT = ("process", "machine", "job", "incident", "correlation")
 """Names of the bound context, in the order shown."""
 
@@ -91,13 +90,13 @@ def configure(process: str, *, json: bool | None = None, level: str = "INFO", st
 
 
 def _json_wanted() -> bool:
-    match os.environ.get(FORMAT, ""):
+    match os.environ.get(LOG_FORMAT, ""):
         case "json":
             return True
         case "" | "text":
             return False
         case other:
-            raise ConfigError(f"{FORMAT} is {other!r}: use 'json' or 'text'")
+            raise ConfigError(f"{LOG_FORMAT} is {other!r}: use 'json' or 'text'")
 
 
 def _shared(process: str) -> list[Processor]:

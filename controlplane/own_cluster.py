@@ -9,13 +9,12 @@ from pathlib import Path
 from activities.clusters.cluster import Listing
 from activities.clusters.listed import ListedCluster
 from activities.notices import program
-from controlplane.inventory import VARIABLE, load
+from controlplane.inventory import load
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.grow import grow
 from everstep.errors import ClusterError, ConfigError, NoticeError
+from everstep.rank.environment import CLUSTER_NAME, INVENTORY
 
-LOCAL = "EVERSTEP_CLUSTER_NAME"
-"""Name of the local cluster that a worker belongs to."""
 PROVISION_S = 50.0
 """A program that has more machines come ends within this time, seconds: the machines may come later."""
 
@@ -26,9 +25,9 @@ def own_cluster() -> ListedCluster | None:
     Returns:
         None: neither is named; then the pool knows the machines that jobs name.
     """
-    if name := os.environ.get(LOCAL):
+    if name := os.environ.get(CLUSTER_NAME):
         return ListedCluster(lambda: _of_file(name), lambda machines: asyncio.to_thread(grow, name, machines))
-    if not (named := os.environ.get(VARIABLE)):
+    if not (named := os.environ.get(INVENTORY)):
         return None
     path = Path(named)
     return ListedCluster(lambda: _of_inventory(path), lambda machines: _run_program(path, machines))

@@ -33,7 +33,7 @@ from everstep.model.machine import Machine
 from everstep.rank import environment
 from everstep.system import private_files as private
 
-SHM_ROOT = Path(os.environ.get("EVERSTEP_SHM_ROOT") or f"/dev/shm/everstep-{os.getuid()}")
+SHM_ROOT = Path(os.environ.get(environment.SHM_ROOT) or f"/dev/shm/everstep-{os.getuid()}")
 """Shared memory of all clusters of this user. Another user who took the name is refused: name another one then."""
 TOKEN_BYTES = 32
 BASE_ADDRESS = "127.0.0.11"
@@ -212,9 +212,9 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
     processes = []
     env = {
         environment.CLUSTER: cluster.id,
-        "EVERSTEP_HOME": str(everstep_home().resolve()),
-        "EVERSTEP_CLUSTER_NAME": cluster.name,
-        "EVERSTEP_LEDGER_URL": cluster.ledger_url,
+        environment.HOME: str(everstep_home().resolve()),
+        environment.CLUSTER_NAME: cluster.name,
+        environment.LEDGER_URL: cluster.ledger_url,
         environment.VERSIONS: cluster.versions_url,
         "TEMPORAL_ADDRESS": cluster.temporal_address,
         "TEMPORAL_NAMESPACE": cluster.namespace,

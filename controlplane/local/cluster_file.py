@@ -11,12 +11,13 @@ from everstep.errors import ClusterError
 from everstep.model.job import JOB_NAME
 from everstep.model.job_state import TASK_QUEUE
 from everstep.model.machine import Machine
+from everstep.rank import environment
 from everstep.system import private_files as private
 
 
 def everstep_home() -> Path:
     """Where local clusters keep their state: ``EVERSTEP_HOME`` or the user's state folder."""
-    if home := os.environ.get("EVERSTEP_HOME"):
+    if home := os.environ.get(environment.HOME):
         return Path(home)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "everstep"
 

@@ -28,6 +28,11 @@ def cell(value: object) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
+def first_paragraph(text: str | None) -> str:
+    """The beginning of a docstring, in one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
 def paragraph(*sentences: str) -> str:
     """Sentences, in lines as long as those of the other pages."""
     return textwrap.fill(" ".join(sentences), 110, break_long_words=False, break_on_hyphens=False)
@@ -75,7 +80,7 @@ def _below(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
         is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         for target in targets if is_text else ():
             if isinstance(target, ast.Name):
-                yield target.id, " ".join(str(after.value.value).split("\n\n")[0].split())  # type: ignore[attr-defined]
+                yield target.id, first_paragraph(str(after.value.value))  # type: ignore[attr-defined]
 
 
 def settings(model: type[BaseModel], without: Iterable[str] = ()) -> str:

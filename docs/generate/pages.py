@@ -15,6 +15,11 @@ PAGES: dict[str, tuple[str, Callable[[], str], str]] = {
     # file: (title, what makes it, what it lists)
     "detection-rules.md": ("Rules of detection", rules.detection, "what opens an incident"),
     "eviction-rules.md": ("Rules of eviction", rules.eviction, "which machines leave a job, and which do not"),
+    "restart-rules.md": (
+        "Rules about a stopped job",
+        rules.restart,
+        "when it is launched again, and when it is parked",
+    ),
     "ladder.md": ("Paths of the ladder", rules.ladder, "what is tried for each kind of failure, in which order"),
     "fault-classes.md": ("Fault classes", rules.fault_classes, "what logs and exit codes say, and who is the owner"),
     "inspections.md": ("Inspections", machines.inspections, "what an agent detects on its machine"),

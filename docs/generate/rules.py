@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from docs.generate.flowchart import diagram
-from docs.generate.markdown import code, paragraph, sentence, table
+from docs.generate.markdown import code, first_paragraph, paragraph, sentence, table
 from everstep.decisions.act.evict.rules import RULES as EVICT_RULES
 from everstep.decisions.act.evict.rules import EvictRule
 from everstep.decisions.act.ladder.next_rung import DEFAULT_MODES
 from everstep.decisions.act.ladder.paths import PATHS
+from everstep.decisions.act.recover.rules import RULES as RESTART_RULES
+from everstep.decisions.act.recover.rules import RestartRule
 from everstep.decisions.blame.classify.rules import LOG_RULES
 from everstep.decisions.detect.rules import RULES as DETECT_RULES
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -50,6 +52,32 @@ def eviction() -> str:
 def _numbers(rule: EvictRule) -> str:
     own = [f"`{name}` = {RecoveryPolicy().value(name):g} ({code('[policy]')})" for name in rule.settings]
     return "; ".join([*own, *(f"`{number.name}` = {number.value:g}" for number in rule.fixed)])
+
+
+def restart() -> str:
+    """Rules about a stopped job, in the order in which they are asked."""
+    rows = [
+        (code(rule.name), first_paragraph(rule.decide.__doc__) or _limit(rule), _when_not(rule))
+        for rule in RESTART_RULES
+    ]
+    intro = paragraph(
+        "A job is stopped: the first of these rules that answers decides what is done next. Most of them park the job",
+        "([a parked job](../guides/parked-job.md)); the last ones launch it again.",
+    )
+    return f"{intro}\n\n{table(('rule', 'when it answers', 'not asked'), rows)}"
+
+
+def _limit(rule: RestartRule) -> str:
+    return f"A limit of the policy is reached: {rule.name.replace('-', ' ')}."
+
+
+def _when_not(rule: RestartRule) -> str:
+    reasons = {
+        "after an operator's resume": not rule.binds_operator,
+        "where other code comes": rule.of_the_code,
+        "for the first launch without a machine at fault": rule.counts_failures,
+    }
+    return "; ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def ladder() -> str:

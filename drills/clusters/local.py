@@ -24,7 +24,6 @@ from everstep.model.machine import Machine
 from everstep.rank import environment
 
 Say = Callable[[str], None]
-HOME = "EVERSTEP_HOME"
 
 
 def silent(_: str) -> None:
@@ -67,7 +66,7 @@ class DrillCluster:
     async def __aenter__(self) -> Self:
         self.folder, self.name = await asyncio.to_thread(self.place)
         self.placed(self)
-        self._set(HOME, str(self.folder))
+        self._set(environment.HOME, str(self.folder))
         self._set(environment.FAULTS, str(self.worker_plan))
         bringing = asyncio.create_task(asyncio.to_thread(self.bring_up))
         try:

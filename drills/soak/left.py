@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from controlplane.local import mounts
-from drills.clusters.local import HOME, DrillCluster, Say
+from drills.clusters.local import DrillCluster, Say
 from everstep.errors import ClusterError, ConfigError
+from everstep.rank.environment import HOME
 from everstep.system import private_files as private
 
 

@@ -12,10 +12,11 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import DataConverter
 
 from activities.payload_keys import ENCODING as ENCRYPTED
-from activities.payload_keys import KEY_FILE, Keys
+from activities.payload_keys import Keys
 from activities.payloads import DATA_CONVERTER, SQUEEZED_FROM, Codec, data_converter
 from everstep.errors import ConfigError
 from everstep.model.evidence import Evidence
+from everstep.rank.environment import PAYLOAD_KEY_FILE
 
 OLD, NEW = bytes(range(32)), bytes(32)
 FIRST = Keys({"k1": OLD})
@@ -51,13 +52,13 @@ async def test_a_new_key_encrypts_and_the_old_one_still_reads() -> None:
     [clear] = await DATA_CONVERTER.encode([Evidence(generation=3)])
     found = await with_keys(BOTH).decode([old, new, clear], [Evidence] * 3)
     assert [one.generation for one in found] == [1, 2, 3]
-    with pytest.raises(ConfigError, match=f"encrypted with key 'k2', which is not in the key file of {KEY_FILE}"):
+    with pytest.raises(ConfigError, match=f"with key 'k2', which is not in the key file of {PAYLOAD_KEY_FILE}"):
         await with_keys(FIRST).decode([new], [Evidence])
 
 
 async def test_who_has_no_key_is_told_so() -> None:
     [payload] = await with_keys(FIRST).encode([Evidence(generation=1)])
-    with pytest.raises(ConfigError, match=f"encrypted with key 'k1': name the file that has it in {KEY_FILE}"):
+    with pytest.raises(ConfigError, match=f"encrypted with key 'k1': name the file that has it in {PAYLOAD_KEY_FILE}"):
         await DATA_CONVERTER.decode([payload], [Evidence])
 
 
@@ -76,11 +77,11 @@ def test_what_was_changed_is_refused(data: st.DataObject) -> None:
 async def test_the_key_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# ours\n\nk2 {NEW.hex()}\nk1 {OLD.hex()}\n")
-    monkeypatch.setenv(KEY_FILE, str(path))
+    monkeypatch.setenv(PAYLOAD_KEY_FILE, str(path))
     [payload] = await data_converter().encode([Evidence(generation=2)])
     assert await with_keys(BOTH).decode([payload], [Evidence]) == [Evidence(generation=2)]
     assert payload.metadata["encryption-key-id"] == b"k2"
-    monkeypatch.delenv(KEY_FILE)
+    monkeypatch.delenv(PAYLOAD_KEY_FILE)
     assert data_converter() is DATA_CONVERTER
 
 

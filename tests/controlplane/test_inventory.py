@@ -16,7 +16,7 @@ from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console import main
 from controlplane.client import Control
-from controlplane.inventory import VARIABLE, Inventory, ask, inventory_path, load
+from controlplane.inventory import Inventory, ask, inventory_path, load
 from controlplane.local import doctor
 from controlplane.references import JobRun
 from controlplane.start_checks.machines import choose_machines
@@ -24,6 +24,7 @@ from everstep.errors import ClusterError, ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
+from everstep.rank.environment import INVENTORY
 from tests.activities.spoken import serving
 
 GOOD = """
@@ -91,9 +92,9 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, text: str, told: str) -> No
 
 
 def test_the_option_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(INVENTORY, raising=False)
     assert inventory_path(None) is None
-    monkeypatch.setenv(VARIABLE, "/etc/everstep/machines.toml")
+    monkeypatch.setenv(INVENTORY, "/etc/everstep/machines.toml")
     assert inventory_path(None) == Path("/etc/everstep/machines.toml")
     assert inventory_path(Path("mine.toml")) == Path("mine.toml")
 
@@ -104,7 +105,7 @@ def test_an_inventory_without_a_temporal_server_is_refused(
     for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(tmp_path / "none.toml"))
-    monkeypatch.setenv(VARIABLE, str(written(tmp_path, GOOD)))
+    monkeypatch.setenv(INVENTORY, str(written(tmp_path, GOOD)))
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
 
     assert main.run(["status"]) == main.EXIT_USAGE

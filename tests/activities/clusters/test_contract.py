@@ -12,11 +12,11 @@ import pytest
 
 from activities.clusters.cluster import Cluster, Listing
 from activities.clusters.listed import ListedCluster
-from controlplane.inventory import VARIABLE
 from controlplane.local.cluster_file import ClusterFile
-from controlplane.own_cluster import LOCAL, own_cluster
+from controlplane.own_cluster import own_cluster
 from everstep.errors import ConfigError, EverstepError
 from everstep.model.machine import Machine
+from everstep.rank.environment import CLUSTER_NAME, INVENTORY
 
 MACHINES = [
     Machine(name=f"m{number}", address=f"10.0.0.{number}:1", domain=f"rack-{number % 2}") for number in range(3)
@@ -53,8 +53,8 @@ def of_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     path = tmp_path / "machines.toml"
     lines.insert(0, f"provision = {json.dumps([sys.executable, '-c', MORE, str(path)])}")
     path.write_text("\n".join(lines))
-    monkeypatch.delenv(LOCAL, raising=False)
-    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.delenv(CLUSTER_NAME, raising=False)
+    monkeypatch.setenv(INVENTORY, str(path))
     found = own_cluster()
     assert found is not None
     return found
@@ -62,7 +62,7 @@ def of_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def of_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
-    monkeypatch.setenv(LOCAL, "here")
+    monkeypatch.setenv(CLUSTER_NAME, "here")
     ClusterFile(
         name="here",
         home=tmp_path,
@@ -167,6 +167,6 @@ async def test_a_list_that_cannot_be_read_is_unknown_and_not_empty(
 
 
 def test_where_nothing_says_which_machines_there_are_there_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (LOCAL, VARIABLE):
+    for name in (CLUSTER_NAME, INVENTORY):
         monkeypatch.delenv(name, raising=False)
     assert own_cluster() is None
