@@ -81,7 +81,7 @@ class JobTiers:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = self._remembered()
         again = before is not None and before.launch.generation == launch.generation
-        opened = OpenedGeneration(launch, before.ns if before and again else time.time_ns())
+        opened = OpenedGeneration(launch)
         self._opened = opened
         self._problems.open(launch.ranks)
         if not again or not self._remembers:
@@ -108,7 +108,7 @@ class JobTiers:
         opened = self._opened
         if opened is None or request.generation != opened.launch.generation:
             return  # late: of a generation that was stopped
-        self._retention.told(request)
+        self._retention.agree(request)
         if request.step > 0:
             self._disk.persist(request.step)
 

@@ -1,7 +1,6 @@
-"""Which steps on its disk this machine keeps, over restarts of the agent, and what it says of them.
+"""Which steps on its disk this machine keeps, over restarts of the agent, and what it reports of them.
 
-What it promised is written down, in shared memory so that no disk is waited
-for, before anybody hears of it.
+What it promised is written down before it is reported, and in shared memory, so that no disk is waited for.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from agent.checkpoints.options import LaunchOptions, Place
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.kept_disk_steps import (
     Kept,
+    agreed,
     steps_to_keep,
-    told,
-    told_by_an_older_worker,
     went_back,
 )
 from everstep.errors import ConfigError
@@ -49,7 +47,7 @@ class DiskRetention:
         self._closed = False
 
     def close(self) -> None:
-        """The job is over here, or the agent ends: nothing is written down any more, whoever is still at work."""
+        """The job is over here, or the agent ends: nothing is written down any more, whatever is still at work."""
         with self._lock:
             self._closed = True
 
@@ -70,7 +68,7 @@ class DiskRetention:
             self._kept = kept if again else went_back(kept, launch.resume_step)
             self._launch, self._there = launch, set(there)
             self._save(self._kept)
-            self._tell()
+            self._report()
             return self._kept.passed
 
     def wrote(self, step: int) -> None:
@@ -89,23 +87,20 @@ class DiskRetention:
         with self._lock:
             self._kept = replace(self._kept, named=max(self._kept.named, step))
 
-    def told(self, request: pb.PersistRequest) -> None:
-        """Take what a watcher says that all ranks have."""
+    def agree(self, request: pb.PersistRequest) -> None:
+        """Accept what a watcher reports that all ranks have."""
         with self._lock:
-            if request.generation:
-                now = told(self._kept, self._there, keep=request.whole, settled=request.settled, gone=request.gone)
-            else:
-                now = told_by_an_older_worker(self._kept, self._there, request.whole)
+            now = agreed(self._kept, self._there, keep=request.whole, settled=request.settled, gone=request.gone)
             if now != self._kept and self._save(now):
                 self._kept = now
-                self._tell()
+                self._report()
 
     def found(self, launch: LaunchOptions, mine: Collection[int]) -> None:
-        """Somebody else deletes here: take what all ranks of this machine still have on disk."""
+        """Another machine deletes here: accept what all ranks of this machine still have on disk."""
         with self._lock:
             if launch is self._launch:
                 self._there &= set(mine)
-                self._tell()
+                self._report()
 
     def old(
         self, launch: LaunchOptions, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
@@ -131,7 +126,7 @@ class DiskRetention:
             old = {step for step in mine if step not in keep}
             old |= {step for step in partly if step not in mine and step not in keep and step < oldest}
             self._there -= old
-            self._tell()
+            self._report()
         return old
 
     # Under the lock.
@@ -140,9 +135,9 @@ class DiskRetention:
         if step > self._kept.passed:
             self._kept = replace(self._kept, passed=step)
             self._save(self._kept)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for rank in self._launch.ranks if self._launch else ():
             self._place.saved.update(
                 rank,

@@ -1,6 +1,6 @@
 """Which steps on its disk a machine keeps. Pure.
 
-``everstep/decisions/keep/disk_schedule.py`` says what the machines tell each other through
+``everstep/decisions/keep/disk_schedule.py`` says what the machines learn from each other through
 the watchers, and what that rests on.
 """
 
@@ -17,7 +17,7 @@ OPEN_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What watchers told this machine, and what it has promised to keep; a step of 0: there is none."""
+    """What watchers reported to this machine, and what it has promised to keep; a step of 0: there is none."""
 
     settled: int = 0
     """Every rank keeps it: what is older may go."""
@@ -31,7 +31,7 @@ class Kept:
     """Every step up to this one is on this disk, or never will be."""
 
 
-def told(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Collection[int]) -> Kept:
+def agreed(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Collection[int]) -> Kept:
     """What is kept after the message of a watcher.
 
     Args:
@@ -46,11 +46,6 @@ def told(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Co
     if promised <= newest or promised in gone or promised not in held:
         promised = keep if keep in held and keep > newest else newest
     return replace(kept, settled=newest, promised=promised, gone=(kept.gone | frozenset(gone)) & frozenset(held))
-
-
-def told_by_an_older_worker(kept: Kept, held: Collection[int], whole: int) -> Kept:
-    """The same for a worker that knows of one step only, and not what a promise is: it takes the place of the last."""
-    return replace(kept, settled=whole, promised=whole) if whole in held else kept
 
 
 def went_back(kept: Kept, resume_step: int) -> Kept:
@@ -68,7 +63,7 @@ def steps_to_keep(held: Collection[int], kept: Kept, *, newest: int) -> set[int]
 
     Args:
         held: Steps that all ranks of this machine have on disk.
-        kept: What was told and promised.
+        kept: What was reported and promised.
         newest: How many of the newest stay, ``disk_keep``.
     """
     still_open = [step for step in held if step > kept.settled and step not in kept.gone]

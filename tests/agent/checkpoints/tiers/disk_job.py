@@ -66,7 +66,7 @@ class Machine:
         """As ``JobTiers.persist`` and ``DiskWriter.persist``."""
         if self.unheard:
             return
-        self.retention.told(request)
+        self.retention.agree(request)
         if request.step > self.done:
             self.asked.add(request.step)
             self.retention.named(request.step)

@@ -13,7 +13,7 @@ import pytest
 from agent.checkpoints.tiers.background import Gate
 from everstep.slots.format import Pin, pins_of
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.tiers.tier_job import DISK, JOB, Machine, wait_for
+from tests.agent.checkpoints.tiers.tier_job import DISK, JOB, RUNS, Machine, wait_for
 
 
 @pytest.fixture
@@ -174,6 +174,7 @@ def test_an_earlier_run_of_the_name_is_not_taken_for_this_one(machine_of: Callab
     jobs.rename(jobs.with_name("gpt.previous"))  # as the agent does it for a new job of the name
     machine.tiers = machine.made()
     assert machine.steps() == {0: [10], 1: [10]}, "they stay, and can be started from"
+    machine.run = RUNS[1]
     machine.launch(generation=1, resume_step=0)
     assert machine.steps() == {}
     assert len(list((machine.place.state_dir / "checkpoints" / JOB).glob("abandoned-g1-*"))) == 1

@@ -15,7 +15,7 @@ from agent.checkpoints.tiers.remote_folder import RemoteFolder
 from everstep.errors import AgentUnreachable, ConfigError, CorruptCheckpoint
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.tiers.tier_job import JOB, REMOTE, Machine, contents, wait_for
+from tests.agent.checkpoints.tiers.tier_job import JOB, REMOTE, RUNS, Machine, contents, wait_for
 
 
 @pytest.fixture
@@ -257,6 +257,7 @@ def test_an_earlier_run_of_the_name_is_not_listed_even_before_it_is_set_aside(
     monkeypatch.setattr(remote_copier._RemoteRound, "run", lambda self: None)
     machine.tiers = machine.made()
     assert {one.completed_steps for one in machine.held(remote_url=url)} == {10}
+    machine.run = RUNS[1]
     machine.launch()
     assert machine.held(remote_url=url) == []
 

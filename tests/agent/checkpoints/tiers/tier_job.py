@@ -19,6 +19,8 @@ from everstep.slots.format import SlotHeader
 from everstep.slots.reader import held
 from everstep.slots.tensor_table import TensorSpec, pack_table
 
+RUNS = ("20261121-193158.042-0197f3a2", "20261121-200000.000-0297f3a2")
+"""Ids of a run of the job, and of a later one."""
 JOB = "gpt"
 DISK, REMOTE = pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE
 
@@ -76,7 +78,7 @@ class Machine:
         self.shm.mkdir(parents=True)
         self.saved = SavedStates()
         self.place = Place(job=JOB, machine=name, shm=self.shm, state_dir=folder / name, saved=self.saved)
-        self.run = ""
+        self.run = RUNS[0]
         self.options = pb.CheckpointOptions(
             **{"slots": 3, "disk": True, "disk_every_steps": 10, "disk_keep": 2, "remote_keep": 2, **options}
         )

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from everstep.decisions.keep.kept_disk_steps import (
     OPEN_STEPS,
     Kept,
+    agreed,
     steps_to_keep,
-    told,
-    told_by_an_older_worker,
     went_back,
 )
 from tests.agent.checkpoints.tiers.tier_job import Machine, wait_for
@@ -47,15 +46,15 @@ def test_what_was_asked_for_stays_and_then_the_roundest() -> None:
 
 def test_a_promise_is_kept_until_it_is_settled_or_gone() -> None:
     held = [10, 20, 30]
-    first = told(Kept(), held, keep=10, settled=0, gone=())
+    first = agreed(Kept(), held, keep=10, settled=0, gone=())
     assert first.promised == 10
-    assert told(first, held, keep=20, settled=0, gone=()) == first
-    assert told(first, held, keep=20, settled=0, gone=(10,)).promised == 20
-    settled = told(first, held, keep=10, settled=10, gone=())
+    assert agreed(first, held, keep=20, settled=0, gone=()) == first
+    assert agreed(first, held, keep=20, settled=0, gone=(10,)).promised == 20
+    settled = agreed(first, held, keep=10, settled=10, gone=())
     assert (settled.settled, settled.promised) == (10, 10)
-    assert told(settled, held, keep=20, settled=10, gone=()).promised == 20
-    assert told(settled, held, keep=5, settled=5, gone=()) == settled, "an old message"
-    assert told(Kept(), held, keep=40, settled=40, gone=()) == Kept(), "it does not have that"
+    assert agreed(settled, held, keep=20, settled=10, gone=()).promised == 20
+    assert agreed(settled, held, keep=5, settled=5, gone=()) == settled, "an old message"
+    assert agreed(Kept(), held, keep=40, settled=40, gone=()) == Kept(), "it does not have that"
 
 
 @given(held=STEPS, settled=st.integers(0, 40), promised=st.integers(0, 40), gone=STEPS, newest=st.integers(1, 3))
@@ -73,12 +72,6 @@ def test_a_job_that_goes_back_forgets_what_it_abandons() -> None:
     assert went_back(kept, 30) == Kept(20, 30)
     assert went_back(kept, 25) == Kept(20, 20)
     assert went_back(kept, -1) == Kept()
-
-
-def test_a_worker_of_an_older_version_is_taken_at_its_word() -> None:
-    assert told_by_an_older_worker(Kept(), [10, 20], 10) == Kept(10, 10)
-    assert told_by_an_older_worker(Kept(10, 10), [10, 20], 20) == Kept(20, 20)
-    assert told_by_an_older_worker(Kept(10, 10), [10], 30) == Kept(10, 10)
 
 
 def on_disk(machine: Machine, *steps: int) -> None:
