@@ -78,3 +78,17 @@ def test_every_page_that_the_code_names_is_there() -> None:
     }
     assert named
     assert [name for name in sorted(named) if not (ROOT / name[1]).exists()] == []
+
+
+def test_the_table_of_the_house_has_every_folder() -> None:
+    rows = (DOCS / "architecture.md").read_text().partition("\n## The house")[2].splitlines()
+    house = {
+        row.split("`")[1]: re.findall(r"`(\w+)/`", row.partition(" | ")[2]) for row in rows if row.startswith("| `")
+    }
+    layers = [layer for layer in house if layer in {f"{name}/" for name in LAYERS.split("|")}]
+    assert len(layers) == 7
+    for layer in layers:
+        folders = {path.name: path for path in (ROOT / layer).rglob("*") if path.is_dir() and list(path.glob("*.py"))}
+        rooms = {name for name, path in folders.items() if path.parent == ROOT / layer}
+        assert rooms <= set(house[layer]), layer
+        assert set(house[layer]) <= folders.keys(), layer

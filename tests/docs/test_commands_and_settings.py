@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from console.commands.drill import command_of
 from console.main import COMMANDS, load
+from everstep.model.checkpoint_policy import CheckpointPolicy
+from everstep.model.recovery_policy import RecoveryPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / "start").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]
@@ -47,3 +51,40 @@ def test_the_script_of_the_tutorial_compiles() -> None:
         text for language, text in FENCE.findall((ROOT / "docs/start/tutorial.md").read_text()) if language == "python"
     ]
     compile(script, "train.py", "exec")
+
+
+def job_files() -> list[tuple[str, dict[str, Any]]]:
+    """Each block of TOML on the pages."""
+    found = [(page, FENCE.findall(page.read_text())) for page in (ROOT / "docs").rglob("*.md")]
+    return [
+        (page.name, tomllib.loads(text)) for page, blocks in found for language, text in blocks if language == "toml"
+    ]
+
+
+def test_the_tables_that_pages_show_are_valid() -> None:
+    shown = [(page, table) for page, table in job_files() if {"policy", "checkpoint"} & table.keys()]
+    assert len(shown) > 4
+    for page, table in shown:
+        unknown = _unknown(RecoveryPolicy(), table.get("policy", {})) | _unknown(
+            CheckpointPolicy(), table.get("checkpoint", {})
+        )
+        assert unknown == set(), page
+
+
+def _unknown(policy: BaseModel, table: dict[str, Any]) -> set[str]:
+    """Settings of a table that the policy does not have, once the values are found valid."""
+    type(policy).model_validate(table)
+    names = table.keys() - type(policy).model_fields.keys()
+    for name in table.keys() - names:
+        if isinstance(group := getattr(policy, name), BaseModel):
+            names |= _unknown(group, table[name])
+    return set(names)
+
+
+def test_the_settings_that_pages_name_exist() -> None:
+    groups = {name: group for name, group in RecoveryPolicy() if isinstance(group, BaseModel)}
+    texts = {page.name: page.read_text() for page in (ROOT / "docs").rglob("*.md")}
+    named = {(page, *found) for page, text in texts.items() for found in re.findall(r"`([a-z]+)\.([a-z_]+)`", text)}
+    named = {(page, group, name) for page, group, name in named if group in groups and f"{group}.{name}" != "park.py"}
+    assert len(named) > 20
+    assert [one for one in named if one[2] not in type(groups[one[1]]).model_fields] == []
