@@ -104,28 +104,34 @@ def _shortage(pool: PoolState, now_ns: int) -> list[Notice]:
     """One event for each machine that went away last: while it lasts it is one, and a further machine is another."""
     if pool.spare >= pool.standbys:
         return []
-    away = [one for one in pool.machines.values() if one.place is not PoolPlace.ACTIVE and not _is_spare(one)]
-    since_ns = max((one.since_ns for one in away), default=0)
-    named = listed(sorted(f"{one.machine.name} ({one.fault or one.why or one.place})" for one in away), 4)
+    away = [
+        machine
+        for machine in pool.machines.values()
+        if machine.place is not PoolPlace.ACTIVE and not _is_spare(machine)
+    ]
+    since_ns = max((machine.since_ns for machine in away), default=0)
+    named = listed(
+        sorted(f"{machine.machine.name} ({machine.fault or machine.why or machine.place})" for machine in away), 4
+    )
     missing = f"; not usable: {named}" if named else "; all others have jobs"
     kind = NoticeKind.POOL_SHORT if pool.spare else NoticeKind.POOL_EMPTY
     count = f"{pool.spare} of {pool.standbys} machines" if pool.spare else f"none of {pool.standbys} machines"
     text = f"{count} that should be there can take the place of others{missing}"
     notice = _notice(kind, stamp(since_ns), text, since_ns or now_ns)
-    return [notice.model_copy(update={"machines": sorted(one.machine.name for one in away)})]
+    return [notice.model_copy(update={"machines": sorted(machine.machine.name for machine in away)})]
 
 
 def _evicted_twice(machines: Iterable[PoolMachine], now_ns: int) -> list[Notice]:
     found = []
-    for one in machines:
-        newest_ns = max(one.evicted_ns, default=0)
-        times = sum(newest_ns - time_ns < TWICE_S * 1e9 for time_ns in one.evicted_ns)
+    for machine in machines:
+        newest_ns = max(machine.evicted_ns, default=0)
+        times = sum(newest_ns - time_ns < TWICE_S * 1e9 for time_ns in machine.evicted_ns)
         if times < 2 or now_ns - newest_ns > LATE_S * 1e9:
             continue
-        name = one.machine.name
-        text = f"{name} was evicted {times} times within {TWICE_S / 3600:g} h: {one.why or 'see its incidents'}"
+        name = machine.machine.name
+        text = f"{name} was evicted {times} times within {TWICE_S / 3600:g} h: {machine.why or 'see its incidents'}"
         notice = _notice(NoticeKind.EVICTED_TWICE, f"{name}/{stamp(newest_ns)}", text, newest_ns)
-        found.append(notice.model_copy(update={"machines": [name], "job": one.job}))
+        found.append(notice.model_copy(update={"machines": [name], "job": machine.job}))
     return found
 
 

@@ -49,7 +49,7 @@ class CpuWatch:
         """Median while it was not slower than before; None: not known yet."""
         if len(self._past) < KNOWN:
             return None
-        return CpuPerStep(median(one.had_s for one in self._past), median(one.waited_s for one in self._past))
+        return CpuPerStep(median(pace.had_s for pace in self._past), median(pace.waited_s for pace in self._past))
 
     def begin(self) -> None:
         """Another generation, and another process."""

@@ -150,12 +150,12 @@ class Pace:
     @property
     def typical_step_s(self) -> float:
         """Median time of a step of this rank's past; 0: not known yet."""
-        return self._typical([one.step_s for one in self._past])
+        return self._typical([pace.step_s for pace in self._past])
 
     @property
     def typical_tokens_per_s(self) -> float:
         """Median speed of its past; 0: not known yet, or the script gives no tokens."""
-        return self._typical([one.tokens_per_s for one in self._past])
+        return self._typical([pace.tokens_per_s for pace in self._past])
 
     @staticmethod
     def _typical(past: Sequence[float]) -> float:
@@ -188,7 +188,7 @@ class Pace:
 
     def _look(self) -> None:
         """Compare the last steps with those before, once for each ``PACE_STEPS`` of them."""
-        typical, most = self.typical_step_s, self._typical([one.most_s for one in self._past])
+        typical, most = self.typical_step_s, self._typical([pace.most_s for pace in self._past])
         kept = PaceKept(self.step_s, self._most_s(), self.tokens_per_s)
         is_slower = bool(typical) and kept.step_s > SLOW_FACTOR * typical
         most_are = is_slower and kept.most_s > SLOW_FACTOR * most

@@ -60,10 +60,10 @@ def find_slow_steps(facts: JobFacts) -> Anomaly | None:
         return None
     if not (slower := slower_ranks(facts.ranks)):
         return None
-    now_s, before_s = median(one.step_s for one in slower), median(one.typical_step_s for one in slower)
+    now_s, before_s = median(pace.step_s for pace in slower), median(pace.typical_step_s for pace in slower)
     if facts.quiet_s > max(QUIET_STEPS * now_s, 1.0):
         return None
-    since = min(one.slow_since for one in slower)
+    since = min(pace.slow_since for pace in slower)
     return Anomaly(
         id=f"slow-{facts.spec.name}-{facts.generation}-{facts.last_step}",
         generation=facts.generation,

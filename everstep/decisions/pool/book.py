@@ -37,12 +37,12 @@ def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str
         request: What is asked for.
     """
     known = {one.machine.name: one for one in machines}
-    out = {one.machine for one in request.evict}
+    out = {eviction.machine for eviction in request.evict}
     in_use = {machine.name for machine in request.keep} | out
     domains = Counter(machine.domain for machine in request.keep)
     rest = [one for name, one in known.items() if name not in in_use and not one.fault and _is_there(one, request)]
     chosen: dict[str, str] = {}
-    for old in (one.machine for one in request.evict):
+    for old in (eviction.machine for eviction in request.evict):
         if not rest:
             break
         lost = known[old].machine.domain if old in known else ""
@@ -183,8 +183,8 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
 
 def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str], why: str, *, now_ns: int) -> Replaced:
     """Who leaves is evicted, and the answer is kept."""
-    for one in request.evict:
-        _evict(state, one, request, now_ns=now_ns)
+    for eviction in request.evict:
+        _evict(state, eviction, request, now_ns=now_ns)
     answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()}, why=why)
     state.replaced = dict([*state.replaced.items(), (request.id, answer)][-ANSWERS_KEPT:])
     return answer
@@ -194,7 +194,7 @@ def _can_go_back(state: PoolState, request: ReplaceRequest) -> bool:
     """Whether each that is not fit came for one that left this job, and that nobody has had since."""
     away = {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
     left = [state.machines.get(old) for old in request.back.values()]
-    return request.back.keys() == {one.machine for one in request.evict} and all(
+    return request.back.keys() == {eviction.machine for eviction in request.evict} and all(
         one is not None and one.place in away and one.uncleaned and (one.job, one.run) == (request.job, request.run)
         for one in left
     )
@@ -258,7 +258,7 @@ def free(state: PoolState, name: str, *, now_ns: int, by: str, why: str) -> None
     if known.wanted_out:
         put(state, name, PoolPlace.CORDONED, now_ns=now_ns, by=known.by, why=known.why)
         return
-    standbys = sum(one.place is PoolPlace.STANDBY for one in state.machines.values())
+    standbys = sum(machine.place is PoolPlace.STANDBY for machine in state.machines.values())
     repaired = known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
     place = PoolPlace.STANDBY if repaired and standbys < state.standbys else PoolPlace.FREE
     put(state, name, place, now_ns=now_ns, by=by, why=why)

@@ -25,7 +25,7 @@ def wanted(state: PoolState, *, now_ns: int) -> int:
         now_ns: Now.
     """
     machines = state.machines.values()
-    idle = sum(one.place in IDLE for one in machines)
+    idle = sum(machine.place in IDLE for machine in machines)
     needed = sum(short.machines for short in state.short.values())
     lacking = max(needed - state.spare, state.standbys - idle) - coming(state, now_ns=now_ns)
     total = min(state.listed + lacking, state.at_most)
@@ -34,7 +34,7 @@ def wanted(state: PoolState, *, now_ns: int) -> int:
 
 def coming(state: PoolState, *, now_ns: int) -> int:
     """New machines that should be fit soon."""
-    new = [one for one in state.machines.values() if one.place is PoolPlace.PROVISIONING]
+    new = [machine for machine in state.machines.values() if machine.place is PoolPlace.PROVISIONING]
     return sum(now_ns - one.since_ns < COMING_S * 1e9 for one in new)
 
 
@@ -63,18 +63,24 @@ UNKNOWN_LOOKS = 3
 
 def request_of(state: PoolState) -> LookRequest:
     """What to look at."""
-    rest = [one for one in state.machines.values() if one.place is not PoolPlace.ACTIVE]
+    rest = [machine for machine in state.machines.values() if machine.place is not PoolPlace.ACTIVE]
     return LookRequest(
         fresh=not state.known,
         idle=[one.machine for one in rest],
         clean=[ToClean(machine=one.machine, job=one.job, run=one.run) for one in rest if one.uncleaned],
-        leased=sorted({one.job for one in state.machines.values() if one.place is PoolPlace.ACTIVE or one.uncleaned}),
+        leased=sorted(
+            {
+                machine.job
+                for machine in state.machines.values()
+                if machine.place is PoolPlace.ACTIVE or machine.uncleaned
+            }
+        ),
     )
 
 
 def is_to_be_cleaned(state: PoolState, *, now_ns: int) -> bool:
     """Whether a machine that may still have ranks of the job that it left a moment ago may answer soon."""
-    return any(one.uncleaned and now_ns - one.since_ns < CLEANED_S * 1e9 for one in state.machines.values())
+    return any(machine.uncleaned and now_ns - machine.since_ns < CLEANED_S * 1e9 for machine in state.machines.values())
 
 
 def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
@@ -83,7 +89,9 @@ def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
     A job that starts, or is in an incident, does not take it; one that did not say how it is comes last.
     """
     settled = {job.job: job.settled for job in looked.jobs}
-    wanted = [one for one in state.machines.values() if one.wanted_out and one.place is PoolPlace.ACTIVE]
+    wanted = [
+        machine for machine in state.machines.values() if machine.wanted_out and machine.place is PoolPlace.ACTIVE
+    ]
     ready = [one for one in wanted if settled.get(one.job, True)]
     return sorted(ready, key=lambda one: one.job not in settled)[: state.spare]
 

@@ -44,9 +44,9 @@ def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:
         looked: What was found.
     """
     idle = [
-        one
-        for one in state.machines.values()
-        if one.place in {PoolPlace.STANDBY, PoolPlace.FREE} and not one.fault and not one.uncleaned
+        machine
+        for machine in state.machines.values()
+        if machine.place in {PoolPlace.STANDBY, PoolPlace.FREE} and not machine.fault and not machine.uncleaned
     ]
     idle.sort(key=lambda one: (one.place is not PoolPlace.STANDBY, one.machine.name))
     jobs = sorted((job for job in looked.jobs if job.version and job.settled), key=lambda job: job.job)[:KEPT]

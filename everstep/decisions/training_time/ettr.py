@@ -153,7 +153,10 @@ def ettr(
     """
     begin = start_ns if window_s is None else max(start_ns, now_ns - round(window_s * 1e9))
     end = max(begin, now_ns)
-    known = ((one.start_ns, one.end_ns, one.kind if one.kind in KINDS else UNKNOWN) for one in intervals)
+    known = (
+        (interval.start_ns, interval.end_ns, interval.kind if interval.kind in KINDS else UNKNOWN)
+        for interval in intervals
+    )
     spent = time_by_kind(known, KINDS, begin_ns=begin, end_ns=end)
     seconds = {kind: ns / 1e9 for kind, ns in spent.items()}
     return Ettr(wall_s=(end - begin) / 1e9, seconds=seconds, unknown=tuple(unknown))

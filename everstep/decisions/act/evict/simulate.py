@@ -84,7 +84,7 @@ class Simulation(Model):
 
     def of(self, mode: EvictMode) -> list[SimulatedEviction]:
         """What would have been done in this mode, the oldest first."""
-        return [one for one in self.done if one.mode is mode]
+        return [eviction for eviction in self.done if eviction.mode is mode]
 
     @property
     def machines_out(self) -> int:
@@ -191,14 +191,16 @@ class _Course:
             machines=self.machines,
             findings=[*active, *findings_of_silence(silent, self.policy, stepping=self.stepping - self.out.keys())],
             earlier=self.earlier,
-            evicted_ns=[one.time_ns for one in self.done if one.mode is EvictMode.ACT],
+            evicted_ns=[eviction.time_ns for eviction in self.done if eviction.mode is EvictMode.ACT],
         )
 
     def _note(self, now_ns: int, plan: EvictPlan) -> None:
         for one in plan.evict:
             self.out[one.machine] = len(self.done)
             self.done.append(SimulatedEviction(time_ns=now_ns, mode=EvictMode.ACT, eviction=one))
-        held = [(EvictMode.APPROVE, one) for one in plan.ask] + [(EvictMode.SHADOW, one) for one in plan.shadow]
+        held = [(EvictMode.APPROVE, eviction) for eviction in plan.ask] + [
+            (EvictMode.SHADOW, eviction) for eviction in plan.shadow
+        ]
         keys = {(mode, one.machine, one.rule, one.reason): (mode, one) for mode, one in held}
         for key, (mode, one) in keys.items():
             if key not in self.told:

@@ -142,18 +142,22 @@ def is_same_fault(tried: Tried, failure: Failure) -> bool:
 def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPolicy) -> list[Tried]:
     """What was tried in the hours before a failure (``ladder.window_h``)."""
     began_ns = failure.time_ns - policy.ladder.window_h * 3600e9
-    return [one for one in tried if one.time_ns >= began_ns]
+    return [attempt for attempt in tried if attempt.time_ns >= began_ns]
 
 
 def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
     """What was tried before this incident, and counts: a failure with the same symptom was not solved by it; or it
     was, and this is the same fault again within the window, or one of many failures in it."""
     failure = facts.failure
-    alike = [one for one in facts.remembered if one.symptom == failure.symptom and one.path not in KNOWN_CAUSES]
+    alike = [
+        attempt
+        for attempt in facts.remembered
+        if attempt.symptom == failure.symptom and attempt.path not in KNOWN_CAUSES
+    ]
     near = within_window(alike, failure, policy)
-    many = 0 < policy.ladder.repeats <= 1 + len({one.generation for one in near})
-    again = {id(one) for one in near if many or is_same_fault(one, failure)}
-    return [one for one in alike if one.generation in facts.unsolved or id(one) in again]
+    many = 0 < policy.ladder.repeats <= 1 + len({attempt.generation for attempt in near})
+    again = {id(attempt) for attempt in near if many or is_same_fault(attempt, failure)}
+    return [attempt for attempt in alike if attempt.generation in facts.unsolved or id(attempt) in again]
 
 
 def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
@@ -166,20 +170,20 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
             of unknown cause show nothing about a machine that is gone.
     """
     if path in KNOWN_CAUSES:
-        return Counter(one.rung for one in facts.tried if one.path == path)
-    return Counter(one.rung for one in (*counting(facts, policy), *_tried_for_unknown(facts)))
+        return Counter(attempt.rung for attempt in facts.tried if attempt.path == path)
+    return Counter(attempt.rung for attempt in (*counting(facts, policy), *_tried_for_unknown(facts)))
 
 
 def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
     """What was tried in this incident, but for faults whose cause is known."""
-    return [one for one in facts.tried if one.path not in KNOWN_CAUSES]
+    return [attempt for attempt in facts.tried if attempt.path not in KNOWN_CAUSES]
 
 
 def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
     """Whether the job fails at the same step again, or reached none since; where steps are not known, it may."""
     generation, step = facts.failure.generation, facts.failure.step
-    here = any(one.generation != generation for one in _tried_for_unknown(facts))
-    return step < 0 or here or any(one.step == step for one in counting(facts, policy))
+    here = any(attempt.generation != generation for attempt in _tried_for_unknown(facts))
+    return step < 0 or here or any(attempt.step == step for attempt in counting(facts, policy))
 
 
 def kept(
@@ -196,5 +200,5 @@ def kept(
     """
     newest_ns = max((one.time_ns for one in new), default=0)
     began_ns = newest_ns - policy.ladder.window_h * 3600e9
-    before = [one for one in remembered if one.time_ns >= began_ns or one.generation in unsolved]
+    before = [attempt for attempt in remembered if attempt.time_ns >= began_ns or attempt.generation in unsolved]
     return [one for one in (*before, *new) if one.path not in KNOWN_CAUSES][-most:]

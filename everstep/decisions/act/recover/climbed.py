@@ -62,7 +62,7 @@ class Climbed:
             book: The versions of the job.
             unsolved: Generations whose failures are not solved.
         """
-        before = [*(one for one in self.remembered if one.generation in unsolved), *self.tried]
+        before = [*(attempt for attempt in self.remembered if attempt.generation in unsolved), *self.tried]
         alike = [one for one in before if (one.symptom, one.cause) == (failure.symptom, failure.cause)]
         if not alike or alike[-1].rung is not Rung.ROLLBACK:
             return

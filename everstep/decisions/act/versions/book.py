@@ -32,35 +32,37 @@ class VersionBook:
     @classmethod
     def of(cls, versions: Iterable[JobVersion], running: int) -> VersionBook:
         """Of a job's state."""
-        return cls({one.number: one for one in versions}, running)
+        return cls({version.number: version for version in versions}, running)
 
     # What is known.
 
     def all(self) -> list[JobVersion]:
         """In order, no more than are kept: the first ones that nothing needs any more are left out."""
         ones = sorted(self.versions.values(), key=lambda one: one.number)
-        needed = {one.number for one in ones if one.number == self.running or one.status in WAITS}
-        needed |= {one.number for one in [one for one in ones if one.steady][-2:]}
-        spare = [one.number for one in ones if one.number not in needed]
+        needed = {version.number for version in ones if version.number == self.running or version.status in WAITS}
+        needed |= {one.number for one in [version for version in ones if version.steady][-2:]}
+        spare = [version.number for version in ones if version.number not in needed]
         dropped = set(spare[: max(len(ones) - KEPT, 0)])
-        return [one for one in ones if one.number not in dropped]
+        return [version for version in ones if version.number not in dropped]
 
     def pending(self) -> list[JobVersion]:
         """What waits for a restart, in the order in which it was asked for."""
-        waiting = [one for one in self.versions.values() if one.status is VersionStatus.PENDING and one.runs]
+        waiting = [
+            version for version in self.versions.values() if version.status is VersionStatus.PENDING and version.runs
+        ]
         return sorted(waiting, key=lambda one: (one.asked_ns, one.number))
 
     def urgent(self) -> list[JobVersion]:
         """What of it does not wait for a recovery."""
-        return [one for one in self.pending() if one.wanted.urgency is Urgency.URGENT]
+        return [version for version in self.pending() if version.wanted.urgency is Urgency.URGENT]
 
     def next_due_ns(self) -> int:
         """When the first of it is forced; 0: nothing waits."""
-        return min((one.due_ns for one in self.pending()), default=0)
+        return min((version.due_ns for version in self.pending()), default=0)
 
     def before(self) -> JobVersion | None:
         """What ran before the one that runs; None: nothing is known to have."""
-        ran = [one for one in self.versions.values() if one.ranges and one.number != self.running]
+        ran = [version for version in self.versions.values() if version.ranges and version.number != self.running]
         return max(ran, key=lambda one: one.ranges[-1], default=None)
 
     def changed(self) -> list[JobVersion]:
@@ -207,11 +209,11 @@ class VersionBook:
 
     def end(self, why: str) -> None:
         """The job is over: what runs ended with it, and what waits is not applied any more."""
-        for one in list(self.versions.values()):
-            if one.status in WAITS:
-                self.withdraw(one.number, why)
-            elif one.number == self.running and one.status is VersionStatus.RUNNING:
-                self.change(one.number, ended=why)
+        for version in list(self.versions.values()):
+            if version.status in WAITS:
+                self.withdraw(version.number, why)
+            elif version.number == self.running and version.status is VersionStatus.RUNNING:
+                self.change(version.number, ended=why)
 
     def count_failure(self) -> None:
         """The version that runs failed, and may have caused it."""

@@ -51,6 +51,6 @@ def prunable(
     known = list(versions)
     own = sorted((one for one in known if one.job == job), key=lambda one: (one.age_s, one.id))
     going = [one for one in own[KEPT:] if one.id not in needed and one.age_s > YOUNG_S]
-    gone = {(one.job, one.id) for one in going}
+    gone = {(version.job, version.id) for version in going}
     named = {one.code for one in known if (one.job, one.id) not in gone}
     return Prunable(going, sorted(digest for digest, age_s in code.items() if digest not in named and age_s > YOUNG_S))

@@ -41,7 +41,7 @@ def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> Request
     for one in book.versions.values():
         if one.status in WAITS | {VersionStatus.RUNNING} and _is_again(request, one):
             return RequestAnswer(f"asked for already: {one.name} is {one.status}", tells=False)
-    waiting = [one for one in book.versions.values() if one.status in WAITS]
+    waiting = [version for version in book.versions.values() if version.status in WAITS]
     if len(waiting) >= MOST_WAIT:
         names = ", ".join(f"v{one.number}" for one in waiting)
         return RequestAnswer("", refused=f"{names} wait already: withdraw some, or wait for the next restart")

@@ -94,9 +94,9 @@ def came_within(version: JobVersion, now_ns: int, seconds: float) -> bool:
 def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None:
     """What a version is taken back to: the last one before it that was steady, else the last one that ran."""
     ran = [
-        one
-        for one in versions
-        if one.number != suspect and one.runs and one.ranges and one.status is not VersionStatus.SUSPECT
+        version
+        for version in versions
+        if version.number != suspect and version.runs and version.ranges and version.status is not VersionStatus.SUSPECT
     ]
     return max(ran, key=lambda one: (one.steady, one.ranges[-1]), default=None)
 

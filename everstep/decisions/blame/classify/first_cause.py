@@ -97,7 +97,7 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
     logs = list(logs)
     reading = None if exit_code is None else read_exit_code(exit_code)
     lines = sum(log.lines for log in logs)
-    found = [one for log in logs for one in candidates_of(log)]
+    found = [candidate for log in logs for candidate in candidates_of(log)]
     strong = [one for one in found if one.weight > Weight.WEAK]
     if reading is not None and reading.fault is FaultClass.NO_FAILURE and not _ended(strong):
         return _of_exit(reading, found, lines)
@@ -108,11 +108,11 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
             if reading
             else LogVerdict(FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=_others(found, ""), lines=lines)
         )
-    best = min(one.order for one in pool)
-    top = [one for one in pool if one.order == best]
+    best = min(candidate.order for candidate in pool)
+    top = [candidate for candidate in pool if candidate.order == best]
     # Of causes the order in which they came says more than how sure each one is.
     if best[0] == Role.CAUSE:
-        top = [one for one in pool if one.rule.role is Role.CAUSE]
+        top = [candidate for candidate in pool if candidate.rule.role is Role.CAUSE]
     elif (
         reading is not None
         and best[0] > Role.END
@@ -138,7 +138,7 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
 
 def _ended(strong: Sequence[LogCandidate]) -> bool:
     """Whether something says that a process ended, whatever the exit code of the whole."""
-    return any(one.weight is Weight.DECISIVE for one in strong)
+    return any(candidate.weight is Weight.DECISIVE for candidate in strong)
 
 
 def _only_weak(found: Sequence[LogCandidate]) -> list[LogCandidate]:
@@ -148,22 +148,22 @@ def _only_weak(found: Sequence[LogCandidate]) -> list[LogCandidate]:
 
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
     """One of the causes, and how it was told; None: it cannot be told."""
-    kinds = {one.rule.name for one in top}
+    kinds = {candidate.rule.name for candidate in top}
     if len(kinds) == 1:
         return min(top, key=_when), "the only cause"
     by_log: dict[str, list[LogCandidate]] = defaultdict(list)
     for one in top:
         by_log[one.line.source].append(one)
     firsts = [min(group, key=lambda one: one.line.line) for group in by_log.values()]
-    if len({one.rule.name for one in firsts}) == 1:
+    if len({first.rule.name for first in firsts}) == 1:
         return min(firsts, key=_when), "first in its log"
-    best = min(one.order for one in firsts)
-    firsts = [one for one in firsts if one.order == best]
-    if len({one.rule.name for one in firsts}) == 1:
+    best = min(first.order for first in firsts)
+    firsts = [first for first in firsts if first.order == best]
+    if len({first.rule.name for first in firsts}) == 1:
         return min(firsts, key=_when), "the most certain"
-    timed = sorted((one for one in firsts if one.time is not None), key=_when)
+    timed = sorted((first for first in firsts if first.time is not None), key=_when)
     if len(timed) == len(firsts):
-        other = next(one for one in timed if one.rule.name != timed[0].rule.name)
+        other = next(event for event in timed if event.rule.name != timed[0].rule.name)
         if (other.time or 0) - (timed[0].time or 0) > CLOCKS_S:
             return timed[0], f"first by time, {(other.time or 0) - (timed[0].time or 0):.0f} s before the next"
     return None, "several causes, and nothing says which was first"

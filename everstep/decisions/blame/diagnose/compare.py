@@ -123,7 +123,7 @@ def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict
             if not (how and kind) or broken.verdict is not Health.UNKNOWN:
                 continue
             alike = [one for other, one in of_test.items() if _kind(one, results[other]) == kind]
-            passing = sum(not one.findings for one in alike)
+            passing = sum(not result.findings for result in alike)
             if passing > PASS_SHARE * len(alike):
                 found.setdefault(machine, {})[test] = f"{how}; {passing} of {len(alike)} machines of its kind pass"
     return found

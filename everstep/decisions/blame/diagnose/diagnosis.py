@@ -49,7 +49,7 @@ def judge(
     shares, silent = shares or Shares(), silent or {}
     machines = [*results, *(one for one in silent if one not in results)]
     found: dict[str, list[Finding]] = {
-        machine: [finding for one in results.get(machine, ()) for finding in one.findings] for machine in machines
+        machine: [finding for result in results.get(machine, ()) for finding in result.findings] for machine in machines
     }
     for machine, why in silent.items():
         found[machine].append(reasons.SILENT.found("diagnose", text=why))
@@ -115,8 +115,8 @@ def unsure_tests(found: Diagnosis) -> list[str]:
     """Tests with a fault that is to be seen twice before it counts, in the order in which they were run."""
     tests = {
         finding.inspection
-        for one in found.machines
-        for finding in one.findings
+        for machine in found.machines
+        for finding in machine.findings
         if finding.verdict is Health.FAULTY and not finding.sure
     }
     tests |= {link.test for link in found.links}

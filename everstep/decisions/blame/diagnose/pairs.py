@@ -71,12 +71,12 @@ def next_round(machines: Sequence[str], seen: Seen, further: int) -> list[Pair]:
     if further >= FURTHER_ROUNDS:
         return []
     known, found, busy = _Known(seen), [], set[str]()
-    working = [one for one in machines if one in known.working]
+    working = [machine for machine in machines if machine in known.working]
     for suspect in machines:
         if not known.is_suspect(suspect):
             continue
         met = known.met[suspect]
-        partner = next((one for one in working if one not in met and one not in busy), None)
+        partner = next((machine for machine in working if machine not in met and machine not in busy), None)
         if partner is not None:
             busy.add(partner)
             found.append(pair_of(suspect, partner))
@@ -86,10 +86,10 @@ def next_round(machines: Sequence[str], seen: Seen, further: int) -> list[Pair]:
 def judge_pairs(machines: Sequence[str], seen: Seen) -> Pairs:
     """Who is at fault, by all that was seen."""
     known = _Known(seen)
-    bad = [one for one in machines if one not in known.working and known.failures(one) >= FAILURES]
+    bad = [machine for machine in machines if machine not in known.working and known.failures(machine) >= FAILURES]
     links = [pair for pair, passed in seen.items() if passed is False and known.working.issuperset(pair)]
     told = known.working | set(bad)
-    unsure = [one for one in machines if one not in told] if len(machines) > 1 else []
+    unsure = [machine for machine in machines if machine not in told] if len(machines) > 1 else []
     return Pairs(tuple(bad), tuple(sorted(links)), tuple(unsure))
 
 

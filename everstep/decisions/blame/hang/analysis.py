@@ -90,7 +90,7 @@ def _conclude(case: HangCase) -> HangVerdict:
 
 def _came_on(case: HangCase) -> list[int]:
     """Ranks that waited and are elsewhere now. One that waits for nobody may spin at one place for ever."""
-    entered = {rank for one in case.graph.collectives for rank in one.entered}
+    entered = {rank for collective in case.graph.collectives for rank in collective.entered}
     waits = entered | case.graph.blind | case.graph.edges.keys()
     return sorted((case.evidence.moved or frozenset()) & waits)
 

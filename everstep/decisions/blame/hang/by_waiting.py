@@ -103,7 +103,7 @@ def judge_mismatch(graph: WaitGraph, topology: Topology, names: Sequence[str]) -
     one too many: they are named. Where groups that share no machine mismatch, or the group is divided, the script calls
     collectives in an order that cannot work on any machine.
     """
-    wrong = [one for one in graph.collectives if len(one.operations) > 1]
+    wrong = [collective for collective in graph.collectives if len(collective.operations) > 1]
     if not wrong:
         return None
     few = sorted({rank for one in wrong for rank in _few(one)})
@@ -209,7 +209,9 @@ def _too_few_wait(case: HangCase, ends: Sequence[Sink]) -> str:
 
 def _crossed(case: HangCase) -> HangVerdict | None:
     """Ranks of many machines lack a collective because they are in another one, of a group that was never used."""
-    elsewhere = {rank for one in case.graph.collectives if not one.is_certain for rank in one.entered}
+    elsewhere = {
+        rank for collective in case.graph.collectives if not collective.is_certain for rank in collective.entered
+    }
     for one in case.graph.collectives:
         if one.missing and elsewhere >= set(one.missing) and not case.few(one.missing) and not case.few(one.entered):
             sink = Sink(tuple(sorted((*one.entered, *one.missing))))

@@ -146,12 +146,12 @@ def held_up(rank: int, evidence: JobSamples) -> str:
 def open_collectives_told(graph: WaitGraph) -> tuple[str, ...]:
     """The open collectives with most ranks inside."""
     told = []
-    for one in graph.collectives[:TOLD]:
-        lacking = f"missing: rank {listed(one.missing)}" if one.missing else "nobody is missing"
-        lacking += f", rank {listed(one.passed)} done with it" if one.passed else ""
+    for collective in graph.collectives[:TOLD]:
+        lacking = f"missing: rank {listed(collective.missing)}" if collective.missing else "nobody is missing"
+        lacking += f", rank {listed(collective.passed)} done with it" if collective.passed else ""
         told.append(
-            f"{one.operation} {one.number} of group {one.group}: {len(one.entered)} inside "
-            f"(rank {listed(one.entered)}), {lacking}"
+            f"{collective.operation} {collective.number} of group {collective.group}: {len(collective.entered)} inside "
+            f"(rank {listed(collective.entered)}), {lacking}"
         )
     return tuple(told)
 

@@ -66,7 +66,7 @@ class RankSample:
         if self.trainer is None:
             return ()
         calm = (LeafKind.IDLE, ProcessRole.LAUNCHER)
-        busy = {one for one in self.helpers if one.leaf.kind not in calm and one.role not in calm}
+        busy = {helper for helper in self.helpers if helper.leaf.kind not in calm and helper.role not in calm}
         return (self.trainer, *sorted(busy, key=lambda one: (one.role, one.path))) if busy else (self.trainer,)
 
 

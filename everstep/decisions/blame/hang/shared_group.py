@@ -79,7 +79,7 @@ def _as_small(found: Sequence[ParallelGroup]) -> tuple[ParallelGroup, ...]:
     """Those with as few machines as the first one, but for those with the same."""
     first = found[0]
     alike = [one for one in found[1:] if len(one.machines) == len(first.machines) and one.machines != first.machines]
-    return tuple({one.machines: one for one in reversed(alike)}.values())[::-1]
+    return tuple({group.machines: group for group in reversed(alike)}.values())[::-1]
 
 
 def _groups(ranks: Sequence[int], topology: Topology) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -73,4 +73,4 @@ class HangVerdict:
 
 def names_of(machines: Sequence[int], names: Sequence[str] = ()) -> tuple[str, ...]:
     """Machines for people: by their names where there are some, else ``machine 3``."""
-    return tuple(names[one] if one < len(names) else f"machine {one}" for one in machines)
+    return tuple(names[machine] if machine < len(names) else f"machine {machine}" for machine in machines)

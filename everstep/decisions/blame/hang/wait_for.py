@@ -62,7 +62,7 @@ class WaitGraph:
     def waits_for(self, rank: int) -> frozenset[int]:
         """The ranks that one waits for, directly."""
         targets = self.edges.get(rank, frozenset())
-        return frozenset(other for one in targets for other in ((one,) if one >= 0 else self.edges[one]))
+        return frozenset(other for target in targets for other in ((target,) if target >= 0 else self.edges[target]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def sinks(graph: WaitGraph, evidence: JobSamples) -> tuple[Sink, ...]:
     components = _components(order, graph.edges)
     of = {node: number for number, nodes in enumerate(components) for node in nodes}
     leads_on = {of[node] for node, targets in graph.edges.items() for other in targets if of[other] != of[node]}
-    stuck = {rank: one for one in graph.collectives if one.is_stuck for rank in one.entered}
+    stuck = {rank: collective for collective in graph.collectives if collective.is_stuck for rank in collective.entered}
     ends = [[node for node in nodes if node >= 0] for number, nodes in enumerate(components) if number not in leads_on]
     ends += [[rank] for rank in _alone(graph, evidence) if rank not in of]
     found: dict[tuple[int, ...], Sink] = {}
@@ -182,7 +182,7 @@ def sinks(graph: WaitGraph, evidence: JobSamples) -> tuple[Sink, ...]:
 def _alone(graph: WaitGraph, evidence: JobSamples) -> list[int]:
     """Ranks for which nobody is known to wait: those inside a collective which all entered; and where others wait, for
     whom is not known, those which do something of their own."""
-    found = [rank for one in graph.collectives if one.is_stuck for rank in one.entered]
+    found = [rank for collective in graph.collectives if collective.is_stuck for rank in collective.entered]
     if graph.blind:
         found += [rank for rank in evidence.ranks if _is_own(rank, evidence)]
     return [rank for rank in found if rank not in graph.edges]

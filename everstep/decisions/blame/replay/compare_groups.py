@@ -246,7 +246,7 @@ def _chance(found: Found, judged: Sequence[GroupVerdict]) -> str:
     that are, they have a machine in common. So they have to show it again: one machine's groups so often in all, those
     of several each.
     """
-    bad = [one for one in judged if one.faulty]
+    bad = [verdict for verdict in judged if verdict.faulty]
     maybe = [one for one in bad if one.ends <= BY_CHANCE]
     if not maybe:
         return ""

@@ -74,8 +74,8 @@ def waits(seen: RankAtWork) -> bool | None:
 def counted(looks: Iterable[Mapping[int, RankAtWork]]) -> dict[int, RankLooks]:
     """How often each rank was seen, and did something of its own."""
     found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for one in looks:
-        for rank, seen in one.items():
+    for sample in looks:
+        for rank, seen in sample.items():
             if (for_others := waits(seen)) is not None:
                 found[rank][0] += 1
                 found[rank][1] += not for_others
@@ -170,10 +170,10 @@ def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
     if count < LEAST_FLAGGED * len(rounds):
         return _nobody(found, known)
     voters = [one for one in known if tuple(one.machines) == most]
-    often = Counter(rank for one in voters for rank in one.ranks)
+    often = Counter(rank for vote in voters for rank in vote.ranks)
     ranks = sorted(rank for rank, times in often.items() if times * 2 >= count) or sorted(often)
     found = found.model_copy(update={"suspects": [*most], "ranks": ranks, "flags": count})
-    growths = {name: _usual([one.longer.get(name, Growth.UNKNOWN) for one in voters]) for name in most}
+    growths = {name: _usual([vote.longer.get(name, Growth.UNKNOWN) for vote in voters]) for name in most}
     sure = [name for name, growth in growths.items() if growth.is_sure]
     said = f"{voters[-1].flagged} has most slow ranks in {count} of {len(rounds)} rounds"
     why = "; ".join(voters[-1].why[:3])

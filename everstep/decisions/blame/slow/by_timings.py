@@ -82,9 +82,9 @@ def _degrader(case: _SlowCase, group: ParallelGroup, count: int, topology: Topol
 def _waits(ranks: Sequence[int], times: Sequence[PhaseTime]) -> str:
     """Who computes longer waits less in communication: the others wait for it."""
     sums: dict[int, float] = defaultdict(float)
-    for one in times:
-        if communicates(one.operation):
-            sums[one.rank] += one.duration
+    for timing in times:
+        if communicates(timing.operation):
+            sums[timing.rank] += timing.duration
     own = [sums[rank] for rank in ranks if rank in sums]
     others = [seconds for rank, seconds in sums.items() if rank not in ranks]
     if not own or not others or not (usual := median(others)):
@@ -116,7 +116,7 @@ def _of_the_job(case: _SlowCase) -> SlowVerdict:
     if typical >= case.limits.slow:
         linked = _forward_backward(case.times)
         how = f"; forward and backward are slow together (correlation {linked:.2f})" if linked >= CORRELATED else ""
-        told = any(one.work is not None for one in case.times)
+        told = any(timing.work is not None for timing in case.times)
         conclusion, reason = (
             SlowConclusion.UNEVEN_WORK,
             f"the slowest rank of a step computes {100 * (typical - 1):.0f} % longer than its peers, and "
@@ -135,13 +135,13 @@ def _of_the_job(case: _SlowCase) -> SlowVerdict:
 def _forward_backward(times: Sequence[PhaseTime]) -> float:
     """Correlation of forward with backward times over ranks and steps; 0 where it cannot be told."""
     cells: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for one in times:
-        if computes(one.operation):
-            name = one.operation.lower()
+    for timing in times:
+        if computes(timing.operation):
+            name = timing.operation.lower()
             if "forward" in name:
-                cells[one.step, one.rank][0] += one.duration
+                cells[timing.step, timing.rank][0] += timing.duration
             elif "backward" in name:
-                cells[one.step, one.rank][1] += one.duration
+                cells[timing.step, timing.rank][1] += timing.duration
     pairs = [(a, b) for a, b in cells.values() if a and b]
     if len(pairs) < 3:
         return 0.0
@@ -152,7 +152,7 @@ def _forward_backward(times: Sequence[PhaseTime]) -> float:
 
 
 def _too_little(case: _SlowCase) -> str:
-    operations = sorted({one.operation for one in case.times})
+    operations = sorted({timing.operation for timing in case.times})
     if not any(map(computes, operations)):
         return f"no operation computes, only {listed(operations)}: timings of forward or backward are needed"
     if not case.steps:

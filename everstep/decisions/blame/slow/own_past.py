@@ -177,7 +177,7 @@ def job_growth(times: Mapping[int, RankTimes], topology: Topology) -> tuple[JobG
 
 def decline_s(times: Mapping[int, RankTimes]) -> float:
     """How much longer a step takes than before, seconds; 0: not known."""
-    known = [one.step_s - one.typical_step_s for one in times.values() if one.typical_step_s > 0]
+    known = [timing.step_s - timing.typical_step_s for timing in times.values() if timing.typical_step_s > 0]
     return median(known) if known else 0.0
 
 

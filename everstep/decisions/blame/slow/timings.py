@@ -70,14 +70,14 @@ def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict
     """
     stages: dict[int, int] = {}
     cells: dict[tuple[int, int, str], dict[int, list[float]]] = defaultdict(dict)
-    for one in times:
-        if computes(one.operation):
-            stage = stages.setdefault(one.rank, stage_of(one.rank, topology))
-            cell = cells[one.step, stage, one.operation].setdefault(one.rank, [0.0, 0.0, one.start, 0.0])
-            cell[0] += one.duration
-            cell[1] += one.work or 0.0
-            cell[2] = min(cell[2], one.start)
-            cell[3] += one.work is not None
+    for timing in times:
+        if computes(timing.operation):
+            stage = stages.setdefault(timing.rank, stage_of(timing.rank, topology))
+            cell = cells[timing.step, stage, timing.operation].setdefault(timing.rank, [0.0, 0.0, timing.start, 0.0])
+            cell[0] += timing.duration
+            cell[1] += timing.work or 0.0
+            cell[2] = min(cell[2], timing.start)
+            cell[3] += timing.work is not None
     sums: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0, 0.0, float("inf")]))
     for (step, _, _), ranks in cells.items():
         if len(ranks) < FEWEST_PEERS:
@@ -111,10 +111,10 @@ def stage_seconds(times: Iterable[PhaseTime], topology: Topology) -> dict[int, f
     """What a rank of each stage computes in a step: the median over ranks of their mean. Stage → seconds."""
     sums: dict[int, float] = defaultdict(float)
     steps: dict[int, set[int]] = defaultdict(set)
-    for one in times:
-        if computes(one.operation):
-            sums[one.rank] += one.duration
-            steps[one.rank].add(one.step)
+    for timing in times:
+        if computes(timing.operation):
+            sums[timing.rank] += timing.duration
+            steps[timing.rank].add(timing.step)
     stages: dict[int, list[float]] = defaultdict(list)
     for rank, seconds in sums.items():
         stages[topology.coordinate(rank).pp].append(seconds / len(steps[rank]))
