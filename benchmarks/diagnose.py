@@ -13,19 +13,20 @@ import asyncio
 import time
 import uuid
 from datetime import timedelta
+from typing import Any, cast
 
 from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities import messages
-from activities.agents.diagnose import DiagnoseActivities
-from activities.messages import DiagnoseInput
+from activities.agents.diagnose_machines import DiagnoseMachines
+from activities.registry import function
+from activities.tools import Tools
 from agent.client import AgentClients
 from benchmarks.common import Row, finish, say, show, show_json
 from benchmarks.scale import Agents, temporal
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, Diagnostic
-from workflows.options import on_ranks
+from workflows.start_activity import start_activity
 
 ODD = "machine-0007"
 """Has other bits than the others."""
@@ -36,12 +37,9 @@ class DiagnoseOnly:
     """The activity and nothing else."""
 
     @workflow.run
-    async def run(self, given: DiagnoseInput) -> Diagnosis:
+    async def run(self, given: DiagnoseMachines) -> Diagnosis:
         """Run it."""
-        found: Diagnosis = await workflow.execute_activity(
-            messages.DIAGNOSE, given, result_type=Diagnosis, **on_ranks(timedelta(minutes=10))
-        )
-        return found
+        return await start_activity(given)
 
 
 async def measure(client: Client, agents: Agents, tests: list[str], found: dict[str, float]) -> str:
@@ -51,14 +49,14 @@ async def measure(client: Client, agents: Agents, tests: list[str], found: dict[
         client,
         task_queue="diagnose",
         workflows=[DiagnoseOnly],
-        activities=[DiagnoseActivities(pool).diagnose],
+        activities=[function(DiagnoseMachines, Tools(pool, cast(Any, None)))],
         workflow_runner=UnsandboxedWorkflowRunner(),
         max_heartbeat_throttle_interval=timedelta(milliseconds=300),
     ):
         began = time.monotonic()
         handle = await client.start_workflow(
             DiagnoseOnly.run,
-            DiagnoseInput(machines=agents.machines, tests=tests),
+            DiagnoseMachines(machines=agents.machines, tests=tests),
             id=f"diagnose-{uuid.uuid4().hex[:8]}",
             task_queue="diagnose",
         )

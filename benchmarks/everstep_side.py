@@ -15,7 +15,8 @@ from typing import Self
 
 import psutil
 
-from activities import messages
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.stop_ranks import StopRanks
 from benchmarks.common import say
 from benchmarks.peers.torchrun import fault_time, write_plan
 from benchmarks.timeline import PARTS, Recovery, parts_between
@@ -223,9 +224,9 @@ def recovery_of(
     forked_ns = report.confirmation.stepped_ns - int(sum(within.values()) * 1e9)
     ends = {
         "detect": seen_ns,
-        "report": times.scheduled[messages.STOP],
-        "stop": times.completed[messages.STOP],
-        "decide": times.scheduled[messages.LAUNCH],
+        "report": times.scheduled[StopRanks.name],
+        "stop": times.completed[StopRanks.name],
+        "decide": times.scheduled[LaunchRanks.name],
         "launch": forked_ns,
     }
     at = forked_ns

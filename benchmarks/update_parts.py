@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 from temporalio.client import WorkflowHandle
 
-from activities import messages
+from activities.agents.align_ranks import AlignRanks
+from activities.agents.check_version import CheckVersion
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.stop_ranks import StopRanks
+from activities.versions.make_version import MakeVersion
 from benchmarks.timeline import PARTS as RECOVERY_PARTS
 from benchmarks.timeline import parts_between
 from everstep.model.launch import Confirmation
@@ -57,13 +61,13 @@ def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, found: Co
     within = found.parts
     forked_ns = found.stepped_ns - int(sum(within.values()) * 1e9)
     ends = {
-        "ask": job.scheduled.get(messages.MAKE_VERSION, 0),
-        "make": job.completed.get(messages.MAKE_VERSION, 0),
-        "try": job.completed.get(messages.CHECK_VERSION, 0),
-        "open": incident.scheduled.get(messages.ALIGN, 0),
-        "align": incident.completed.get(messages.ALIGN, 0),
-        "stop": incident.completed.get(messages.STOP, 0),
-        "decide": incident.scheduled.get(messages.LAUNCH, 0),
+        "ask": job.scheduled.get(MakeVersion.name, 0),
+        "make": job.completed.get(MakeVersion.name, 0),
+        "try": job.completed.get(CheckVersion.name, 0),
+        "open": incident.scheduled.get(AlignRanks.name, 0),
+        "align": incident.completed.get(AlignRanks.name, 0),
+        "stop": incident.completed.get(StopRanks.name, 0),
+        "decide": incident.scheduled.get(LaunchRanks.name, 0),
         "launch": forked_ns,
     }
     at = forked_ns

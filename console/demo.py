@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from activities.ledger import IncidentRecord, Ledger
+from activities.ledger.ledger import Ledger
+from activities.ledger.records import IncidentRecord
 from console.views.display import Display, Ending, Lines, Terminal
 from console.views.follower import EXIT_DETACHED, Follower
 from console.views.incident_report import aligned, report_blocks

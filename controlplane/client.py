@@ -45,7 +45,7 @@ from workflows.options import TASK_TIMEOUT
 from workflows.web_ui import job_title
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
-    from activities.ledger import Ledger
+    from activities.ledger.ledger import Ledger
 
 ANSWER_LIMIT = timedelta(seconds=5)
 """A query that no worker answers within this is given up."""
@@ -158,7 +158,7 @@ class Control:
         """The ledger; None when there is none that can be read from here."""
         url = self.cluster.ledger_url if self.cluster else os.environ.get(environment.LEDGER_URL, "")
         if self._ledger is None and url:
-            from activities.ledger import Ledger
+            from activities.ledger.ledger import Ledger
 
             with suppress(LedgerError):
                 self._ledger = await asyncio.to_thread(Ledger.open, url, create=False)

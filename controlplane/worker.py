@@ -20,27 +20,13 @@ from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.worker import Worker
 
-from activities.agents.check_version import CheckActivities
-from activities.agents.checkpoints import CheckpointActivities
-from activities.agents.diagnose import DiagnoseActivities
-from activities.agents.ranks import RankActivities
-from activities.agents.replay import ReplayActivities
-from activities.agents.slow import SlowActivities
-from activities.agents.trace import TraceActivities
-from activities.closed_incidents import IncidentActivities
-from activities.clusters.cluster import Cluster
-from activities.ledger import Ledger
-from activities.ledger.activities import RecordActivities
+from activities.ledger.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
-from activities.notices.activities import NoticeActivities
 from activities.notices.announcer import Announcer
-from activities.notices.settings import NoticeSettings
 from activities.payloads import data_converter
-from activities.pool.ask_pool import PoolActivities, keep_pool
-from activities.pool.look import LookActivities
-from activities.pool.provision import ProvisionActivities
-from activities.pool.ready import ReadyActivities
-from activities.versions.activities import MakeActivities
+from activities.pool.update_pool import keep_pool
+from activities.registry import functions
+from activities.tools import Tools
 from activities.versions.store import VersionStore
 from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.training_time import TrainingTimes
@@ -88,72 +74,21 @@ async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
         ) from error
 
 
-def build(
-    client: Client,
-    *,
-    agents: AgentClients,
-    ledger: Ledger,
-    watcher: Watcher | None,
-    task_queue: str,
-    cluster: Cluster | None = None,
-    notices: NoticeSettings | None = None,
-    versions: VersionStore | None = None,
-    max_cached_workflows: int = 1000,
-) -> Worker:
+def build(client: Client, tools: Tools, *, task_queue: str, max_cached_workflows: int = 1000) -> Worker:
     """A worker with everything that everstep runs on Temporal.
 
     Args:
         client: Of Temporal.
-        agents: Clients of the agents.
-        ledger: Of the cluster.
-        watcher: Is told of jobs that this worker launches; None: nobody is.
+        tools: What its activities work with.
         task_queue: Of the cluster's jobs.
-        cluster: Lists its machines; None: nobody does, and the pool knows those that jobs name.
-        notices: Who is told of events; None: nobody is.
-        versions: Where versions of jobs' code are; None: jobs run in place only.
         max_cached_workflows: That are kept in memory between two tasks.
     """
-    pool, looks = PoolActivities(), LookActivities(agents, cluster)
-    ranks = RankActivities(agents, watcher, versions)
-    checkpoints = CheckpointActivities(agents)
-    incidents = IncidentActivities()
-    records = RecordActivities(ledger)
-    telling = NoticeActivities(notices or NoticeSettings())
     runner = sandbox()
     worker = Worker(
         client,
         task_queue=task_queue,
         workflows=list(WORKFLOWS),
-        activities=[
-            ranks.prepare,
-            ranks.stop,
-            ranks.launch,
-            ranks.confirm,
-            ranks.align,
-            ranks.await_machines,
-            ranks.release,
-            checkpoints.find,
-            checkpoints.folder,
-            checkpoints.room,
-            checkpoints.restore,
-            incidents.read_closed,
-            pool.lease,
-            pool.replace,
-            pool.give_back,
-            pool.await_standbys,
-            DiagnoseActivities(agents).diagnose,
-            TraceActivities(agents, ledger).trace,
-            ReplayActivities(agents, versions).replay_group,
-            SlowActivities(agents, ledger).slow_round,
-            looks.look,
-            ProvisionActivities(cluster).provision,
-            records.decide,
-            records.record,
-            telling.deliver,
-            MakeActivities(versions).make,
-            CheckActivities(agents, versions).check,
-            ReadyActivities(agents, versions).ready,
-        ],
+        activities=functions(tools),
         workflow_runner=runner,
         build_id=BUILD,
         max_cached_workflows=max_cached_workflows,
@@ -229,16 +164,8 @@ async def run_worker(
     times = TrainingTimes(client, ledger, watcher.watched)
     gc.freeze()  # what was imported stays, and need not be looked at
     gc.set_threshold(*COLLECT_AFTER)
-    worker = build(
-        client,
-        agents=agents,
-        ledger=ledger,
-        watcher=watcher,
-        task_queue=task_queue,
-        cluster=own_cluster(),
-        notices=receivers,
-        versions=store,
-    )
+    tools = Tools(agents, ledger, watcher=watcher, cluster=own_cluster(), notices=receivers, versions=store)
+    worker = build(client, tools, task_queue=task_queue)
     log.info("worker is up", pid=os.getpid(), namespace=client.namespace, task_queue=task_queue, ledger=str(ledger.url))
     served = contextlib.AsyncExitStack()
     if metrics:

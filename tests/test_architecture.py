@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import activities.messages
 import workflows.messages
+from activities.registry import ACTIVITIES
 from everstep import errors
 from everstep.errors import EverstepError
 from everstep.model import (
@@ -137,6 +137,14 @@ def test_the_help_imports_nothing_heavy() -> None:
     assert shown.stdout.strip() == ""
 
 
+def test_workflows_load_no_ledger_no_agent_and_no_torch() -> None:
+    """An activity is one file, which workflows load: what it needs of these it imports where its code runs."""
+    heavy = ("torch", "numpy", "sqlalchemy", "alembic", "agent.client", "agent.v1.agent_pb2", "activities.tools")
+    program = f"import sys, workflows.registry; print(*[name for name in {heavy} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == ""
+
+
 def test_one_module_makes_consoles_and_text_for_terminals() -> None:
     """So that nothing from outside is markup: the others take them from ``console/terminal.py``."""
     made = re.compile(r"rich\.(console|text|markup) import (?!RenderableType$)", re.MULTILINE)
@@ -247,10 +255,10 @@ def test_ci_runs_the_readmes_command() -> None:
 MODELS = sorted(
     {
         one
-        for module in (incident, job_state, notice, replay, activities.messages, workflows.messages)
+        for module in (incident, job_state, notice, replay, workflows.messages)
         for one in vars(module).values()
         if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel
-    },
+    }.union(ACTIVITIES),
     key=lambda one: one.__name__,
 )
 CLOSED_ON_PURPOSE = {"order"}

@@ -11,12 +11,13 @@ from typing import TypeVar
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from activities.read_closed_incident import ReadClosedIncident
     from everstep.decisions.act.recover.reopen import hold_reason, newest_begin, newest_generation, reopen_wait_s
     from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Left
     from everstep.model.job_state import JobState, incident_workflow_id
-    from workflows import activity_calls
     from workflows.incident.report import Closings
+    from workflows.start_activity import start_activity
 
 T = TypeVar("T")
 LAST_POSITION = 1_000_000
@@ -43,7 +44,7 @@ class Reopening:
         The job takes over what the incident had launched. All that is held in memory stays.
         """
         state, incident = self._state, incident_workflow_id(self._state.spec.name, number)
-        left = await self._unless_stopped(activity_calls.read_closed(incident))
+        left = await self._unless_stopped(start_activity(ReadClosedIncident(incident=incident)))
         if left is None:
             return None
         state.resume_step = newest_begin(state.resume_step, left)

@@ -6,7 +6,13 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import LaunchInput
+    from activities.agents.check_room import CheckRoom
+    from activities.agents.find_checkpoints import FindCheckpoints
+    from activities.agents.launch_ranks import LaunchRanks
+    from activities.agents.prepare_machines import PrepareMachines
+    from activities.agents.read_folder import ReadFolder
+    from activities.agents.restore_checkpoints import RestoreCheckpoints
+    from activities.pool.lease_machines import LeaseMachines
     from everstep.base.text import listed
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.keep.choose_restore import NOTHING_HELD, Restore
@@ -18,7 +24,8 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.launch import Launched
     from everstep.model.pool import LeaseRequest
     from everstep.model.state_copy import StateCopy
-    from workflows import activity_calls, pool_calls, web_ui
+    from workflows import web_ui
+    from workflows.start_activity import start_activity
 
 REFUSALS_NAMED = 4
 """Machines that are named where a job cannot have many."""
@@ -46,23 +53,24 @@ class FirstLaunch:
         await self._lease()
         try:
             if state.spec.checkpoint.state_mb_per_rank and (
-                lacking := await activity_calls.room(state.spec, state.machines)
+                lacking := await start_activity(CheckRoom(job=state.placed))
             ):
                 raise CannotStart(lacking)
             if state.resume_path:
-                folder = await activity_calls.folder(state.machines, state.resume_path)
+                folder = await start_activity(ReadFolder(machines=state.machines, path=state.resume_path))
                 if folder.problem:
                     raise CannotStart(folder.problem)
                 state.resume_path_step = folder.step
             elif state.resume_from is not None:
-                self._evidence = await activity_calls.find(state.spec, state.machines, at=state.resume_from)
+                self._evidence = await start_activity(FindCheckpoints(job=state.placed, at=state.resume_from))
                 self._choose()
         except ActivityError as error:
             raise CannotStart(f"the machines could not be asked: {error.cause or error}") from error
 
     async def _lease(self) -> None:
         state = self._state
-        leased = await pool_calls.lease(LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines))
+        request = LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines)
+        leased = await start_activity(LeaseMachines(request=request))
         if leased.refused:
             why = "; ".join(f"{machine}: {why}" for machine, why in list(leased.refused.items())[:REFUSALS_NAMED])
             more = len(leased.refused) - REFUSALS_NAMED
@@ -92,29 +100,27 @@ class FirstLaunch:
             ActivityError: something did not answer or failed; it may be tried again.
         """
         state = self._state
-        await activity_calls.prepare(state.spec, state.machines, state.run)
+        await start_activity(PrepareMachines(job=state.placed))
         origin = Restore(state.resume_step, "")
         if state.resume_path:
             origin = Restore(state.resume_step, "", folder=state.resume_path)
         elif state.resume_from is not None:
             await self._bring()
-        request = LaunchInput(
-            spec=state.spec,
-            machines=state.machines,
+        request = LaunchRanks(
+            job=state.placed,
             generation=state.generation,
             resume_step=state.resume_step,
             reshard_from=state.resume_path,
-            run=state.run,
             begins_run=True,
+            origin="from the beginning" if state.resume_step == NOTHING_HELD else origin.origin,
         )
-        where = "from the beginning" if state.resume_step == NOTHING_HELD else origin.origin
-        return await activity_calls.launch(request, where)
+        return await start_activity(request)
 
     async def _bring(self) -> None:
         """Bring all copies of the step, from elsewhere where one fails; with fewer of them in every round it ends."""
         while (restore := self._choose()).copies:
             state = self._state
-            restored = await activity_calls.restore(state.spec, state.machines, state.run, restore, self._evidence)
+            restored = await start_activity(RestoreCheckpoints.of(state.placed, restore, self._evidence))
             failed = [*restored.failed, *restored.unreached]
             if restored.unreachable:
                 raise CannotStart(web_ui.restored_text(restored))

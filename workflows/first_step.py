@@ -12,13 +12,14 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.confirm_steps import ConfirmSteps
     from everstep.decisions.act.recover.confirm import confirm_bound_s
     from everstep.decisions.act.recover.rules import backoff_s
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.launch import Confirmation, Launched
-    from workflows import activity_calls
     from workflows.messages import IncidentInput
+    from workflows.start_activity import start_activity
 
 LEAST_BOUND_S = 1.0
 """A look at ranks that should have stepped by now takes this long at most, seconds."""
@@ -64,13 +65,14 @@ class FirstStepWatch:
         """
         state = self._state
         known_alive = state.unconfirmed != ""
-        confirmed = activity_calls.confirm(
-            state.spec,
-            state.machines,
-            launched or Launched(generation=state.generation, resume_step=state.resume_step, started_ns=0),
-            bound_s=max((state.confirm_by_ns - workflow.time_ns()) / 1e9, LEAST_BOUND_S),
-            showing=state.showing,
-            known_alive=known_alive,
+        confirmed = start_activity(
+            ConfirmSteps(
+                job=state.placed,
+                launched=launched or Launched(generation=state.generation, resume_step=state.resume_step, started_ns=0),
+                timeout_s=max((state.confirm_by_ns - workflow.time_ns()) / 1e9, LEAST_BOUND_S),
+                showing=state.showing,
+                known_alive=known_alive,
+            )
         )
         event = asyncio.create_task(workflow.wait_condition(self._interrupted))
         await workflow.wait([confirmed, event], return_when=asyncio.FIRST_COMPLETED)

@@ -13,14 +13,17 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.release_machines import ReleaseMachines
     from activities.ledger.records import NumbersUsed
+    from activities.pool.give_machines_back import GiveMachinesBack
     from everstep.model.incident import CLOSED_OUTSIDE, GOES_ON, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.launch import Launched
+    from everstep.model.pool import GiveBack
     from everstep.model.run_id import run_id
     from everstep.model.stage import Stage
     from everstep.model.version import read_update
-    from workflows import attributes, incident_list, pool_calls, web_ui
+    from workflows import attributes, incident_list, web_ui
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.job_incidents import JobIncidents
@@ -29,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.operator import read_move, read_request
     from workflows.options import TASK_TIMEOUT
     from workflows.recorded import record
+    from workflows.start_activity import start_activity
     from workflows.stop_for_good import stop_for_good
     from workflows.updates import Updates
     from workflows.version_notes import VersionNotes
@@ -318,6 +322,14 @@ class JobWorkflow:
         left = await stop_for_good(self.state)
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
+    async def _leave(self) -> None:
+        """Give back what the job holds on its machines, and then the machines."""
+        try:
+            await start_activity(ReleaseMachines(job=self.state.placed))
+        finally:
+            request = GiveBack(job=self.state.spec.name, run=self.state.run)
+            await start_activity(GiveMachinesBack(request=request))
+
     async def _end(self, status: str, outcome: str) -> JobResult:
         """Release the machines and write the last entries of the ledger."""
         state = self.state
@@ -328,7 +340,7 @@ class JobWorkflow:
             await self.observed.told()
         written, *_ = await asyncio.gather(
             record(state, versions=state.versions),
-            pool_calls.leave(state.spec, state.machines, state.run),
+            self._leave(),
             *self.records,
             *self.incidents.closings.again(),
             return_exceptions=True,

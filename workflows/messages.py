@@ -9,7 +9,7 @@ from everstep.model.eviction import EvictionState
 from everstep.model.finding import MachineFinding
 from everstep.model.hang import HangFound
 from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrained
 from everstep.model.ladder import Rung, Tried
 from everstep.model.launch import Launched, Showing
@@ -116,6 +116,11 @@ class IncidentInput(Model):
     """It does nothing about what it tells, and the job does not wait for it."""
     carried: Carried | None = None
     """Of an incident that continued as new; None: it begins."""
+
+    @property
+    def placed(self) -> PlacedJob:
+        """The job with its machines, as activities have it."""
+        return PlacedJob(spec=self.spec, machines=self.machines, run=self.run)
 
 
 class ReplayCarried(Model):

@@ -6,24 +6,15 @@ Its id is that of the event, so that an event is told once, however many workers
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
-    from activities.messages import DeliverInput
-    from activities.notices.settings import LONGEST_S
+    from activities.notices.deliver_notice import DeliverNotice
     from everstep.model.notice import NOTICE_WORKFLOW, NoticeInput, NoticeResult
     from workflows import attributes, web_ui
-    from workflows.options import HEARTBEAT_TIMEOUT
-
-PATIENT_RETRY = RetryPolicy(
-    initial_interval=timedelta(seconds=1), backoff_coefficient=2.0, maximum_interval=timedelta(minutes=10)
-)
-"""Soon at first, then as a receiver that is away for hours needs it."""
+    from workflows.start_activity import start_activity
 
 
 @workflow.defn(name=NOTICE_WORKFLOW)
@@ -46,17 +37,9 @@ class NoticeWorkflow:
         return NoticeResult(headline=web_ui.summary("; ".join(parts)), taken=taken, failed=failed)
 
     async def _deliver(self, input: NoticeInput, receiver: str) -> tuple[str, bool, str]:
-        patience = timedelta(seconds=input.patience_s)
         try:
-            said: str = await workflow.execute_activity(
-                messages.DELIVER,
-                DeliverInput(notice=input.notice, receiver=receiver),
-                result_type=str,
-                summary=web_ui.summary(receiver),
-                start_to_close_timeout=timedelta(seconds=2 * LONGEST_S),
-                schedule_to_close_timeout=patience,
-                heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=PATIENT_RETRY,
+            said: str = await start_activity(
+                DeliverNotice(notice=input.notice, receiver=receiver, patience_s=input.patience_s)
             )
         except ActivityError as error:
             why = error.cause.message if isinstance(error.cause, FailureError) else str(error)

@@ -11,12 +11,12 @@ import contextlib
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
-    from everstep.base.text import listed
+    from activities.pool.look_at_machines import LookAtMachines
+    from activities.pool.provision_machines import ProvisionMachines
+    from activities.pool.ready_standbys import ReadyStandbys
     from everstep.decisions.pool import book, look, ready
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
@@ -32,23 +32,17 @@ with workflow.unsafe.imports_passed_through():
         Replaced,
         ReplaceRequest,
     )
-    from workflows import web_ui
-    from workflows.options import FAST_RETRY, HEARTBEAT_TIMEOUT, TASK_TIMEOUT
+    from workflows.options import TASK_TIMEOUT
     from workflows.pool_page import pool_page
+    from workflows.start_activity import start_activity
 
 LOOK_AGAIN = timedelta(seconds=30)
 """Between two looks."""
-LOOK_LIMIT = timedelta(minutes=2)
-"""A look that takes longer is given up: the next one may do better."""
 SOON = timedelta(seconds=1)
 """Before the next look where something waits for it."""
 OFTEN = timedelta(seconds=3)
 """Between two looks while a job waits for machines that may come soon, or a machine may have ranks of the job that it
 left."""
-PROVISION_LIMIT = timedelta(minutes=1)
-"""A cluster that was asked for machines has answered within this time: the machines may come later."""
-READY_LIMIT = timedelta(minutes=10)
-"""Machines that were not made ready within this time are not tried again for the same version."""
 KNOWN_S = 8.0
 """Who asks before the first look waits for it so long, and has to ask anew then."""
 NOT_KNOWN = "PoolUnknown"
@@ -151,15 +145,8 @@ class StandbyPoolWorkflow:
 
     async def _look(self) -> Looked:
         try:
-            found: Looked = await workflow.execute_activity(
-                messages.POOL_LOOK,
-                look.request_of(self.state),
-                result_type=Looked,
-                summary=web_ui.summary(f"{len(self.state.machines)} machines"),
-                start_to_close_timeout=LOOK_LIMIT,
-                schedule_to_close_timeout=LOOK_LIMIT,
-                heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=FAST_RETRY,
+            found: Looked = await start_activity(
+                LookAtMachines(request=look.request_of(self.state), known=len(self.state.machines))
             )
         except ActivityError as error:
             return Looked(listed=False, problem=f"nothing could be looked at: {error.cause or error}"[:300])
@@ -181,15 +168,7 @@ class StandbyPoolWorkflow:
                 self.state.provisioned = ""
             return
         try:
-            await workflow.execute_activity(
-                messages.POOL_PROVISION,
-                machines,
-                summary=web_ui.summary(f"{machines} in all: {machines - self.state.listed} more than there are"),
-                start_to_close_timeout=PROVISION_LIMIT,
-                schedule_to_close_timeout=PROVISION_LIMIT,
-                heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
-            )
+            await start_activity(ProvisionMachines(machines=machines, listed=self.state.listed))
         except ActivityError as error:
             self.state.provisioned = f"the cluster was asked for {machines} machines: {error.cause or error}"[:300]
         else:
@@ -207,16 +186,7 @@ class StandbyPoolWorkflow:
     async def _ready(self, requests: list[ReadyRequest]) -> None:
         for request in requests:
             try:
-                readied: Readied = await workflow.execute_activity(
-                    messages.POOL_READY,
-                    request,
-                    result_type=Readied,
-                    summary=web_ui.summary(f"{request.job}: {listed([one.name for one in request.machines])}"),
-                    start_to_close_timeout=READY_LIMIT,
-                    schedule_to_close_timeout=READY_LIMIT,
-                    heartbeat_timeout=HEARTBEAT_TIMEOUT,
-                    retry_policy=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
-                )
+                readied: Readied = await start_activity(ReadyStandbys(request=request))
             except ActivityError as error:
                 readied = ready.failed(request, str(error.cause or error))
             ready.take(self.state, request, readied)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
+    from activities.activity import Bounds
+    from activities.ledger.record_job import RecordJob
     from activities.ledger.records import NumbersUsed
-    from activities.messages import RecordInput
     from everstep.model.job_state import JobState
     from everstep.model.launch import Confirmation, Launched
     from everstep.model.version import JobVersion
-    from workflows import web_ui
-    from workflows.options import on_ledger
+    from workflows.start_activity import start_activity
 
 
 def record(
@@ -26,7 +24,7 @@ def record(
     confirmation: Confirmation | None = None,
     versions: Sequence[JobVersion] = (),
     label: str = "",
-    options: Mapping[str, Any] | None = None,
+    bounds: Bounds | None = None,
 ) -> workflow.ActivityHandle[NumbersUsed]:
     """Write what happened to a job, and how it ended once it has.
 
@@ -37,9 +35,9 @@ def record(
         confirmation: Of that generation.
         versions: Of its code, that changed.
         label: What it is, for people; empty: it goes without saying.
-        options: Of the activity; None: those of a write that the job waits for.
+        bounds: Of the write; None: those of one that the job waits for.
     """
-    entry = RecordInput(
+    entry = RecordJob(
         spec=state.spec,
         time_ns=workflow.time_ns(),
         started_ns=started_ns,
@@ -47,8 +45,6 @@ def record(
         confirmation=confirmation,
         outcome=state.outcome,
         versions=list(versions),
+        label=label,
     )
-    label = label or state.outcome or (f"generation {launched.generation}" if launched else "started")
-    return workflow.start_activity(
-        messages.RECORD, entry, result_type=NumbersUsed, summary=web_ui.summary(label), **(options or on_ledger())
-    )
+    return start_activity(entry, bounds)

@@ -14,16 +14,18 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import ReplayGroupInput
+    from activities.agents.replay_on_group import ReplayOnGroup
     from everstep.decisions.act.recover.confirm import confirm_bound_s
     from everstep.decisions.blame.replay.compare_groups import conclude, is_settled
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, spec_of_group
     from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase
     from everstep.decisions.blame.replay.kept_runs import fold
+    from everstep.model.job import PlacedJob
     from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
-    from workflows import activity_calls, replay_page
+    from workflows import replay_page
     from workflows.messages import ReplayCarried, ReplayInput
     from workflows.options import TASK_TIMEOUT
+    from workflows.start_activity import start_activity
 
 
 @workflow.defn(name="Replay")
@@ -91,17 +93,15 @@ class ReplayWorkflow:
     async def _group(self, group: ReplayGroup, repeat: int) -> None:
         input, policy = self._input, self._input.spec.policy
         machines = [input.machines[x] for x in group.machines]
-        request = ReplayGroupInput(
-            spec=spec_of_group(input.spec, group),
-            machines=machines,
+        request = ReplayOnGroup(
+            job=PlacedJob(spec=spec_of_group(input.spec, group), machines=machines, run=input.run),
             group=group.name,
             repeat=repeat,
-            run=input.run,
             steps=policy.replay.steps,
             start_s=confirm_bound_s(input.first_step_s, policy),
             limit_s=policy.replay.timeout_s,
         )
-        running = activity_calls.replay_group(request)
+        running = start_activity(request)
         over = asyncio.create_task(workflow.wait_condition(lambda: self._given_up))
         await workflow.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()

@@ -8,17 +8,18 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.stop_ranks import StopRanks
     from everstep.base.text import listed
     from everstep.model.job_state import JobState
-    from workflows import activity_calls
+    from workflows.start_activity import start_activity
 
 
 async def stop_for_good(state: JobState) -> str:
     """Stop all ranks, with the time to end that the policy gives; returns what could not be reached, for people."""
     why, grace_s = f"stop asked for by {state.stop_requested}", state.spec.policy.stop.grace_s
     with contextlib.suppress(ActivityError):  # the release ends what this could not
-        evidence = await activity_calls.stop(
-            state.spec, state.machines, state.run, state.generation, why=why, grace_s=grace_s, patience_s=5.0
+        evidence = await start_activity(
+            StopRanks(job=state.placed, generation=state.generation, why=why, grace_s=grace_s, patience_s=5.0)
         )
         if evidence.unreachable:
             silent = listed(evidence.unreachable, 3)

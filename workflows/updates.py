@@ -14,13 +14,15 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.check_version import CheckVersion
+    from activities.versions.make_version import MakeVersion
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.act.versions.request import RequestAnswer, answer_to, same_as
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.version import UpdateRequest, VersionStatus
-    from workflows import activity_calls
     from workflows.child_incident import Child
+    from workflows.start_activity import start_activity
 
 WHY_CHARACTERS = 4000
 """Of a traceback, as a job keeps it."""
@@ -139,7 +141,16 @@ class Updates:
         assert running.runs is not None  # a version that runs was made
         self._say(number, "it is made")
         needed = [one.runs.id for one in book.all() if one.runs is not None]
-        made = await activity_calls.make_version(self._state.spec, running.runs, version.request, number, needed)
+        spec = self._state.spec
+        request = MakeVersion(
+            job=spec.name,
+            redact=spec.redact,
+            running=running.runs,
+            request=version.request,
+            number=number,
+            needed=needed,
+        )
+        made = await start_activity(request)
         book = self._book()
         book.change(number, runs=made.runs, changed=made.changed)
         self._keep(book)
@@ -151,7 +162,7 @@ class Updates:
         assert runs is not None
         self._say(number, f"it is tried on {len(self._state.machines)} machines")
         spec = runs.applied(self._state.spec, number)
-        checked = await activity_calls.check_version(spec, self._state.machines, self._state.run)
+        checked = await start_activity(CheckVersion(job=self._state.placed.model_copy(update={"spec": spec})))
         if not self._is_wanted(number):
             return
         if checked.refused:

@@ -7,11 +7,11 @@ from functools import partial
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from activities.ledger.bounds import ON_LEDGER_WHEN_BACK
     from activities.ledger.records import NumbersUsed
     from everstep.base.text import listed
     from everstep.model.job_state import JobState
     from everstep.model.version import JobVersion, VersionStatus
-    from workflows.options import on_ledger_when_back
     from workflows.recorded import record
 
 NAMED = 4
@@ -48,7 +48,7 @@ class VersionNotes:
         if not changed:
             return
         label = listed([f"v{one.number} {one.status}" for one in changed], NAMED)
-        writing = record(state, versions=changed, label=label, options=on_ledger_when_back())
+        writing = record(state, versions=changed, label=label, bounds=ON_LEDGER_WHEN_BACK)
         self._writing.add(writing)
         writing.add_done_callback(partial(self._written, changed))
         self._noted |= {one.number: one for one in changed}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import posixpath
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from everstep.base.text import listed
+from everstep.decisions.keep.copies_text import copies_text
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.evidence import Evidence
 from everstep.model.finding import Health
@@ -14,7 +14,7 @@ from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.stage import NOT_CONFIRMED, StageRecord
-from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
+from everstep.model.state_copy import Restored, StateCopy
 from workflows.version_page import version_rows
 
 SUMMARY_CHARACTERS = 110
@@ -45,30 +45,6 @@ def seconds(value: float) -> str:
 def size(count: float) -> str:
     """``12.3 MB``, never broken over two lines."""
     return f"{count / 1e9:.2f}{NO_BREAK}GB" if count >= 1e9 else f"{count / 1e6:.1f}{NO_BREAK}MB"
-
-
-SOURCES = {
-    Tier.OWN: "own memory on {}",
-    Tier.BACKUP: "backups on {}",
-    Tier.DISK: "disk of {}",
-    Tier.REMOTE: "remote storage",
-}
-
-
-def copies_text(copies: Iterable[CopyToRestore]) -> str:
-    """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for copy in copies:
-        source = SOURCES.get(copy.tier, f"{copy.tier} of {{}}")
-        ranks[source.format(copy.machine)].append(copy.rank)
-    parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
-    return "; ".join(parts[:4]) + (f"; and from {count(len(parts) - 4, 'more place')}" if len(parts) > 4 else "")
-
-
-def wanted_text(copies: Sequence[CopyToRestore], unverified: Sequence[CopyToRestore]) -> str:
-    """What a restore is going to do: ``rank 4 from backups on m1; verify 7 own slots``."""
-    verify = [f"verify {count(len(unverified), 'own slot')}"] if unverified else []
-    return "; ".join([*([copies_text(copies)] if copies else []), *verify])
 
 
 def restored_text(restored: Restored) -> str:

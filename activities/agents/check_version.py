@@ -3,59 +3,82 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
-from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities import messages
-from activities.agents.call_all import on_all
-from activities.agents.convert import import_environment, rank_launches, shared_environment
-from activities.agents.ship import Shipment
-from activities.heartbeat import Say, heartbeating, request_id
-from activities.messages import CheckVersionInput, VersionChecked
-from activities.versions.store import VersionStore
-from agent.client import AgentClient, AgentClients
-from agent.v1 import agent_pb2 as pb
+from activities.activity import Activity, Bounds, twice
+from activities.heartbeat import Say, request_id
 from everstep.base.text import listed
 from everstep.errors import AgentError, AgentUnreachable, ConfigError, VersionStoreError
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
+from everstep.model.message import Model
+
+if TYPE_CHECKING:
+    from activities.agents.ship import Shipment
+    from activities.tools import Tools
+    from agent.client import AgentClient, AgentClients
+    from agent.v1 import agent_pb2 as pb
 
 TRY_MORE_S = 60.0
 """An agent has this much longer than the trial itself to answer, e.g. for a fork server of its own, seconds."""
+SHIP_LIMIT = timedelta(minutes=10)
+"""A snapshot that is not brought to the machines within this time is given up."""
 OTHERS_NAMED = 3
 """Machines that say something else than the first one that are quoted."""
 LINE_CHARACTERS = 200
 """Of what each of them says."""
 
-Outcome = pb.TryCodeReply
+
+class VersionChecked(Model):
+    """What came of trying a version."""
+
+    refused: str = ""
+    """Why it cannot run: the first traceback, on which machine, and how many others say the same; empty: it can."""
+    told: str = ""
+    """What is no reason to refuse it: machines that were silent, or slow; empty: nothing."""
 
 
-class CheckActivities:
-    """What workflows ask about versions on machines.
+class CheckVersion(Activity[VersionChecked]):
+    """Bring a version to machines, and try it on all of them at once up to where it joins the job."""
 
-    Args:
-        agents: Clients by address.
-        store: Of versions; None: there is none, and jobs run in place.
-    """
+    name = "Check version"
 
-    def __init__(self, agents: AgentClients, store: VersionStore | None) -> None:
-        self._agents = agents
-        self._store = store
+    job: PlacedJob
+    """The job as the version is to run it."""
+    patience_s: float = 60.0
+    """How long a silent agent is asked again, seconds."""
 
-    @activity.defn(name=messages.CHECK_VERSION)
-    async def check(self, given: CheckVersionInput) -> VersionChecked:
-        """Bring a version to machines and try it on all of them at once."""
-        async with heartbeating() as say, Shipment(self._store, given.spec.code, say) as shipment:
+    @property
+    def timeout_s(self) -> float:
+        """How long the script may take to come to where it joins, seconds."""
+        return self.job.spec.policy.update.check_s
+
+    def line(self) -> str:
+        return f"v{self.job.spec.version} on {len(self.job.machines)} machines, up to where it joins the job"
+
+    def bounds(self) -> Bounds:
+        return twice(timedelta(seconds=self.timeout_s) + SHIP_LIMIT)
+
+    async def perform(self, tools: Tools, say: Say) -> VersionChecked:
+        from activities.agents.ship import Shipment
+
+        async with Shipment(tools.versions, self.job.spec.code, say) as shipment:
             try:
-                return await self._checked(given, shipment, say)
+                return await self._checked(tools.agents, shipment, say)
             except ApplicationError as error:
                 if error.type == VersionStoreError.__name__:
                     return VersionChecked(refused=error.message)
                 raise
 
-    async def _checked(self, given: CheckVersionInput, shipment: Shipment, say: Say) -> VersionChecked:
-        position = {machine.name: index for index, machine in enumerate(given.machines)}
+    async def _checked(self, agents: AgentClients, shipment: Shipment, say: Say) -> VersionChecked:
+        from activities.agents.call_all import on_all
+        from agent.v1 import agent_pb2 as pb
+
+        position = {machine.name: index for index, machine in enumerate(self.job.machines)}
 
         async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply | str:
             """What came of it there; a text: why it was not tried."""
@@ -65,26 +88,28 @@ class CheckActivities:
                 raise
             except AgentError as error:  # e.g. a full disk: other machines can tell more
                 return f"{machine.name} cannot take the code: {error}"
-            request = try_request(given, position[machine.name])
-            asked = partial(client.try_code, request, timeout_s=given.timeout_s + TRY_MORE_S)
+            request = try_request(self.job.spec, position[machine.name], self.timeout_s)
+            asked = partial(client.try_code, request, timeout_s=self.timeout_s + TRY_MORE_S)
             try:
                 return await shipment.supplied(client, asked)
             except AgentUnreachable:
                 raise
             except ConfigError as error:  # e.g. a folder that is not there
-                return pb.TryCodeReply(outcome=Outcome.FAILED, text=str(error))
+                return pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=str(error))
             except AgentError as error:  # e.g. no fork server: that proves nothing of the code
-                return pb.TryCodeReply(outcome=Outcome.UNSPECIFIED, text=str(error))
+                return pb.TryCodeReply(outcome=pb.TryCodeReply.UNSPECIFIED, text=str(error))
 
-        done, silent = await on_all(self._agents, given.machines, attempt, say=say, patience_s=given.patience_s)
+        done, silent = await on_all(agents, self.job.machines, attempt, say=say, patience_s=self.patience_s)
         tried = {name: reply for name, reply in done.items() if not isinstance(reply, str)}
         untried = {name: reply for name, reply in done.items() if isinstance(reply, str)}
-        return judged(tried, silent, untried, given.timeout_s)
+        return judged(tried, silent, untried, self.timeout_s)
 
 
-def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
+def try_request(spec: JobSpec, machine: int, timeout_s: float) -> pb.TryCodeRequest:
     """The first rank of a machine, by its index, as it would be launched."""
-    spec = given.spec
+    from activities.agents.convert import import_environment, rank_launches, shared_environment
+    from agent.v1 import agent_pb2 as pb
+
     first = rank_launches(spec, machine if machine < spec.machines else 0)[0]
     return pb.TryCodeRequest(
         request_id=request_id(),
@@ -98,7 +123,7 @@ def try_request(given: CheckVersionInput, machine: int) -> pb.TryCodeRequest:
         env=shared_environment(spec, "", 0, 1) | dict(first.env),
         env_from=spec.env_from,
         env_file=spec.env_file,
-        timeout_s=given.timeout_s,
+        timeout_s=timeout_s,
         import_env=import_environment(spec),
     )
 
@@ -115,6 +140,8 @@ def judged(
         untried: Machine → why it was not tried there.
         timeout_s: How long each had.
     """
+    from agent.v1.agent_pb2 import TryCodeReply as Outcome
+
     failed = {name: reply.text for name, reply in tried.items() if reply.outcome == Outcome.FAILED}
     refused = ""
     if failed:

@@ -9,29 +9,3 @@ intervals for ever, in SQLite or PostgreSQL::
 Every write may be repeated and may overlap with its own repetition: a value
 once written stays.
 """
-
-from activities.ledger.database import LedgerUrl
-from activities.ledger.ledger import Ledger
-from activities.ledger.records import (
-    CodeVersionRecord,
-    GenerationRecord,
-    IncidentEventRecord,
-    IncidentRecord,
-    LedgerJob,
-    MachineEventRecord,
-    NumbersUsed,
-)
-from activities.ledger.time_spent import TimeSpent
-
-__all__ = [
-    "CodeVersionRecord",
-    "GenerationRecord",
-    "IncidentEventRecord",
-    "IncidentRecord",
-    "Ledger",
-    "LedgerJob",
-    "LedgerUrl",
-    "MachineEventRecord",
-    "NumbersUsed",
-    "TimeSpent",
-]

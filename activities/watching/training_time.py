@@ -16,7 +16,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from activities.ledger.time_spent import TimeSpent
 from activities.watching.job_view import JobView
 from everstep.base.log_once import Once

@@ -70,8 +70,7 @@ def diagnose(  # noqa: PLR0917
 async def _diagnose(
     names: list[str], tests: str, seconds: float | None, changes: list[str], cluster: str, *, as_json: bool
 ) -> int:
-    from activities.agents.diagnose import Diagnosing
-    from activities.messages import DiagnoseInput
+    from activities.agents.diagnose_machines import DiagnoseMachines, Diagnosing
     from agent.diagnoser.all import known_tests, limits_named
     from controlplane.client import Control
     from everstep.model.finding import Health
@@ -82,7 +81,7 @@ async def _diagnose(
     progress = Progress()
     async with await Control.connect(cluster) as control:
         machines = await _idle(control, names)
-        given = DiagnoseInput(machines=machines, tests=wanted, settings=settings, limit_s=limit_s, patience_s=5.0)
+        given = DiagnoseMachines(machines=machines, tests=wanted, settings=settings, limit_s=limit_s, patience_s=5.0)
         found = await Diagnosing(control.agents, given, "", progress.say).run()
     if as_json:
         print(json.dumps({"verdict": found.verdict, **found.model_dump(mode="json")}, indent=2))

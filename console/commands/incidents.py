@@ -22,7 +22,8 @@ from everstep.errors import ConfigError, LedgerError
 from everstep.model.job_state import incident_workflow_id
 
 if TYPE_CHECKING:
-    from activities.ledger import IncidentRecord, Ledger
+    from activities.ledger.ledger import Ledger
+    from activities.ledger.records import IncidentRecord
     from console.views.incident_report import Block
     from controlplane.local.cluster_file import ClusterFile
 

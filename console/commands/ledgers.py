@@ -12,7 +12,7 @@ from controlplane.local.cluster_file import ClusterFile
 from everstep.errors import ClusterError, LedgerError
 
 if TYPE_CHECKING:
-    from activities.ledger import Ledger
+    from activities.ledger.ledger import Ledger
 
 LedgerOption = Annotated[
     str,
@@ -53,7 +53,7 @@ def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
             f"there is no cluster {name!r}, so its ledger is not known: start it with 'everstep up', "
             "or give --ledger or EVERSTEP_LEDGER_URL"
         )
-    from activities.ledger import Ledger
+    from activities.ledger.ledger import Ledger
 
     return Ledger.open(url or (cluster.ledger_url if cluster else ""), create=False)
 

@@ -12,7 +12,7 @@ from console.commands.default_command import DefaultCommand
 from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, known_cluster, open_ledger
 
 if TYPE_CHECKING:
-    from activities.ledger import Ledger
+    from activities.ledger.ledger import Ledger
     from everstep.decisions.act.evict.explain import DescribedPolicy
 
 

@@ -17,7 +17,7 @@ from console.commands.ledgers import LedgerOption, check_known, known_cluster, o
 from everstep.errors import ClusterError, ConfigError, NoSuchJob
 
 if TYPE_CHECKING:
-    from activities.ledger import CodeVersionRecord
+    from activities.ledger.records import CodeVersionRecord
     from everstep.model.version import JobVersion, UpdateRequest
 
 Job = Annotated[str, typer.Argument(help="Name of the job.")]

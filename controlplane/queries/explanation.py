@@ -19,7 +19,8 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.stage import Stage
 
 if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
-    from activities.ledger import IncidentRecord, Ledger
+    from activities.ledger.ledger import Ledger
+    from activities.ledger.records import IncidentRecord
 
 TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.REPLAY, Stage.DECIDE, Stage.PARKED})
 """Stages of which the story is told."""

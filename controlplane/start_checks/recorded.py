@@ -85,7 +85,7 @@ async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
         ledger = await control.ledger()
     if ledger is None:
         return []
-    from activities.ledger import Ledger
+    from activities.ledger.ledger import Ledger
 
     return [version for one in await ledger.call(Ledger.versions, job) if (version := one.parsed())]
 

@@ -69,7 +69,7 @@ from temporalio.worker import (
     WorkflowRunner,
 )
 
-from activities.messages import LaunchInput
+from activities.agents.launch_ranks import LaunchRanks
 from drills.inject import last_report
 from drills.spec.stages import BEFORE_AN_UPDATE, REPORT, STAGES
 from everstep.model.job_state import incident_workflow_id, job_workflow_id
@@ -272,7 +272,7 @@ def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
 def _launches(input: ExecuteActivityInput, version: int) -> bool:
     """Whether a launch is of that version of the code."""
     given = input.args[0]
-    return isinstance(given, LaunchInput) and given.spec.version == version
+    return isinstance(given, LaunchRanks) and given.job.spec.version == version
 
 
 def _swept(fault: Fault) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities import messages
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.restore_checkpoints import RestoreCheckpoints
 from drills.clusters.local import DrillCluster
 from drills.judge.compare import Comparison
 from drills.observe import step_records
@@ -127,7 +128,7 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
     async for event in cluster.control.client.get_workflow_handle(incident).fetch_history_events():
         at = event.event_time.ToNanoseconds()
         if event.HasField("activity_task_scheduled_event_attributes"):
-            if event.activity_task_scheduled_event_attributes.activity_type.name == messages.LAUNCH:
+            if event.activity_task_scheduled_event_attributes.activity_type.name == LaunchRanks.name:
                 started[event.event_id] = at
         elif event.HasField("activity_task_completed_event_attributes"):
             scheduled = event.activity_task_completed_event_attributes.scheduled_event_id
@@ -153,7 +154,7 @@ async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
     handle = cluster.control.client.get_workflow_handle(incident)
     async for event in handle.fetch_history_events():
         if event.HasField("activity_task_scheduled_event_attributes"):
-            if event.activity_task_scheduled_event_attributes.activity_type.name == messages.RESTORE:
+            if event.activity_task_scheduled_event_attributes.activity_type.name == RestoreCheckpoints.name:
                 scheduled.add(event.event_id)
         elif event.HasField("activity_task_completed_event_attributes"):
             done = event.activity_task_completed_event_attributes

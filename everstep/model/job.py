@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from everstep.base.redaction import PATTERNS, redacted
 from everstep.errors import TopologyError
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.machine import Assignment
+from everstep.model.machine import Assignment, Machine
+from everstep.model.message import Model
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import SHORT_ORDER, Laid, Topology, parse_laid, parse_mesh
 
@@ -182,3 +183,12 @@ def _laid(kind: Any) -> Laid:
         raise ValueError(f"{kind!r} is no group: it must be like ep=4:dp_shard+cp")
     name, size, over = kind
     return Laid(name, size, tuple(over))
+
+
+class PlacedJob(Model):
+    """A job with the machines on which it runs."""
+
+    spec: JobSpec
+    machines: list[Machine]
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""

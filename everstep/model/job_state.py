@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.model.finding import MachineFinding
 from everstep.model.incident import Anomaly, Failure, IncidentReport
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.ladder import Tried
 from everstep.model.launch import Showing
 from everstep.model.machine import Machine
@@ -208,3 +208,8 @@ class JobState(BaseModel):
     def launched(self) -> bool:
         """Whether it got as far as a launch; until then agents and ledger know of earlier runs of its name only."""
         return bool(self.lineage)
+
+    @property
+    def placed(self) -> PlacedJob:
+        """The job with its machines, as activities have it."""
+        return PlacedJob(spec=self.spec, machines=self.machines, run=self.run)

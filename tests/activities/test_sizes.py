@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from activities.agents.confirm import states_of
+from activities.agents.confirm_steps import states_of
 from activities.agents.convert import backup_peers, checkpoint_options, rank_launches, shared_environment
 from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from activities import messages
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.stop_ranks import StopRanks
 from benchmarks.everstep_side import Times, recovery_of
 from benchmarks.recovery import Results, summarise
 from benchmarks.timeline import PARTS, UNACCOUNTED, Recovery, parts_between
@@ -43,8 +44,8 @@ def test_a_recovery_is_cut_at_the_fault_the_incident_and_the_milestones() -> Non
         confirmation=Confirmation(generation=2, ok=True, reason="", stepped_ns=110 * S, parts=within),
     )
     times = Times(
-        scheduled={messages.STOP: 102 * S, messages.LAUNCH: 106 * S},
-        completed={messages.STOP: 105 * S, messages.LAUNCH: 111 * S},
+        scheduled={StopRanks.name: 102 * S, LaunchRanks.name: 106 * S},
+        completed={StopRanks.name: 105 * S, LaunchRanks.name: 111 * S},
     )
     found = recovery_of(5, 20, report, times, fault_ns=100 * S, seen_ns=101 * S)
     assert found.seconds == 10.0

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from console import main
 from console.commands.checkpoints import lines as checkpoint_lines
 from console.commands.jobs import _show_report

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 
-from activities.messages import (
-    ConfirmInput,
-    DiagnoseInput,
-    MakeVersionInput,
-    ReplayGroupInput,
-    SlowRoundInput,
-    TraceInput,
-    VersionMade,
-)
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.diagnose_machines import DiagnoseMachines
+from activities.agents.replay_on_group import ReplayOnGroup
+from activities.agents.trace_ranks import TraceRanks
+from activities.agents.vote_round import VoteRound
+from activities.versions.make_version import MakeVersion, VersionMade
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.finding import Health
 from everstep.model.hang import HangFound
@@ -21,13 +18,13 @@ from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.slow import SlowRound
 
 
-def all_stepped(given: ConfirmInput) -> Confirmation:
+def all_stepped(given: ConfirmSteps) -> Confirmation:
     """All ranks stepped."""
     now_ns, generation = time.time_ns(), given.launched.generation
     return Confirmation(generation=generation, ok=True, reason="all stepped", stepped_ns=now_ns, completed_steps=21)
 
 
-def made(given: MakeVersionInput) -> VersionMade:
+def made(given: MakeVersion) -> VersionMade:
     """The version that was asked for."""
     runs = given.request.made or given.running.model_copy(
         update={"code": given.request.code, "args": given.request.args or []}
@@ -35,23 +32,23 @@ def made(given: MakeVersionInput) -> VersionMade:
     return VersionMade(runs=runs, changed="1 file changed")
 
 
-def all_healthy(given: DiagnoseInput) -> Diagnosis:
+def all_healthy(given: DiagnoseMachines) -> Diagnosis:
     """No machine is at fault."""
     return Diagnosis(machines=[MachineDiagnosis(machine=one.name, verdict=Health.HEALTHY) for one in given.machines])
 
 
-def nothing_seen(given: TraceInput) -> HangFound:
+def nothing_seen(given: TraceRanks) -> HangFound:
     """Nobody could look."""
     return HangFound(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
 
 
-def computed_alike(given: ReplayGroupInput) -> GroupRun:
+def computed_alike(given: ReplayOnGroup) -> GroupRun:
     """Every group computes the same."""
-    names = [machine.name for machine in given.machines]
+    names = [machine.name for machine in given.job.machines]
     bits = ["a"] * given.steps
     return GroupRun(group=given.group, machines=names, end=RunEnd.RAN, repeat=given.repeat, losses=bits, states=["s"])
 
 
-def even(given: SlowRoundInput) -> SlowRound:
+def even(given: VoteRound) -> SlowRound:
     """No rank is slower than others."""
     return SlowRound(number=given.number, looks=10, job="none", job_why="most ranks compute no longer than before")

@@ -18,36 +18,33 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities import messages
-from activities.closed_incidents import IncidentActivities
+from activities.agents.align_ranks import AlignRanks, RanksAligned
+from activities.agents.await_machines import AwaitMachines
+from activities.agents.check_room import CheckRoom
+from activities.agents.check_version import CheckVersion, VersionChecked
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.diagnose_machines import DiagnoseMachines
+from activities.agents.find_checkpoints import FindCheckpoints
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.prepare_machines import PrepareMachines
+from activities.agents.read_folder import FolderFound, ReadFolder
+from activities.agents.release_machines import ReleaseMachines
+from activities.agents.replay_on_group import ReplayOnGroup
+from activities.agents.restore_checkpoints import RestoreCheckpoints
+from activities.agents.stop_ranks import StopRanks
+from activities.agents.trace_ranks import TraceRanks
+from activities.agents.vote_round import VoteRound
 from activities.heartbeat import heartbeating
+from activities.ledger.record_job import RecordJob
 from activities.ledger.records import NumbersUsed
-from activities.messages import (
-    AlignInput,
-    AwaitInput,
-    AwaitStandbysInput,
-    CheckVersionInput,
-    ConfirmInput,
-    DecideInput,
-    DiagnoseInput,
-    FindInput,
-    FolderFound,
-    FolderInput,
-    LaunchInput,
-    MakeVersionInput,
-    PrepareInput,
-    RanksAligned,
-    RecordInput,
-    ReleaseInput,
-    ReplayGroupInput,
-    RestoreInput,
-    RoomInput,
-    SlowRoundInput,
-    StopInput,
-    TraceInput,
-    VersionChecked,
-    VersionMade,
-)
+from activities.ledger.write_conclusion import WriteConclusion
+from activities.pool.await_standbys import AwaitStandbys
+from activities.pool.give_machines_back import GiveMachinesBack
+from activities.pool.lease_machines import LeaseMachines
+from activities.pool.replace_machines import ReplaceMachines
+from activities.read_closed_incident import ReadClosedIncident
+from activities.registry import function
+from activities.versions.make_version import MakeVersion, VersionMade
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.diagnosis import Diagnosis
@@ -58,11 +55,12 @@ from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.launch import Confirmation, Launched
 from everstep.model.machine import Machine
-from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced, ReplaceRequest
+from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowRound
 from everstep.model.state_copy import Restored, StateCopy
+from tests.activities.performing import tools
 from tests.rank_ends import exited
 from tests.workflows import answers, histories
 from tests.workflows.asking import asked
@@ -91,24 +89,24 @@ class ScriptedCluster:
     """Answers what ``evidence`` and ``confirmation`` say; ``calls`` has every effect in order."""
 
     calls: list[str] = field(default_factory=list)
-    notes: list[DecideInput] = field(default_factory=list)
-    records: list[RecordInput] = field(default_factory=list)
-    confirms: list[ConfirmInput] = field(default_factory=list)
-    prepares: list[PrepareInput] = field(default_factory=list)
-    aligned: list[AlignInput] = field(default_factory=list)
-    launches: list[LaunchInput] = field(default_factory=list)
+    notes: list[WriteConclusion] = field(default_factory=list)
+    records: list[RecordJob] = field(default_factory=list)
+    confirms: list[ConfirmSteps] = field(default_factory=list)
+    prepares: list[PrepareMachines] = field(default_factory=list)
+    aligned: list[AlignRanks] = field(default_factory=list)
+    launches: list[LaunchRanks] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
     """Why launches of incidents fail for good, the next one first."""
     runs: set[str] = field(default_factory=set)
     """Of which runs the commands said that they are."""
-    evidence: Callable[[StopInput], Evidence] = lambda given: Evidence(
+    evidence: Callable[[StopRanks], Evidence] = lambda given: Evidence(
         generation=given.generation, exits=exits(20), held=held(20)
     )
-    confirmation: Callable[[ConfirmInput], Confirmation | Awaitable[Confirmation]] = answers.all_stepped
-    found: Callable[[FindInput], Evidence] = lambda given: Evidence(generation=0)
+    confirmation: Callable[[ConfirmSteps], Confirmation | Awaitable[Confirmation]] = answers.all_stepped
+    found: Callable[[FindCheckpoints], Evidence] = lambda given: Evidence(generation=0)
     folder: FolderFound = field(default_factory=FolderFound)
     lacking: str = ""
-    restored: Callable[[RestoreInput], Restored | Awaitable[Restored]] = lambda given: Restored(
+    restored: Callable[[RestoreCheckpoints], Restored | Awaitable[Restored]] = lambda given: Restored(
         moved=given.copies, bytes=6_150_000 * len(given.copies), seconds=0.08
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
@@ -124,14 +122,14 @@ class ScriptedCluster:
     """What the pool has to spare."""
     replaced: dict[str, Replaced] = field(default_factory=dict)
     """What the pool answered, by request."""
-    made: Callable[[MakeVersionInput], VersionMade] = answers.made
-    checked: Callable[[CheckVersionInput], VersionChecked] = lambda _: VersionChecked()
+    made: Callable[[MakeVersion], VersionMade] = answers.made
+    checked: Callable[[CheckVersion], VersionChecked] = lambda _: VersionChecked()
     alignment: RanksAligned = field(default_factory=lambda: RanksAligned(step=20))
-    diagnosis: Callable[[DiagnoseInput], Diagnosis] = answers.all_healthy
-    diagnoses: list[DiagnoseInput] = field(default_factory=list)
-    traced: Callable[[TraceInput], HangFound] = answers.nothing_seen
-    replayed: Callable[[ReplayGroupInput], GroupRun] = answers.computed_alike
-    voted: Callable[[SlowRoundInput], SlowRound] = answers.even
+    diagnosis: Callable[[DiagnoseMachines], Diagnosis] = answers.all_healthy
+    diagnoses: list[DiagnoseMachines] = field(default_factory=list)
+    traced: Callable[[TraceRanks], HangFound] = answers.nothing_seen
+    replayed: Callable[[ReplayOnGroup], GroupRun] = answers.computed_alike
+    voted: Callable[[VoteRound], SlowRound] = answers.even
     blocked: set[str] = field(default_factory=set)
     """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
 
@@ -153,64 +151,64 @@ class ScriptedCluster:
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
             *(self.make_version, self.check_version, self.align, self.diagnose, self.trace),
             *(self.replay_group, self.slow_round),
-            IncidentActivities().read_closed,
+            function(ReadClosedIncident, tools()),
         ]
 
-    @activity.defn(name=messages.PREPARE)
-    async def prepare(self, given: PrepareInput) -> float:
-        self.runs.add(given.run)
+    @activity.defn(name=PrepareMachines.name)
+    async def prepare(self, given: PrepareMachines) -> float:
+        self.runs.add(given.job.run)
         self.prepares.append(given)
-        self.calls.append("prepare" if given.machines == MACHINES else f"prepare {given.machines[0].name}")
+        self.calls.append("prepare" if given.job.machines == MACHINES else f"prepare {given.job.machines[0].name}")
         if self.calls[-1] in self.blocked:
             raise ApplicationError("no fork server starts there", non_retryable=True)
         return 0.0
 
-    @activity.defn(name=messages.STOP)
-    async def stop(self, given: StopInput) -> Evidence:
-        self.runs.add(given.run)
+    @activity.defn(name=StopRanks.name)
+    async def stop(self, given: StopRanks) -> Evidence:
+        self.runs.add(given.job.run)
         self.calls.append(f"stop {given.generation}")
         await self._pass(self.calls[-1])
         return self.evidence(given)
 
-    @activity.defn(name=messages.TRACE)
-    async def trace(self, given: TraceInput) -> HangFound:
+    @activity.defn(name=TraceRanks.name)
+    async def trace(self, given: TraceRanks) -> HangFound:
         self.calls.append(f"trace {given.generation}")
         await self._pass(self.calls[-1])
         return self.traced(given)
 
-    @activity.defn(name=messages.SLOW_ROUND)
-    async def slow_round(self, given: SlowRoundInput) -> SlowRound:
+    @activity.defn(name=VoteRound.name)
+    async def slow_round(self, given: VoteRound) -> SlowRound:
         self.calls.append(f"round {given.number}")
         await self._pass(self.calls[-1])
         return self.voted(given)
 
-    @activity.defn(name=messages.FIND)
-    async def find(self, given: FindInput) -> Evidence:
+    @activity.defn(name=FindCheckpoints.name)
+    async def find(self, given: FindCheckpoints) -> Evidence:
         self.calls.append("find" if given.at is None else f"find {given.at}")
         return self.found(given)
 
-    @activity.defn(name=messages.FOLDER)
-    async def look_at_folder(self, given: FolderInput) -> FolderFound:
+    @activity.defn(name=ReadFolder.name)
+    async def look_at_folder(self, given: ReadFolder) -> FolderFound:
         self.calls.append(f"folder {given.path}")
         return self.folder
 
-    @activity.defn(name=messages.ROOM)
-    async def room(self, given: RoomInput) -> str:
+    @activity.defn(name=CheckRoom.name)
+    async def room(self, given: CheckRoom) -> str:
         self.calls.append("room")
         return self.lacking
 
-    @activity.defn(name=messages.RESTORE)
-    async def restore(self, given: RestoreInput) -> Restored:
-        self.runs.add(given.run)
+    @activity.defn(name=RestoreCheckpoints.name)
+    async def restore(self, given: RestoreCheckpoints) -> Restored:
+        self.runs.add(given.job.run)
         self.calls.append(
             "restore " + ", ".join(f"{one.rank} from {one.tier} on {one.machine}" for one in given.copies)
         )
         answer = self.restored(given)
         return await answer if isinstance(answer, Awaitable) else answer
 
-    @activity.defn(name=messages.LAUNCH)
-    async def launch(self, given: LaunchInput) -> Launched:
-        self.runs.add(given.run)
+    @activity.defn(name=LaunchRanks.name)
+    async def launch(self, given: LaunchRanks) -> Launched:
+        self.runs.add(given.job.run)
         folder = f" of {given.reshard_from}" if given.reshard_from else ""
         self.calls.append(f"launch {given.generation} from {given.resume_step}{folder}")
         self.launches.append(given)
@@ -224,16 +222,16 @@ class ScriptedCluster:
             backups="every backup lies outside its rank's groups",
         )
 
-    @activity.defn(name=messages.CONFIRM)
-    async def confirm(self, given: ConfirmInput) -> Confirmation:
+    @activity.defn(name=ConfirmSteps.name)
+    async def confirm(self, given: ConfirmSteps) -> Confirmation:
         self.calls.append(f"confirm {given.launched.generation}")
         self.confirms.append(given)
         await self._pass(self.calls[-1])
         answer = self.confirmation(given)
         return await answer if isinstance(answer, Awaitable) else answer
 
-    @activity.defn(name=messages.AWAIT)
-    async def await_machines(self, given: AwaitInput) -> list[str]:
+    @activity.defn(name=AwaitMachines.name)
+    async def await_machines(self, given: AwaitMachines) -> list[str]:
         names = [machine.name for machine in given.machines]
         self.calls.append(f"await {', '.join(names)}")
         if given.patience_s <= self.silent_s and not self.back.is_set():
@@ -242,56 +240,57 @@ class ScriptedCluster:
             await self.back.wait()
         return []
 
-    @activity.defn(name=messages.RELEASE)
-    async def release(self, given: ReleaseInput) -> int:
-        self.runs.add(given.run)
+    @activity.defn(name=ReleaseMachines.name)
+    async def release(self, given: ReleaseMachines) -> int:
+        self.runs.add(given.job.run)
         self.calls.append("release")
         return 0
 
-    @activity.defn(name=messages.MAKE_VERSION)
-    async def make_version(self, given: MakeVersionInput) -> VersionMade:
+    @activity.defn(name=MakeVersion.name)
+    async def make_version(self, given: MakeVersion) -> VersionMade:
         self.calls.append(f"make {given.request.code}")
         await self._pass("make")
         return self.made(given)
 
-    @activity.defn(name=messages.CHECK_VERSION)
-    async def check_version(self, given: CheckVersionInput) -> VersionChecked:
-        self.calls.append(f"check {given.spec.version}")
+    @activity.defn(name=CheckVersion.name)
+    async def check_version(self, given: CheckVersion) -> VersionChecked:
+        self.calls.append(f"check {given.job.spec.version}")
         await self._pass("check")
         return self.checked(given)
 
-    @activity.defn(name=messages.ALIGN)
-    async def align(self, given: AlignInput) -> RanksAligned:
+    @activity.defn(name=AlignRanks.name)
+    async def align(self, given: AlignRanks) -> RanksAligned:
         self.calls.append(f"align {given.generation}")
         self.aligned.append(given)
         await self._pass("align")
         return self.alignment
 
-    @activity.defn(name=messages.DIAGNOSE)
-    async def diagnose(self, given: DiagnoseInput) -> Diagnosis:
+    @activity.defn(name=DiagnoseMachines.name)
+    async def diagnose(self, given: DiagnoseMachines) -> Diagnosis:
         self.calls.append("diagnose")
         self.diagnoses.append(given)
         await self._pass("diagnose")
         return self.diagnosis(given)
 
-    @activity.defn(name=messages.REPLAY_GROUP)
-    async def replay_group(self, given: ReplayGroupInput) -> GroupRun:
+    @activity.defn(name=ReplayOnGroup.name)
+    async def replay_group(self, given: ReplayOnGroup) -> GroupRun:
         self.calls.append(f"replay {given.group}")
         await self._pass(f"replay {given.group}")
         return self.replayed(given)
 
-    @activity.defn(name=messages.POOL_LEASE)
-    async def lease(self, given: LeaseRequest) -> Leased:
-        self.leases.append(given)
+    @activity.defn(name=LeaseMachines.name)
+    async def lease(self, given: LeaseMachines) -> Leased:
+        self.leases.append(given.request)
         return Leased(refused=self.refused)
 
-    @activity.defn(name=messages.POOL_GIVE_BACK)
-    async def give_back(self, given: GiveBack) -> int:
-        self.given_back.append(given)
+    @activity.defn(name=GiveMachinesBack.name)
+    async def give_back(self, given: GiveMachinesBack) -> int:
+        self.given_back.append(given.request)
         return 0
 
-    @activity.defn(name=messages.POOL_REPLACE)
-    async def replace(self, given: ReplaceRequest) -> Replaced:
+    @activity.defn(name=ReplaceMachines.name)
+    async def replace(self, asked: ReplaceMachines) -> Replaced:
+        given = asked.request
         self.calls.append(f"replace {', '.join(one.machine for one in given.evict)}")
         await self._pass("replace")
         if given.id not in self.replaced:
@@ -304,22 +303,22 @@ class ScriptedCluster:
                 self.replaced[given.id] = Replaced(machines=machines)
         return self.replaced[given.id]
 
-    @activity.defn(name=messages.POOL_AWAIT)
-    async def await_standbys(self, given: AwaitStandbysInput) -> int:
+    @activity.defn(name=AwaitStandbys.name)
+    async def await_standbys(self, given: AwaitStandbys) -> int:
         self.calls.append(f"await {given.count} to spare")
         async with heartbeating():
             while len(self.standbys) < given.count:  # noqa: ASYNC110 - nobody tells us
                 await asyncio.sleep(0.02)
         return len(self.standbys)
 
-    @activity.defn(name=messages.DECIDE)
-    async def decide(self, given: DecideInput) -> None:
+    @activity.defn(name=WriteConclusion.name)
+    async def decide(self, given: WriteConclusion) -> None:
         if "ledger" in self.blocked:
             raise LedgerError("the ledger is away")
         self.notes.append(given)
 
-    @activity.defn(name=messages.RECORD)
-    async def record(self, given: RecordInput) -> NumbersUsed:
+    @activity.defn(name=RecordJob.name)
+    async def record(self, given: RecordJob) -> NumbersUsed:
         if "records" in self.blocked:
             raise LedgerError("the ledger is away")
         self.records.append(given)

@@ -12,7 +12,7 @@ import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowUpdateFailedError
 
-from activities.messages import StopInput
+from activities.agents.stop_ranks import StopRanks
 from controlplane.client import Control
 from everstep.model.eviction import EvictMode
 from everstep.model.evidence import Evidence
@@ -140,7 +140,7 @@ async def test_an_approval_is_for_the_machines_that_were_shown(jobs: Any) -> Non
     handle = await failed(jobs, evict={"mode": EvictMode.APPROVE})
     incident = await parked(jobs, handle)
 
-    def both(given: StopInput) -> Evidence:
+    def both(given: StopRanks) -> Evidence:
         found = faulty("m0")(given).findings + faulty("m1")(given).findings
         return faulty("m1")(given).model_copy(update={"findings": found})
 

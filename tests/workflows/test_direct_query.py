@@ -10,8 +10,9 @@ from typing import Any
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Replayer, Worker
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from activities.payloads import DATA_CONVERTER
+from activities.tools import Tools
 from agent.client import AgentClients
 from controlplane.worker import build
 from everstep.model.job_state import ShareTrained
@@ -46,7 +47,7 @@ async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_i
         await asyncio.sleep(0.5)  # the task takes it along
         other = await Client.connect(temporal.service_client.config.target_host, data_converter=DATA_CONVERTER)
         with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-            async with build(other, agents=AgentClients(), ledger=ledger, watcher=None, task_queue=queue):
+            async with build(other, Tools(AgentClients(), ledger), task_queue=queue):
                 await asyncio.gather(*asked)
                 assert await asyncio.gather(*told) == ["shown"] * JOBS
                 for handle in handles:

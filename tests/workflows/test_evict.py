@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activities.messages import StopInput
+from activities.agents.stop_ranks import StopRanks
 from controlplane.client import Control
 from controlplane.queries.explanation import from_workflow
 from controlplane.references import parse_incident
@@ -30,11 +30,11 @@ POLICY = {"silence": {"evict_s": 0.0}}
 WHO = {"operator": "ada", "note": "it is the switch"}
 
 
-def gone(*machines: str) -> Callable[[StopInput], Evidence]:
+def gone(*machines: str) -> Callable[[StopRanks], Evidence]:
     """Some machines do not answer any more."""
 
-    def evidence(given: StopInput) -> Evidence:
-        silent = [machine.name for machine in given.machines if machine.name in machines]
+    def evidence(given: StopRanks) -> Evidence:
+        silent = [machine.name for machine in given.job.machines if machine.name in machines]
         return Evidence(
             generation=given.generation, exits=exits(20) if not silent else [], held=held(20), unreachable=silent
         )
@@ -42,13 +42,13 @@ def gone(*machines: str) -> Callable[[StopInput], Evidence]:
     return evidence
 
 
-def faulty(machine: str) -> Callable[[StopInput], Evidence]:
+def faulty(machine: str) -> Callable[[StopRanks], Evidence]:
     """One machine has a fault that names it for sure."""
 
-    def evidence(given: StopInput) -> Evidence:
+    def evidence(given: StopRanks) -> Evidence:
         finding = Finding(inspection="gpu", reason="gpu-lost", item="GPU 3", text="lost", since_ns=5, sure=True)
         found = [MachineFinding(machine=machine, finding=finding)]
-        ours = machine in [one.name for one in given.machines]
+        ours = machine in [one.name for one in given.job.machines]
         return Evidence(generation=given.generation, exits=exits(20), held=held(20), findings=found if ours else [])
 
     return evidence
@@ -157,7 +157,7 @@ async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(job
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     assert report_of(jobs).evicted == ["m1", "m2"]
-    asked = [(given.machines[0].name, [one.name for one in given.like]) for given in jobs.cluster.prepares[1:]]
+    asked = [(given.job.machines[0].name, [one.name for one in given.like]) for given in jobs.cluster.prepares[1:]]
     assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "they have to have the libraries of those that stay"
 
 

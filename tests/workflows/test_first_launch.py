@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from activities.agents.find_checkpoints import FindCheckpoints
+from activities.agents.read_folder import FolderFound
+from activities.agents.restore_checkpoints import RestoreCheckpoints
 from activities.ledger.records import NumbersUsed
-from activities.messages import FindInput, FolderFound, RestoreInput
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.state_copy import Restored, StateCopy, Tier
@@ -24,7 +26,7 @@ def on_disks(*steps: int, tier: Tier = Tier.DISK, ranks: tuple[int, ...] = (0, 1
 
 
 def found(*held: StateCopy, **more: Any) -> Any:
-    def answer(given: FindInput) -> Evidence:
+    def answer(given: FindCheckpoints) -> Evidence:
         return Evidence(generation=0, held=list(held), **more)
 
     return answer
@@ -117,7 +119,7 @@ async def test_a_step_that_is_not_there_ends_the_job_with_a_list_of_those_that_a
 
 
 async def test_another_copy_of_the_step_is_used_where_one_is_damaged(jobs: Any) -> None:
-    def damaged(given: RestoreInput) -> Restored:
+    def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if one.rank == 1 and one.tier is Tier.DISK]
         failed = [StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in bad]
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
@@ -135,7 +137,7 @@ async def test_another_copy_of_the_step_is_used_where_one_is_damaged(jobs: Any) 
 
 
 async def test_a_job_whose_only_copy_is_damaged_is_not_started_from_another_step(jobs: Any) -> None:
-    def damaged(given: RestoreInput) -> Restored:
+    def damaged(given: RestoreCheckpoints) -> Restored:
         return Restored(failed=[StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in given.copies])
 
     jobs.cluster.found = found(*on_disks(100, 120))

@@ -11,7 +11,8 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import ConfirmInput, StopInput
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.stop_ranks import StopRanks
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import NOT_YET
@@ -21,10 +22,10 @@ from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly
 from workflows.job import JobWorkflow
 
-Answer = Callable[[ConfirmInput], Any]
+Answer = Callable[[ConfirmSteps], Any]
 
 
-def stepped(given: ConfirmInput) -> Confirmation:
+def stepped(given: ConfirmSteps) -> Confirmation:
     return Confirmation(
         generation=given.launched.generation,
         ok=True,
@@ -34,7 +35,7 @@ def stepped(given: ConfirmInput) -> Confirmation:
     )
 
 
-def lives(given: ConfirmInput) -> Confirmation:
+def lives(given: ConfirmSteps) -> Confirmation:
     return Confirmation(
         generation=given.launched.generation,
         ok=True,
@@ -44,15 +45,15 @@ def lives(given: ConfirmInput) -> Confirmation:
     )
 
 
-def hangs(given: ConfirmInput) -> Confirmation:
+def hangs(given: ConfirmSteps) -> Confirmation:
     return Confirmation(generation=given.launched.generation, ok=False, timed_out=True, reason="no step within 600 s")
 
 
-def fails(given: ConfirmInput) -> Confirmation:
+def fails(given: ConfirmSteps) -> Confirmation:
     raise ApplicationError("the worker had a bad day", non_retryable=True)
 
 
-async def waits(given: ConfirmInput) -> Confirmation:
+async def waits(given: ConfirmSteps) -> Confirmation:
     await asyncio.sleep(3600)
     raise AssertionError
 
@@ -61,7 +62,7 @@ def answers(*each: Answer) -> Answer:
     """One answer after the other; the last one again and again."""
     left = list(each)
 
-    def answer(given: ConfirmInput) -> Any:
+    def answer(given: ConfirmSteps) -> Any:
         return (left.pop(0) if len(left) > 1 else left[0])(given)
 
     return answer
@@ -81,7 +82,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
     """A hang that is seen during a recovery would be acted on in the moment in which the recovery is over."""
     step = asyncio.Event()
 
-    async def slow(given: ConfirmInput) -> Confirmation:
+    async def slow(given: ConfirmSteps) -> Confirmation:
         await step.wait()
         return stepped(given)
 
@@ -176,7 +177,7 @@ async def test_waiting_for_the_first_step_goes_on_in_the_next_run(jobs: Any) -> 
 async def test_a_script_that_shows_nothing_is_running_and_not_confirmed_until_it_steps(jobs: Any) -> None:
     step = asyncio.Event()
 
-    async def later(given: ConfirmInput) -> Confirmation:
+    async def later(given: ConfirmSteps) -> Confirmation:
         await step.wait()
         return stepped(given)
 
@@ -187,7 +188,7 @@ async def test_a_script_that_shows_nothing_is_running_and_not_confirmed_until_it
     assert f"{NOT_CONFIRMED}: all 2 ranks live" in await jobs.page(handle)
     while len(jobs.cluster.confirms) < 2:  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
-    assert jobs.cluster.confirms[1].patient
+    assert jobs.cluster.confirms[1].known_alive
     step.set()
 
     state = await jobs.until(handle, lambda state: state.status_text == "running")
@@ -206,7 +207,7 @@ async def test_what_never_shows_a_step_stays_not_confirmed_and_ends_well(jobs: A
     assert jobs.cluster.calls.count("confirm 1") == 2
 
 
-def never_stepped(given: StopInput) -> Evidence:
+def never_stepped(given: StopRanks) -> Evidence:
     raised = {"code": 1, "exception": "ValueError: bad data", "time_ns": time.time_ns()}
     return Evidence(
         generation=given.generation,
@@ -237,7 +238,7 @@ async def test_a_fault_before_any_step_parks_though_the_ranks_lived_for_a_while_
 
 
 async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_later_restarts(jobs: Any) -> None:
-    def shown(given: ConfirmInput) -> Confirmation:
+    def shown(given: ConfirmSteps) -> Confirmation:
         return stepped(given).model_copy(update={"showing": Showing(kind="calls", silent=[1])})
 
     jobs.cluster.confirmation = shown

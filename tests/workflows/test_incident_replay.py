@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 
-from activities.messages import ConfirmInput, ReplayGroupInput
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.replay_on_group import ReplayOnGroup
 from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import JobState, replay_workflow_id
 from everstep.model.ladder import Rung
@@ -24,13 +25,13 @@ from workflows.job import JobWorkflow
 
 WHO = {"operator": "ada"}
 STEPS = Showing(kind="steps")
-Group = Callable[[ReplayGroupInput], Awaitable[GroupRun]]
+Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 
-def broken_on(machine: str) -> Callable[[ReplayGroupInput], GroupRun]:
+def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
     """Every group with the machine breaks."""
 
-    def run(given: ReplayGroupInput) -> GroupRun:
+    def run(given: ReplayOnGroup) -> GroupRun:
         found = computed_alike(given)
         if machine not in found.machines:
             return found
@@ -39,11 +40,11 @@ def broken_on(machine: str) -> Callable[[ReplayGroupInput], GroupRun]:
     return run
 
 
-def in_vain(*evicted: str) -> Callable[[ConfirmInput], Confirmation]:
+def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
     """No restart comes to a step, as long as one of these machines is in the job."""
 
-    def confirmation(given: ConfirmInput) -> Confirmation:
-        there = any(machine.name in evicted for machine in given.machines)
+    def confirmation(given: ConfirmSteps) -> Confirmation:
+        there = any(machine.name in evicted for machine in given.job.machines)
         ok = given.launched.generation == 1 or not there
         return Confirmation(
             generation=given.launched.generation, ok=ok, reason="stepped" if ok else "rank 1 died", showing=STEPS
@@ -144,7 +145,7 @@ async def test_an_incident_that_is_abandoned_leaves_no_replay(jobs: Jobs) -> Non
 async def test_a_replay_in_a_later_run_is_given_up_and_its_result_comes(jobs: Jobs) -> None:
     """Each repeat is a run of its own, and the incident goes by the workflow's id."""
 
-    def group(given: ReplayGroupInput) -> GroupRun:
+    def group(given: ReplayOnGroup) -> GroupRun:
         if (given.group, given.repeat) == ("column 1", 1):
             jobs.cluster.blocked.add("replay row 0")
         return computed_alike(given)

@@ -12,8 +12,11 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.service import RPCError
 
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.stop_ranks import StopRanks
+from activities.ledger import write_conclusion
+from activities.ledger.bounds import ON_LEDGER_WHEN_BACK
 from activities.ledger.records import NumbersUsed
-from activities.messages import ConfirmInput, StopInput
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import incident_workflow_id
@@ -21,8 +24,6 @@ from everstep.model.launch import Confirmation
 from everstep.model.state_copy import StateCopy
 from tests.workflows.asking import asked
 from tests.workflows.conftest import exits, held
-from workflows import options
-from workflows.incident import timeline
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
@@ -37,7 +38,7 @@ def anomaly(generation: int = 1) -> Anomaly:
     )
 
 
-def failed(given: ConfirmInput) -> Confirmation:
+def failed(given: ConfirmSteps) -> Confirmation:
     return Confirmation(generation=given.launched.generation, ok=False, reason="rank 1 ended before its first step")
 
 
@@ -111,7 +112,7 @@ async def test_the_same_step_again_and_again_parks_and_an_operator_decides(jobs:
 async def test_a_machine_that_comes_back_without_its_memory_is_judged_like_any_other_loss(jobs: Any) -> None:
     """That it answers is no reason to lose more than the policy allows."""
 
-    def evidence(given: StopInput) -> Evidence:
+    def evidence(given: StopRanks) -> Evidence:
         back = jobs.cluster.back.is_set()
         return Evidence(
             generation=given.generation,
@@ -153,7 +154,7 @@ async def test_an_abandoned_job_leaves_nothing_running(jobs: Any) -> None:
 async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: Any, *, by_itself: bool) -> None:
     silent = ["m1"]
 
-    def evidence(given: StopInput) -> Evidence:
+    def evidence(given: StopRanks) -> Evidence:
         return Evidence(
             generation=given.generation,
             exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=7)],
@@ -218,7 +219,7 @@ async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
 
 async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is tried: else the incident, and with it the next one, would be over only when it is given up."""
-    monkeypatch.setattr(timeline, "on_ledger", options.on_ledger_when_back)
+    monkeypatch.setattr(write_conclusion, "ON_LEDGER", ON_LEDGER_WHEN_BACK)
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
     jobs.cluster.blocked.add("ledger")
@@ -308,9 +309,9 @@ async def test_a_first_launch_that_never_steps_is_an_incident(
     jobs: Any, failed: dict[str, Any], symptom: Symptom
 ) -> None:
     """Ranks that hang before their first step, or are lost with their machine, end nowhere: nobody else reports it."""
-    working: Callable[[ConfirmInput], Confirmation] = jobs.cluster.confirmation
+    working: Callable[[ConfirmSteps], Confirmation] = jobs.cluster.confirmation
 
-    def hung(given: ConfirmInput) -> Confirmation:
+    def hung(given: ConfirmSteps) -> Confirmation:
         if given.launched.generation > 1:
             return working(given)
         return Confirmation(generation=1, ok=False, **failed)
@@ -350,7 +351,7 @@ DYING = "m1: rank 1 (pid 4711, state D) has been dying for 40 s"
 async def test_ranks_that_take_long_to_die_are_waited_for_and_named(jobs: Any) -> None:
     gone = asyncio.Event()
 
-    def dies_slowly(given: StopInput) -> Evidence:
+    def dies_slowly(given: StopRanks) -> Evidence:
         if given.generation == 1 and not gone.is_set():
             return Evidence(generation=1, dying=[DYING])
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))
@@ -377,7 +378,7 @@ async def test_ranks_that_take_long_to_die_are_waited_for_and_named(jobs: Any) -
 async def test_ranks_that_do_not_die_park_the_job_with_the_reason(jobs: Any) -> None:
     gone = asyncio.Event()
 
-    def never(given: StopInput) -> Evidence:
+    def never(given: StopRanks) -> Evidence:
         if not gone.is_set():
             return Evidence(generation=given.generation, dying=[DYING])
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import ConfirmInput, DiagnoseInput, StopInput
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.diagnose_machines import DiagnoseMachines
+from activities.agents.stop_ranks import StopRanks
 from everstep.model.diagnosis import BadLink, Diagnosis, MachineDiagnosis
 from everstep.model.evidence import Evidence
 from everstep.model.finding import Finding, Health
@@ -26,22 +28,22 @@ STANDBYS = [Machine(name="m2", address="127.0.0.13:1")]
 WHO = {"operator": "ada"}
 
 
-def in_vain(times: int) -> Callable[[ConfirmInput], Confirmation]:
+def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
     """The first restarts come to no step."""
     left: Iterator[int] = iter(range(times))
 
-    def confirmation(given: ConfirmInput) -> Confirmation:
+    def confirmation(given: ConfirmSteps) -> Confirmation:
         ok = given.launched.generation == 1 or next(left, None) is None
         return Confirmation(generation=given.launched.generation, ok=ok, reason="stepped" if ok else "rank 1 died")
 
     return confirmation
 
 
-def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseInput], Diagnosis]:
+def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines], Diagnosis]:
     """One machine computes wrongly, or, where it is not sure, is slow."""
     finding = Finding(inspection="bitwise", reason="other-bits", text="other bits than 3 of 4 machines", sure=sure)
 
-    def diagnosis(given: DiagnoseInput) -> Diagnosis:
+    def diagnosis(given: DiagnoseMachines) -> Diagnosis:
         bad = [MachineDiagnosis(machine=machine, verdict=Health.FAULTY, findings=[finding])]
         good = [one.name for one in given.machines if one.name != machine]
         fine = [MachineDiagnosis(machine=name, verdict=Health.HEALTHY) for name in good]
@@ -68,7 +70,7 @@ def tried(report: IncidentReport) -> list[Rung]:
     return [one.rung for one in report.tried]
 
 
-def stood(given: StopInput) -> Evidence:
+def stood(given: StopRanks) -> Evidence:
     """No rank ended by itself."""
     ends = [end.model_copy(update={"stopped_by_us": True}) for end in exits(20)]
     return Evidence(generation=given.generation, exits=ends, held=held(20))
@@ -119,7 +121,7 @@ async def test_a_loss_that_is_not_finite_is_tested_at_once_and_all_pass(jobs: Jo
 
 @pytest.mark.parametrize("why", ["nothing can be tested here", ""])
 async def test_what_is_not_known_evicts_nobody(jobs: Jobs, why: str) -> None:
-    def unknown(given: DiagnoseInput) -> Diagnosis:
+    def unknown(given: DiagnoseMachines) -> Diagnosis:
         if why:
             raise ApplicationError(why, non_retryable=True)
         found = Finding(inspection="bitwise", reason="test-unable", verdict=Health.UNKNOWN, text="no torch")
@@ -139,7 +141,7 @@ async def test_what_is_not_known_evicts_nobody(jobs: Jobs, why: str) -> None:
 async def test_of_two_machines_that_do_not_reach_each_other_the_later_one_leaves_if_that_is_seen_twice(
     jobs: Jobs, times: int, evicted: list[str]
 ) -> None:
-    def cut(given: DiagnoseInput) -> Diagnosis:
+    def cut(given: DiagnoseMachines) -> Diagnosis:
         links = [BadLink(machines=("m0", "m1"), test="nic", text="timed out")]
         seen = len(jobs.cluster.diagnoses) <= times
         return answers.all_healthy(given).model_copy(update={"tests": ["nic"], "links": links if seen else []})
@@ -166,7 +168,7 @@ async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:
 
 
 async def test_a_machine_that_is_surely_at_fault_leaves_where_the_others_cannot_be_tested_once_more(jobs: Jobs) -> None:
-    def once(given: DiagnoseInput) -> Diagnosis:
+    def once(given: DiagnoseMachines) -> Diagnosis:
         if len(jobs.cluster.diagnoses) > 1:
             raise ApplicationError("the tests took too long", non_retryable=True)
         first, second = (other_bits(name, sure=sure)(given) for name, sure in (("m0", False), ("m1", True)))
@@ -226,7 +228,7 @@ SECOND = {
 }
 
 
-async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmInput], Confirmation]) -> Any:
+async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmSteps], Confirmation]) -> Any:
     handle = await jobs.start(SECOND)
     await jobs.until(handle, lambda state: state.status == "running")
     jobs.cluster.confirmation = confirmation
@@ -234,11 +236,11 @@ async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmInput], C
     return handle
 
 
-def fails_with(*versions: int) -> Callable[[ConfirmInput], Confirmation]:
+def fails_with(*versions: int) -> Callable[[ConfirmSteps], Confirmation]:
     """No restart of these versions comes to a step."""
 
-    def confirmation(given: ConfirmInput) -> Confirmation:
-        ok = given.spec.version not in versions
+    def confirmation(given: ConfirmSteps) -> Confirmation:
+        ok = given.job.spec.version not in versions
         return Confirmation(generation=given.launched.generation, ok=ok, reason="stepped" if ok else "rank 1 died")
 
     return confirmation
@@ -268,10 +270,10 @@ async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) ->
     assert (cleared.status, cleared.why) == ("replaced", "it was taken back, and v1 failed in the same way")
 
 
-def crashed(machine: str, step: int) -> Callable[[StopInput], Evidence]:
+def crashed(machine: str, step: int) -> Callable[[StopRanks], Evidence]:
     """The rank of a machine was killed there."""
 
-    def evidence(given: StopInput) -> Evidence:
+    def evidence(given: StopRanks) -> Evidence:
         ends = [
             end.model_copy(update={"stopped_by_us": end.machine != machine, "time_ns": 1 + (end.machine != machine)})
             for end in exits(step)
@@ -299,7 +301,7 @@ async def test_a_fault_that_names_another_machine_at_another_step_climbs_as_long
 async def test_what_inspections_explain_is_remembered_of_nobody(jobs: Jobs) -> None:
     """A machine came back empty: what was done about it says nothing of the next failure."""
 
-    def emptied(given: StopInput) -> Evidence:
+    def emptied(given: StopRanks) -> Evidence:
         return crashed("m1", 20)(given).model_copy(update={"emptied": ["m1"]})
 
     jobs.cluster.evidence = emptied

@@ -8,8 +8,8 @@ import pytest
 from temporalio.client import WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
-from activities.closed_incidents import read_closed
 from activities.payloads import DATA_CONVERTER
+from activities.read_closed_incident import read_closed
 from everstep.model.evidence import Evidence
 from everstep.model.incident import CLOSED_OUTSIDE
 from everstep.model.job_state import JobState, incident_workflow_id

@@ -13,10 +13,12 @@ import pytest
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.notices.activities import NoticeActivities
+from activities.notices.deliver_notice import DeliverNotice
 from activities.notices.settings import NoticeSettings, Receiver
+from activities.registry import function
 from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, NoticeResult, notice_workflow_id
 from tests.activities.notices.http_receiver import HttpReceiver, says, serving
+from tests.activities.performing import tools
 from workflows import attributes
 from workflows.registry import WORKFLOWS, sandbox
 
@@ -39,7 +41,12 @@ def worker(client: Client, queue: str, *receivers: Receiver) -> Worker:
         client,
         task_queue=queue,
         workflows=list(WORKFLOWS),
-        activities=[NoticeActivities(NoticeSettings(receiver=list(receivers))).deliver],
+        activities=[
+            function(
+                DeliverNotice,
+                tools(notices=NoticeSettings(receiver=list(receivers))),
+            )
+        ],
         workflow_runner=sandbox(),
         max_cached_workflows=0,
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from workflows.options import HEARTBEAT_TIMEOUT, on_ledger, on_ranks
+from activities.activity import HEARTBEAT_TIMEOUT, Bounds, twice
+from activities.ledger.bounds import ON_LEDGER
 
 
-@pytest.mark.parametrize("options", [lambda: on_ranks(timedelta(minutes=1)), on_ledger])
-def test_a_dead_worker_is_noticed_by_its_heartbeats(options: Callable[[], dict[str, Any]]) -> None:
-    given = options()
-    assert given["heartbeat_timeout"] == HEARTBEAT_TIMEOUT
-    assert given["heartbeat_timeout"] * 5 <= given["start_to_close_timeout"] <= given["schedule_to_close_timeout"]
+@pytest.mark.parametrize("bounds", [twice(timedelta(minutes=1)), ON_LEDGER])
+def test_a_dead_worker_is_noticed_by_its_heartbeats(bounds: Bounds) -> None:
+    assert bounds.total is not None
+    assert HEARTBEAT_TIMEOUT * 5 <= bounds.attempt <= bounds.total

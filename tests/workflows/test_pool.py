@@ -17,10 +17,15 @@ from temporalio.worker import Worker
 
 from activities.clusters.cluster import Listing
 from activities.clusters.listed import ListedCluster
-from activities.pool.ask_pool import PoolActivities, keep_pool, update_pool
-from activities.pool.look import LookActivities
-from activities.pool.provision import ProvisionActivities
-from activities.pool.ready import ReadyActivities
+from activities.pool.await_standbys import AwaitStandbys
+from activities.pool.give_machines_back import GiveMachinesBack
+from activities.pool.lease_machines import LeaseMachines
+from activities.pool.look_at_machines import LookAtMachines
+from activities.pool.provision_machines import ProvisionMachines
+from activities.pool.ready_standbys import ReadyStandbys
+from activities.pool.replace_machines import ReplaceMachines
+from activities.pool.update_pool import keep_pool, update_pool
+from activities.registry import function
 from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
@@ -40,6 +45,7 @@ from everstep.model.pool import (
     pool_workflow_id,
 )
 from everstep.model.recovery_policy import RecoveryPolicy
+from tests.activities.performing import tools
 from tests.activities.spoken import serving
 from tests.workflows.asking import ASK_S, asked
 from tests.workflows.conftest import ScriptedCluster, anomaly
@@ -142,6 +148,12 @@ class Pooled:
         return said
 
 
+OF_THE_POOL = (
+    *(LeaseMachines, ReplaceMachines, GiveMachinesBack, AwaitStandbys),
+    *(LookAtMachines, ProvisionMachines, ReadyStandbys),
+)
+
+
 def ready_on(pool: PoolState) -> list[str]:
     return sorted(name for name, one in pool.machines.items() if one.ready)
 
@@ -159,17 +171,14 @@ async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
     async with serving(agents) as machines:
         found = Pooled(temporal, queue, machines, agents, scripted)
         cluster = ListedCluster(found.listing, found.grow)
-        pool, looks = PoolActivities(), LookActivities(clients, cluster)
+        given = tools(agents=clients, cluster=cluster)
         worker = Worker(
             temporal,
             task_queue=queue,
             workflows=list(WORKFLOWS),
             activities=[
                 *scripted.of_ranks,
-                *(pool.lease, pool.replace, pool.give_back, pool.await_standbys),
-                looks.look,
-                ProvisionActivities(cluster).provision,
-                ReadyActivities(clients, None).ready,
+                *(function(kind, given) for kind in OF_THE_POOL),
             ],
             workflow_runner=sandbox(),
             max_cached_workflows=0,

@@ -16,9 +16,8 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer, Worker
 
-from activities import messages
+from activities.agents.replay_on_group import ReplayOnGroup
 from activities.heartbeat import heartbeating
-from activities.messages import ReplayGroupInput
 from activities.payloads import DATA_CONVERTER
 from everstep.decisions.blame.replay.group_jobs import repeats_of
 from everstep.decisions.blame.replay.groups import plan_replay
@@ -31,7 +30,7 @@ from workflows.messages import ReplayInput
 from workflows.registry import WORKFLOWS, sandbox
 from workflows.replay import ReplayWorkflow
 
-Group = Callable[[ReplayGroupInput], Awaitable[GroupRun]]
+Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Carried:
 NAN: dict[str, Any] = {"end": RunEnd.NOT_FINITE, "why": "at step 2"}
 
 
-def wrong_on(machine: str, given: ReplayGroupInput) -> GroupRun:
+def wrong_on(machine: str, given: ReplayOnGroup) -> GroupRun:
     """Every group with the machine has a loss that is not finite."""
     found = computed_alike(given)
     return found.model_copy(update=NAN) if machine in found.machines else found
@@ -59,8 +58,8 @@ async def replayed(temporal: Client, machines: int, group: Group, **policy: Any)
     """Replay a job of so many machines."""
     begun: Counter[str] = Counter()
 
-    @activity.defn(name=messages.REPLAY_GROUP)
-    async def replay_group(given: ReplayGroupInput) -> GroupRun:
+    @activity.defn(name=ReplayOnGroup.name)
+    async def replay_group(given: ReplayOnGroup) -> GroupRun:
         begun[f"{given.group}/{given.repeat}"] += 1
         return await group(given)
 
@@ -103,7 +102,7 @@ async def test_a_worker_that_dies_in_the_middle_of_a_phase_repeats_no_group_that
     """The one of row 2 says no more, as one that was killed: only its group begins again."""
     dead = asyncio.Event()
 
-    async def group(given: ReplayGroupInput) -> GroupRun:
+    async def group(given: ReplayOnGroup) -> GroupRun:
         if (given.group, given.repeat) == ("row 2", repeat) and activity.info().attempt == 1:
             await dead.wait()
         async with heartbeating():
@@ -117,7 +116,7 @@ async def test_a_worker_that_dies_in_the_middle_of_a_phase_repeats_no_group_that
 
 
 async def test_phases_are_repeated_while_nothing_shows_and_no_longer(temporal: Client) -> None:
-    async def later(given: ReplayGroupInput) -> GroupRun:
+    async def later(given: ReplayOnGroup) -> GroupRun:
         return wrong_on("m3", given) if given.repeat == 2 else computed_alike(given)
 
     assert repeats_of(RecoveryPolicy(**REPEATED)) > 2
@@ -127,7 +126,7 @@ async def test_phases_are_repeated_while_nothing_shows_and_no_longer(temporal: C
 
 
 async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client) -> None:
-    async def group(given: ReplayGroupInput) -> GroupRun:
+    async def group(given: ReplayOnGroup) -> GroupRun:
         found = computed_alike(given)
         return found.model_copy(update={"losses": [given.group]}) if "m3" in found.machines else found
 
@@ -139,7 +138,7 @@ async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client
 async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_all(temporal: Client) -> None:
     """What comes in the first repeat counts in the last one."""
 
-    async def group(given: ReplayGroupInput) -> GroupRun:
+    async def group(given: ReplayOnGroup) -> GroupRun:
         found = computed_alike(given).model_copy(update={"seconds": 10.0, "states": ["s"] * 3000})
         if (given.group, given.repeat) in {("row 2", 2), ("column 1", 5)}:
             return found.model_copy(update=NAN)
@@ -167,7 +166,7 @@ async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, agai
     """In a second repeat, where one is enough else."""
     bounds = set[tuple[float, float]]()
 
-    async def group(given: ReplayGroupInput) -> GroupRun:
+    async def group(given: ReplayOnGroup) -> GroupRun:
         bounds.add((given.start_s, given.limit_s))
         found = computed_alike(given)
         late = {"end": RunEnd.NOT_STARTED, "losses": [], "states": []}
@@ -184,8 +183,8 @@ async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, agai
 async def test_groups_that_share_a_machine_do_not_run_at_once(temporal: Client) -> None:
     running, most = Counter[str](), list[int]()
 
-    async def group(given: ReplayGroupInput) -> GroupRun:
-        names = [machine.name for machine in given.machines]
+    async def group(given: ReplayOnGroup) -> GroupRun:
+        names = [machine.name for machine in given.job.machines]
         running.update(names)
         most.append(max(running.values()))
         await asyncio.sleep(0.2)
@@ -199,7 +198,7 @@ async def test_groups_that_share_a_machine_do_not_run_at_once(temporal: Client) 
 
 
 async def test_a_group_that_cannot_be_run_accuses_nobody(temporal: Client) -> None:
-    async def group(given: ReplayGroupInput) -> GroupRun:
+    async def group(given: ReplayOnGroup) -> GroupRun:
         if given.group == "row 0":
             raise ApplicationError("no room", non_retryable=True)
         return computed_alike(given)

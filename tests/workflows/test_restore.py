@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from activities.messages import FindInput, RestoreInput, StopInput
+from activities.agents.find_checkpoints import FindCheckpoints
+from activities.agents.restore_checkpoints import RestoreCheckpoints
+from activities.agents.stop_ranks import StopRanks
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import IncidentReport, Symptom
@@ -41,7 +43,7 @@ COPIES = [
 ]
 
 
-def m1_empty(given: StopInput) -> Evidence:
+def m1_empty(given: StopRanks) -> Evidence:
     """m1 came back empty; rank 1's state is left in its backup at m0, and older on disk."""
     emptied = ["m1"] if given.generation == 1 else []
     return Evidence(generation=given.generation, exits=[VICTIM], held=COPIES, emptied=emptied)
@@ -77,7 +79,7 @@ async def test_what_a_lost_machine_held_is_brought_from_its_backup_before_the_re
 
 
 async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any) -> None:
-    def damaged(given: RestoreInput) -> Restored:
+    def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if one.tier is Tier.BACKUP]
         failed = [StateCopy(**one.model_dump(), valid=False, reason="the checksum does not hold") for one in bad]
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
@@ -103,7 +105,7 @@ async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any)
 async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: Any) -> None:
     reached = False
 
-    def no_room(given: RestoreInput) -> Restored:
+    def no_room(given: RestoreCheckpoints) -> Restored:
         stuck = [StateCopy(**one.model_dump(), valid=False, reason="no room on m1") for one in given.copies]
         return Restored(moved=given.copies) if reached else Restored(unreached=stuck)
 
@@ -125,7 +127,7 @@ async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: A
 async def test_a_machine_that_is_lost_during_the_restore_is_looked_at_again(jobs: Any) -> None:
     rounds = 0
 
-    def silent_once(given: RestoreInput) -> Restored:
+    def silent_once(given: RestoreCheckpoints) -> Restored:
         nonlocal rounds
         rounds += 1
         return Restored(unreachable=["m1"]) if rounds == 1 else Restored(moved=given.copies)
@@ -143,7 +145,7 @@ async def test_a_machine_that_is_lost_during_the_restore_is_looked_at_again(jobs
 async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_waits(jobs: Any) -> None:
     away = True
 
-    def not_there(given: RestoreInput) -> Restored:
+    def not_there(given: RestoreCheckpoints) -> Restored:
         return Restored(unreachable=["m1"]) if away else Restored(moved=given.copies)
 
     jobs.cluster.restored, jobs.cluster.evidence = not_there, m1_empty
@@ -165,10 +167,10 @@ async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_wa
 
 @pytest.mark.history("incident-restored")
 async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> None:
-    def nothing(given: StopInput) -> Evidence:
+    def nothing(given: StopRanks) -> Evidence:
         return Evidence(generation=given.generation, exits=[VICTIM], emptied=["m1"])
 
-    def remote(given: FindInput) -> Evidence:
+    def remote(given: FindCheckpoints) -> Evidence:
         copies = [copy(rank, 18, Tier.REMOTE, "m0", digest="d") for rank in (0, 1)]
         return Evidence(generation=0, held=[*copies, copy(0, 90, Tier.REMOTE, "m0"), copy(1, 90, Tier.REMOTE, "m0")])
 
@@ -201,7 +203,7 @@ async def test_a_worker_that_dies_while_copies_are_brought_leaves_the_rest_to_an
     brought: set[int] = set()
     attempts = 0
 
-    async def dies_once(given: RestoreInput) -> Restored:
+    async def dies_once(given: RestoreCheckpoints) -> Restored:
         nonlocal attempts
         attempts += 1
         new = {one.rank for one in given.copies} - brought
@@ -224,7 +226,7 @@ async def test_a_worker_that_dies_while_copies_are_brought_leaves_the_rest_to_an
 async def test_an_operator_may_give_up_while_copies_are_brought(jobs: Any) -> None:
     begun = asyncio.Event()
 
-    async def for_ever(given: RestoreInput) -> Restored:
+    async def for_ever(given: RestoreCheckpoints) -> Restored:
         begun.set()
         await asyncio.sleep(600)
         raise AssertionError
@@ -239,7 +241,7 @@ async def test_an_operator_may_give_up_while_copies_are_brought(jobs: Any) -> No
 
 
 async def test_saves_that_stopped_are_an_incident_like_others(jobs: Any) -> None:
-    def all_alive(given: StopInput) -> Evidence:
+    def all_alive(given: StopRanks) -> Evidence:
         exits = [
             RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=170)
             for rank in (0, 1)
@@ -260,7 +262,7 @@ async def test_saves_that_stopped_are_an_incident_like_others(jobs: Any) -> None
 
 
 async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
-    def only_disk(given: StopInput) -> Evidence:
+    def only_disk(given: StopRanks) -> Evidence:
         disk = [one for one in COPIES if one.tier is Tier.DISK]
         return Evidence(generation=given.generation, exits=[VICTIM], held=disk, emptied=["m1"])
 
@@ -273,7 +275,7 @@ async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
     assert "a restart from step 15 would lose 6 steps" in jobs.cluster.notes[-1].text
 
 
-def by_headers(given: StopInput) -> Evidence:
+def by_headers(given: StopRanks) -> Evidence:
     """Slots too large to be read at a stop."""
     copies = [
         copy(rank, step, Tier.OWN, f"m{rank}", saved_ns=step, verified=False) for rank in (0, 1) for step in (19, 20)
@@ -306,7 +308,7 @@ async def test_large_slots_are_verified_once_they_are_chosen_and_only_then(jobs:
 
 
 async def test_a_large_slot_that_is_damaged_leads_to_the_next_choice_before_any_rank_starts(jobs: Any) -> None:
-    def damaged(given: RestoreInput) -> Restored:
+    def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if (one.rank, one.completed_steps) == (1, 20)]
         failed = [StateCopy(**one.model_dump(), valid=False, reason="its contents do not match") for one in bad]
         return Restored(verified=[one for one in given.copies if one not in bad], failed=failed)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import StopInput, TraceInput
+from activities.agents.stop_ranks import StopRanks
+from activities.agents.trace_ranks import TraceRanks
 from everstep.model.evidence import Evidence
 from everstep.model.hang import HangFound
 from everstep.model.incident import Symptom
@@ -22,12 +23,12 @@ STANDBYS = [Machine(name="m2", address="127.0.0.13:1"), Machine(name="m3", addre
 REASON = "rank 1 on m1: 1 rank waits for it; it waits for nobody: step > acquire (other)"
 
 
-def stopped(given: StopInput) -> Evidence:
+def stopped(given: StopRanks) -> Evidence:
     """All ranks were ended by the stop."""
     return Evidence(generation=given.generation, held=held(20))
 
 
-def named(*machines: str, conclusion: str = "names") -> Callable[[TraceInput], HangFound]:
+def named(*machines: str, conclusion: str = "names") -> Callable[[TraceRanks], HangFound]:
     """The looks say so."""
     return lambda given: HangFound(
         generation=given.generation,
@@ -43,7 +44,7 @@ def named(*machines: str, conclusion: str = "names") -> Callable[[TraceInput], H
     )
 
 
-async def hung(jobs: Any, traced: Callable[[TraceInput], HangFound], **policy: object) -> Any:
+async def hung(jobs: Any, traced: Callable[[TraceRanks], HangFound], **policy: object) -> Any:
     jobs.cluster.evidence, jobs.cluster.traced = stopped, traced
     handle = await jobs.start(**{"silence": {"evict_s": 0.0}, **policy})
     await jobs.until(handle, lambda state: state.status == "running")
@@ -94,7 +95,7 @@ async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> Non
     assert any("the job is tried again with them" in stage.found for stage in report.timings)
 
 
-def fails(given: TraceInput) -> HangFound:
+def fails(given: TraceRanks) -> HangFound:
     raise ApplicationError("no worker can look", non_retryable=True)
 
 
@@ -104,7 +105,7 @@ def fails(given: TraceInput) -> HangFound:
     ids=["script", "?", "fails"],
 )
 async def test_without_a_machine_the_job_is_tried_again_as_it_is(
-    jobs: Any, traced: Callable[[TraceInput], HangFound]
+    jobs: Any, traced: Callable[[TraceRanks], HangFound]
 ) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, traced))

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import FindInput, RestoreInput, StopInput
+from activities.agents.find_checkpoints import FindCheckpoints
+from activities.agents.restore_checkpoints import RestoreCheckpoints
+from activities.agents.stop_ranks import StopRanks
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit, Unlisted
 from everstep.model.incident import IncidentReport
@@ -26,7 +28,7 @@ OWN = [copy(0, 25, Tier.OWN, "m0"), copy(0, 26, Tier.OWN, "m0"), copy(0, 20, Tie
 """What is left of rank 0: m1 came back empty, and nothing was backed up."""
 
 
-def m1_lost(given: StopInput) -> Evidence:
+def m1_lost(given: StopRanks) -> Evidence:
     emptied = ["m1"] if given.generation == 1 else []
     return Evidence(generation=given.generation, exits=[KILLED], held=OWN, emptied=emptied, disk_asked=0)
 
@@ -40,10 +42,10 @@ async def lose(jobs: Any, checkpoint: CheckpointPolicy = DISK, **policy: object)
     return handle, jobs.client.get_workflow_handle_for(IncidentWorkflow.run, incident)
 
 
-def hanging(until: Callable[[], bool]) -> Callable[[FindInput], Evidence]:
+def hanging(until: Callable[[], bool]) -> Callable[[FindCheckpoints], Evidence]:
     """m1's disk does not answer until something holds; then it has rank 1's file of step 20."""
 
-    def find(given: FindInput) -> Evidence:
+    def find(given: FindCheckpoints) -> Evidence:
         if until():
             return Evidence(generation=0, held=[copy(1, 20, Tier.DISK, "m1")])
         return Evidence(generation=0, unlisted=[SILENT])
@@ -115,7 +117,7 @@ async def test_an_operator_may_accept_what_may_be_lost_and_that_is_recorded(jobs
 async def test_what_was_accepted_covers_no_larger_loss(jobs: Any) -> None:
     backup = copy(1, 25, Tier.BACKUP, "m0")
 
-    def evidence(given: StopInput) -> Evidence:
+    def evidence(given: StopRanks) -> Evidence:
         stops = jobs.cluster.calls.count("stop 1")
         held = [*OWN, backup] if stops == 1 else OWN
         return m1_lost(given).model_copy(update={"held": held, "disk_asked": 26})
@@ -148,7 +150,7 @@ async def test_nobody_waits_for_storage_that_cannot_have_anything_newer(jobs: An
 
 @pytest.mark.parametrize("accept", [False, True])
 async def test_a_find_that_fails_is_no_answer(jobs: Any, accept: bool) -> None:
-    def fails(given: FindInput) -> Evidence:
+    def fails(given: FindCheckpoints) -> Evidence:
         raise ApplicationError("m1: the agent refused", non_retryable=True)
 
     jobs.cluster.evidence = m1_lost
@@ -168,7 +170,7 @@ async def test_a_find_that_fails_is_no_answer(jobs: Any, accept: bool) -> None:
 async def test_copies_that_cannot_be_brought_are_tried_again_before_anything_older(jobs: Any) -> None:
     tries = 0
 
-    def stuck_twice(given: RestoreInput) -> Restored:
+    def stuck_twice(given: RestoreCheckpoints) -> Restored:
         nonlocal tries
         tries += 1
         stuck = [StateCopy(**one.model_dump(), valid=False, reason="the data port is shut") for one in given.copies]

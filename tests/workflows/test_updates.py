@@ -9,7 +9,11 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import ConfirmInput, MakeVersionInput, RestoreInput, StopInput, VersionChecked, VersionMade
+from activities.agents.check_version import VersionChecked
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.restore_checkpoints import RestoreCheckpoints
+from activities.agents.stop_ranks import StopRanks
+from activities.versions.make_version import MakeVersion, VersionMade
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import JobState, incident_workflow_id
@@ -47,7 +51,7 @@ async def until_status(jobs: Jobs, handle: Any, number: int, status: str) -> Job
     )
 
 
-def stopped(given: StopInput) -> Evidence:
+def stopped(given: StopRanks) -> Evidence:
     """All ranks lived until they were stopped at step 20."""
     ends = [
         RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=20) for rank in (0, 1)
@@ -55,7 +59,7 @@ def stopped(given: StopInput) -> Evidence:
     return Evidence(generation=given.generation, exits=ends, held=held(20))
 
 
-def raised(given: StopInput) -> Evidence:
+def raised(given: StopRanks) -> Evidence:
     """Rank 1 raised an exception at step 20."""
     ends = [
         exited(rank=1, machine="m1", code=1, time_ns=1, completed_steps=20, exception="KeyError: 'loss'"),
@@ -67,8 +71,8 @@ def raised(given: StopInput) -> Evidence:
 def fails(code: str) -> Any:
     """A confirmation: the ranks of that code raise before their first step."""
 
-    def confirmation(given: ConfirmInput) -> Confirmation:
-        ok = given.spec.code != code
+    def confirmation(given: ConfirmSteps) -> Confirmation:
+        ok = given.job.spec.code != code
         return Confirmation(generation=given.launched.generation, ok=ok, reason="stepped" if ok else "rank 1 died")
 
     return confirmation
@@ -87,7 +91,7 @@ async def test_an_urgent_update_is_tried_and_applied_at_the_end_of_a_step(jobs: 
     assert calls[calls.index("make /home/ada/gpt") :][:5] == [
         "make /home/ada/gpt", "check 2", "align 1", "stop 1", "launch 2 from 20"
     ]  # fmt: skip
-    assert [launch.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt"]
+    assert [launch.job.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt"]
     assert (state.spec.version, state.spec.code, state.failures) == (2, "/home/ada/gpt", [])
     assert version(state, 1).ranges == [(1, 0, 20)]
     assert version(state, 2).ranges == [(2, 20, -1)]
@@ -141,7 +145,7 @@ async def test_what_fails_where_it_is_tried_costs_the_job_nothing(jobs: Jobs) ->
 
 
 async def test_what_cannot_be_made_is_refused_with_the_reason(jobs: Jobs) -> None:
-    def too_large(given: MakeVersionInput) -> VersionMade:
+    def too_large(given: MakeVersion) -> VersionMade:
         raise ApplicationError("data.bin has 3 GB", type="ConfigError", non_retryable=True)
 
     jobs.cluster.made = too_large
@@ -213,7 +217,7 @@ async def test_one_that_waits_is_withdrawn(jobs: Jobs) -> None:
 async def test_what_is_withdrawn_while_state_is_restored_does_not_come(jobs: Jobs) -> None:
     may_go_on = asyncio.Event()
 
-    async def restored(given: RestoreInput) -> Restored:
+    async def restored(given: RestoreCheckpoints) -> Restored:
         await may_go_on.wait()
         return Restored(moved=given.copies)
 
@@ -243,7 +247,7 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     handle = await running(jobs)
     await ask(handle, URGENT)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
-    assert [launch.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt", ""]
+    assert [launch.job.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt", ""]
     assert (state.spec.version, state.spec.code, len(state.incidents)) == (1, "", 1)
     assert version(state, 2).status == VersionStatus.SUSPECT
     assert "asked for by ada, 1 file changed: it failed before its first step: KeyError" in version(state, 2).why

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import SlowRoundInput, StopInput
+from activities.agents.stop_ranks import StopRanks
+from activities.agents.vote_round import VoteRound
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job_state import LOOKED_INTO
@@ -30,10 +31,10 @@ SLOW = Anomaly(
 ROUNDS = [f"round {number}" for number in range(1, 6)]
 
 
-def flagged(growth: str, *, silent: int = 0) -> Callable[[SlowRoundInput], SlowRound]:
+def flagged(growth: str, *, silent: int = 0) -> Callable[[VoteRound], SlowRound]:
     """Every round but the first ones flags m1."""
 
-    def voted(given: SlowRoundInput) -> SlowRound:
+    def voted(given: VoteRound) -> SlowRound:
         if given.number <= silent:
             raise ApplicationError("no worker can look", non_retryable=True)
         return SlowRound(
@@ -50,7 +51,7 @@ def flagged(growth: str, *, silent: int = 0) -> Callable[[SlowRoundInput], SlowR
     return voted
 
 
-def stopped(given: StopInput) -> Evidence:
+def stopped(given: StopRanks) -> Evidence:
     """All ranks were ended by the stop."""
     exits = [
         RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=20) for rank in (0, 1)
@@ -58,7 +59,7 @@ def stopped(given: StopInput) -> Evidence:
     return Evidence(generation=given.generation, exits=exits, held=held(20))
 
 
-async def slow(jobs: Any, voted: Callable[[SlowRoundInput], SlowRound] | None = None, **policy: object) -> Any:
+async def slow(jobs: Any, voted: Callable[[VoteRound], SlowRound] | None = None, **policy: object) -> Any:
     jobs.cluster.evidence, jobs.cluster.standbys = stopped, list(STANDBYS)
     if voted is not None:
         jobs.cluster.voted = voted
@@ -123,7 +124,7 @@ async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
     ids=["nobody", "suspect", "uneven", "blind", "shadow", "approve", "breaker"],
 )
 async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_for_a_while(
-    jobs: Any, voted: Callable[[SlowRoundInput], SlowRound] | None, policy: dict[str, object], conclusion: str
+    jobs: Any, voted: Callable[[VoteRound], SlowRound] | None, policy: dict[str, object], conclusion: str
 ) -> None:
     handle = await slow(jobs, voted, **policy)
     state, report = await closed(jobs, handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everstep.decisions.keep.copies_text import copies_text
 from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
@@ -36,7 +37,7 @@ def test_what_was_brought_is_told_with_ranks_sources_size_and_time() -> None:
 def test_of_many_copies_the_first_are_named() -> None:
     many = [copy(rank, Tier.BACKUP, f"m{rank // 20}") for rank in range(100)]
 
-    text = web_ui.copies_text(many)
+    text = copies_text(many)
 
     assert text.startswith("ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more from backups on m0; ")
     assert text.endswith("; and from 1 more place")

@@ -7,8 +7,8 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
-    from activities.messages import DecideInput
+    from activities.ledger.bounds import ON_LEDGER_WHEN_BACK
+    from activities.ledger.write_conclusion import WriteConclusion
     from everstep.base.text import listed
     from everstep.model.eviction import Eviction
     from everstep.model.incident import Anomaly, IncidentReport, Symptom
@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.stage import NOT_CONFIRMED
     from workflows import web_ui
     from workflows.incident.incident import Incident
-    from workflows.options import on_ledger, on_ledger_when_back
+    from workflows.start_activity import start_activity
 
 
 def recovered_report(incident: Incident, confirmation: Confirmation) -> IncidentReport:
@@ -160,10 +160,10 @@ class Closings:
     """
 
     def __init__(self) -> None:
-        self._begun: list[tuple[workflow.ActivityHandle[Any], DecideInput]] = []
+        self._begun: list[tuple[workflow.ActivityHandle[Any], WriteConclusion]] = []
 
     @property
-    def pending(self) -> list[DecideInput]:
+    def pending(self) -> list[WriteConclusion]:
         """What is not written yet."""
         return [entry for noted, entry in self._begun if not noted.done()]
 
@@ -180,7 +180,7 @@ class Closings:
             report: Of the incident.
             position: Place of the entry within the incident.
         """
-        entry = DecideInput(
+        entry = WriteConclusion(
             incident=incident,
             job=job,
             anomaly=anomaly,
@@ -192,16 +192,9 @@ class Closings:
             launched=report.launched,
             report=report.model_copy(update={"unwritten": 0, "launched": None}),
         )
-        noted = _note(entry, on_ledger_when_back())
+        noted = start_activity(entry, ON_LEDGER_WHEN_BACK)
         self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
 
     def again(self) -> list[workflow.ActivityHandle[Any]]:
         """Try what is not written yet at short intervals, for half a minute: the job is over."""
-        return [_note(entry, on_ledger()) for entry in self.pending]
-
-
-def _note(entry: DecideInput, options: dict[str, Any]) -> workflow.ActivityHandle[Any]:
-    noted: workflow.ActivityHandle[Any] = workflow.start_activity(
-        messages.DECIDE, entry, summary=web_ui.summary(entry.text), **options
-    )
-    return noted
+        return [start_activity(entry) for entry in self.pending]

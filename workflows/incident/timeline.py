@@ -9,8 +9,7 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities import messages
-    from activities.messages import DecideInput
+    from activities.ledger.write_conclusion import WriteConclusion
     from everstep.model.evidence import Evidence
     from everstep.model.incident import IncidentReport
     from everstep.model.job_state import job_workflow_id, replay_workflow_id
@@ -18,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.stage import Stage, StageRecord
     from workflows import attributes, web_ui
     from workflows.messages import IncidentInput
-    from workflows.options import on_ledger
+    from workflows.start_activity import start_activity
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
 CLOSING_S = 1.0
@@ -120,7 +119,7 @@ class IncidentTimeline:
         launched: Launched | None = None,
     ) -> None:
         """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
-        entry = DecideInput(
+        entry = WriteConclusion(
             incident=self._id,
             job=self._input.job,
             anomaly=self._input.anomaly,
@@ -134,7 +133,7 @@ class IncidentTimeline:
             report=report,
             parked=self.parked if report else [],
         )
-        self._notes.append(workflow.start_activity(messages.DECIDE, entry, summary=web_ui.summary(text), **on_ledger()))
+        self._notes.append(start_activity(entry))
 
     @property
     def noted(self) -> int:

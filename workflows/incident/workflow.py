@@ -17,12 +17,12 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.stop_ranks import StopRanks
     from everstep.decisions.act.recover.rules import Action
     from everstep.model.eviction import EvictionState
     from everstep.model.incident import GOES_ON, IncidentReport, Symptom
     from everstep.model.launch import Confirmation
     from everstep.model.stage import Stage, StageAtHand
-    from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.align import align, align_before_leaving
@@ -40,6 +40,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.learned import read_versions
     from workflows.messages import IncidentInput
     from workflows.operator import read_request
+    from workflows.start_activity import start_activity
 
 
 @workflow.defn(name="Incident")
@@ -193,5 +194,5 @@ class IncidentWorkflow:
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
             # Ranks must not live on unowned; a launch may be under way.
             why = f"generation {generation}: leave nothing running"
-            await activity_calls.stop(input.spec, input.machines, input.run, generation, why=why)
+            await start_activity(StopRanks(job=input.placed, generation=generation, why=why))
         return await incident.timeline.close(report, incident.launched)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from activities.agents import align
-from activities.agents.align import align_ranks
-from activities.messages import AlignInput, RanksAligned
+from activities.agents import align_ranks
+from activities.agents.align_ranks import AlignRanks, RanksAligned
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
+from everstep.model.recovery_policy import RecoveryPolicy
+from tests.activities.performing import perform
 from tests.activities.spoken import reached
 
 STEP = 10
@@ -31,11 +32,13 @@ def machine(*replies: pb.ProgressReply) -> FakeAgent:
     return FakeAgent(align_ranks=pb.AlignRanksReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
 
 
-async def aligned(*agents: FakeAgent, backed_up: list[int], patience_s: float = 10.0) -> RanksAligned:
-    spec = JobSpec(name="gpt", script="/train.py", machines=len(agents))
+async def aligned(*agents: FakeAgent, backed_up: list[int], align_s: float = 10.0) -> RanksAligned:
+    spec = JobSpec(
+        name="gpt", script="/train.py", machines=len(agents), policy=RecoveryPolicy(stop={"align_s": align_s})
+    )
     async with reached(agents) as (pool, machines):
-        wait = AlignInput(spec=spec, machines=machines, generation=1, patience_s=patience_s, backed_up=backed_up)
-        return await align_ranks(pool, wait, lambda _text: None)
+        wait = AlignRanks(job=PlacedJob(spec=spec, machines=machines), generation=1, backed_up=backed_up)
+        return await perform(wait, agents=pool)
 
 
 STAYS = [shown(0, 9, own=9, backup=9), shown(0, 10, own=10, backup=8)]
@@ -57,14 +60,14 @@ async def test_of_ranks_that_leave_their_machine_the_backup_has_the_step(leaves:
 
 async def test_a_backup_that_does_not_come_is_waited_for_no_longer_than_asked() -> None:
     behind = [shown(1, 10, own=10, backup=9)]
-    found = await aligned(machine(*STAYS), machine(*behind), backed_up=[1], patience_s=0.3)
+    found = await aligned(machine(*STAYS), machine(*behind), backed_up=[1], align_s=0.3)
     assert (found.step, found.why.startswith("rank 1 did not end step 10 and save it within 0.3 s")) == (-1, True)
     assert await aligned(machine(*STAYS), machine(*behind), backed_up=[]) == RanksAligned(step=STEP)
 
 
 async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would go on by themselves: whoever had them wait may be gone."""
-    monkeypatch.setattr(align, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(align_ranks, "ASK_AGAIN_S", 0.01)
     asked: list[int] = []
 
     def answer(request: pb.AlignRanksRequest) -> pb.AlignRanksReply:
@@ -73,7 +76,7 @@ async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch:
 
     waits, behind = machine(*STAYS), machine(shown(1, 9, own=9, backup=9))
     waits.answer(align_ranks=answer)
-    assert (await aligned(waits, behind, backed_up=[], patience_s=1.0)).step == -1
+    assert (await aligned(waits, behind, backed_up=[], align_s=1.0)).step == -1
     assert asked[0] == 0
     assert len(asked) > 5
     assert set(asked[1:]) == {STEP}

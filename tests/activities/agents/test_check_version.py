@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.agents.check_version import CheckActivities, judged
-from activities.messages import CheckVersionInput, VersionChecked
+from activities.agents.check_version import CheckVersion, VersionChecked, judged
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import VersionStore
 from agent.client import AgentClients
 from agent.fake import Answer, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, CodeMissing, ConfigError
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import CodeVersion
+from tests.activities.performing import perform
 from tests.activities.spoken import reached
 from tests.agent.agents import running_agent
 
@@ -36,13 +37,24 @@ def agent(answer: Answer, **answers: Answer) -> FakeAgent:
     return FakeAgent(try_code=answer, **({"has_code": has} | answers))
 
 
+def policy(check_s: float) -> RecoveryPolicy:
+    return RecoveryPolicy(update={"check_s": check_s})
+
+
 async def checked(agents: Sequence[FakeAgent], *, silent: int = 0, store: VersionStore | None = None) -> VersionChecked:
     """Try it on all of them, and on as many machines that do not answer."""
-    spec = JobSpec(name="gpt", script="job.py", code="0" * 64, machines=len(agents) + silent, ranks_per_machine=2)
+    spec = JobSpec(
+        name="gpt",
+        script="job.py",
+        code="0" * 64,
+        machines=len(agents) + silent,
+        ranks_per_machine=2,
+        policy=policy(30.0),
+    )
     async with reached(agents) as (pool, machines):
         away = [Machine(name=f"away{n}", address="127.0.0.1:1") for n in range(silent)]
-        given = CheckVersionInput(spec=spec, machines=[*machines, *away], patience_s=0.3, timeout_s=30.0)
-        return await ActivityEnvironment().run(CheckActivities(pool, store).check, given)
+        given = CheckVersion(job=PlacedJob(spec=spec, machines=[*machines, *away]), patience_s=0.3)
+        return await perform(given, agents=pool, versions=store)
 
 
 async def test_each_machine_is_its_own_first_rank() -> None:
@@ -64,8 +76,8 @@ async def test_a_machine_beyond_those_of_the_job_is_tried_as_one_of_them() -> No
     standby = agent(JOINED)
     spec = JobSpec(name="gpt", script="job.py", machines=1, ranks_per_machine=2)
     async with reached([agent(JOINED), standby]) as (pool, machines):
-        given = CheckVersionInput(spec=spec, machines=machines)
-        assert await ActivityEnvironment().run(CheckActivities(pool, None).check, given) == VersionChecked()
+        given = CheckVersion(job=PlacedJob(spec=spec, machines=machines))
+        assert await perform(given, agents=pool, versions=None) == VersionChecked()
     assert standby.asked("try_code")[0].env["RANK"] == "0"
 
 
@@ -108,10 +120,10 @@ async def test_a_machine_that_cannot_take_the_code_is_told_and_the_others_are_tr
         await store.put("gpt", CodeVersion(code=taken.digest, script="job.py"), taken)
         spec = JobSpec(name="gpt", script="job.py", code=taken.digest, machines=2)
         async with reached([full, agent(FAILED)]) as (pool, machines):
-            given = CheckVersionInput(spec=spec, machines=machines, patience_s=0.3)
-            found = await ActivityEnvironment().run(CheckActivities(pool, store).check, given)
-            alone = CheckVersionInput(spec=spec, machines=machines[:1], patience_s=0.3)
-            nowhere = await ActivityEnvironment().run(CheckActivities(pool, store).check, alone)
+            given = CheckVersion(job=PlacedJob(spec=spec, machines=machines), patience_s=0.3)
+            found = await perform(given, agents=pool, versions=store)
+            alone = CheckVersion(job=PlacedJob(spec=spec, machines=machines[:1]), patience_s=0.3)
+            nowhere = await perform(alone, agents=pool, versions=store)
     assert found.refused == f"on m1: {TRACE}"
     assert "m0 cannot take the code" in found.told
     assert "m0 cannot take the code" in nowhere.refused
@@ -149,11 +161,11 @@ async def test_real_agents_try_real_code(tmp_path: Path) -> None:
             (tmp_path / "code/job.py").write_text(script)
             with await asyncio.to_thread(folder_snapshot, tmp_path / "code") as taken:
                 await store.put("gpt", CodeVersion(code=taken.digest, script="job.py"), taken)
-                spec = JobSpec(name="gpt", script="job.py", code=taken.digest, cwd=str(tmp_path))
-            given = CheckVersionInput(spec=spec, machines=[Machine(name="m1", address=running.address)], timeout_s=60.0)
+                spec = JobSpec(name="gpt", script="job.py", code=taken.digest, cwd=str(tmp_path), policy=policy(60.0))
+            given = CheckVersion(job=PlacedJob(spec=spec, machines=[Machine(name="m1", address=running.address)]))
             environment = ActivityEnvironment()
             environment.info = replace(environment.info, activity_id=taken.digest)  # another one each time
-            return await environment.run(CheckActivities(pool, store).check, given)
+            return await perform(given, environment, agents=pool, versions=store)
 
         assert await told("import everstep\neverstep.join()\nraise SystemExit('went on')\n") == VersionChecked()
         broken = await told("import nothing_there\n")

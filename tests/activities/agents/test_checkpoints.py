@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from temporalio.testing import ActivityEnvironment
-
-from activities.agents.checkpoints import CheckpointActivities
-from activities.messages import FindInput, FolderFound, FolderInput, RoomInput
+from activities.agents.check_room import CheckRoom
+from activities.agents.find_checkpoints import FindCheckpoints
+from activities.agents.read_folder import FolderFound, ReadFolder
 from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.state_copy import Tier
+from tests.activities.performing import perform
 from tests.activities.spoken import HOST, serving
 
 FOLDER = "/nfs/other/step-000000120"
@@ -28,10 +27,10 @@ def holder(*held: pb.HeldCheckpoint, room: pb.Room | None = None) -> FakeAgent:
     return FakeAgent(checkpoints=pb.CheckpointsReply(checkpoints=held), describe=pb.DescribeReply(room=room))
 
 
-async def run(activity: Callable[[CheckpointActivities], Any], given: Any) -> Any:
+async def run(given: Any) -> Any:
     pool = AgentClients()
     try:
-        return await ActivityEnvironment().run(activity(CheckpointActivities(pool)), given)
+        return await perform(given, agents=pool)
     finally:
         await pool.close()
 
@@ -47,8 +46,8 @@ async def test_disks_and_remote_storage_are_asked_where_the_job_keeps_them() -> 
     policy = CheckpointPolicy(disk_path="/nfs", remote_url="s3://runs")
     spec = JobSpec(name="other", script="/job.py", machines=3, checkpoint=policy)
     async with serving(agents) as machines:
-        given = FindInput(spec=spec, machines=[*machines, SILENT], patience_s=0.2)
-        found: Evidence = await run(lambda activities: activities.find, given)
+        given = FindCheckpoints(job=PlacedJob(spec=spec, machines=[*machines, SILENT]), patience_s=0.2)
+        found: Evidence = await run(given)
 
     assert [(one.rank, one.tier, one.machine) for one in found.held] == [(0, Tier.DISK, "m0"), (1, Tier.OWN, "m1")]
     assert found.unreachable == ["m9"]
@@ -59,8 +58,8 @@ async def test_disks_and_remote_storage_are_asked_where_the_job_keeps_them() -> 
 async def look(agents: list[FakeAgent], path: str = FOLDER, *, silent: bool = False) -> FolderFound:
     async with serving(agents) as machines:
         asked = [*machines, SILENT] if silent else machines
-        given = FolderInput(machines=asked, path=path, patience_s=0.2)
-        found: FolderFound = await run(lambda activities: activities.folder, given)
+        given = ReadFolder(machines=asked, path=path, patience_s=0.2)
+        found: FolderFound = await run(given)
         return found
 
 
@@ -92,8 +91,8 @@ async def test_the_room_of_each_machine_is_asked_and_a_silent_one_is_left_to_the
     )
     agents = [holder(room=pb.Room(shm_free=2 * gb, memory_available=100 * gb)), holder()]
     async with serving(agents) as machines:
-        given = RoomInput(spec=spec, machines=[*machines, SILENT], patience_s=0.2)
-        found: str = await run(lambda activities: activities.room, given)
+        given = CheckRoom(job=PlacedJob(spec=spec, machines=[*machines, SILENT]), patience_s=0.2)
+        found: str = await run(given)
 
     assert "2.00 GB" in found
     assert "need 4.0" in found

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.agents.clocks import fit_milestones, fit_stop
-from activities.agents.confirm import states_of
+from activities.agents.confirm_steps import states_of
 from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from activities.agents.confirm import Heard, confirm_steps
-from activities.messages import ConfirmInput
+from activities.agents.confirm_steps import ConfirmSteps, Heard
 from agent.client import AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import RankState
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.launch import Launched
+from tests.activities.performing import perform
 from tests.activities.spoken import serving
 
 
@@ -29,11 +29,13 @@ def shows(rank: int, *generations: int) -> FakeAgent:
 async def test_a_machine_that_knows_nothing_of_its_launch_was_lost() -> None:
     spec = JobSpec(name="job", script="/job.py", machines=2)
     async with serving([shows(0, 2), shows(1, 2, 0)]) as machines:
-        given = ConfirmInput(
-            spec=spec, machines=machines, launched=Launched(generation=2, resume_step=20, started_ns=1)
+        given = ConfirmSteps(
+            job=PlacedJob(spec=spec, machines=machines),
+            launched=Launched(generation=2, resume_step=20, started_ns=1),
+            timeout_s=600.0,
         )
         pool = AgentClients()
-        verdict = await asyncio.wait_for(confirm_steps(pool, given), 30)
+        verdict = await asyncio.wait_for(perform(given, agents=pool), 30)
         await pool.close()
     assert (verdict.ok, verdict.emptied) == (False, ["m1"])
 
@@ -47,8 +49,10 @@ async def test_a_machine_that_says_nothing_while_nobody_steps_is_not_waited_for(
     spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentClients()
     async with serving([FakeAgent(progress=tells_on), FakeAgent(progress=NEVER)]) as machines:
         launched = Launched(generation=2, resume_step=20, started_ns=1)
-        given = ConfirmInput(spec=spec, machines=machines, launched=launched, timeout_s=600.0, silent_s=0.5)
-        verdict = await asyncio.wait_for(confirm_steps(pool, given), 30)
+        given = ConfirmSteps(
+            job=PlacedJob(spec=spec, machines=machines), launched=launched, timeout_s=600.0, silent_s=0.5
+        )
+        verdict = await asyncio.wait_for(perform(given, agents=pool), 30)
         await pool.close()
     assert not verdict.ok
     assert verdict.reason.startswith("m1 says nothing for ")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.agents.diagnose import DiagnoseActivities, Diagnosing
-from activities.messages import DiagnoseInput
+from activities.agents.diagnose_machines import DiagnoseMachines, Diagnosing
 from agent.client import AgentClients
 from agent.fake import FakeAgent, all_is_well
 from agent.v1 import agent_pb2 as pb
@@ -19,6 +18,7 @@ from everstep.errors import AgentError, AgentUnreachable
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.finding import Health
 from everstep.model.machine import Machine
+from tests.activities.performing import perform
 from tests.activities.spoken import serving
 
 ALONE, BETWEEN = ["memory", "bitwise"], ["all-gather", "nic"]
@@ -55,8 +55,8 @@ async def diagnosed(agents: list[FakeAgent], *tests: str, also: list[Machine] | 
     pool, said, environment = AgentClients(), list[str](), ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
     async with serving(agents) as machines:
-        asked = DiagnoseInput(machines=[*machines, *(also or [])], tests=list(tests), **{"patience_s": 0.3} | given)
-        found: Diagnosis = await asyncio.wait_for(environment.run(DiagnoseActivities(pool).diagnose, asked), 60)
+        asked = DiagnoseMachines(machines=[*machines, *(also or [])], tests=list(tests), **{"patience_s": 0.3} | given)
+        found: Diagnosis = await asyncio.wait_for(perform(asked, environment, agents=pool), 60)
     await pool.close()
     return found, said
 
@@ -80,7 +80,7 @@ async def test_it_says_how_far_it_is_and_without_an_id_it_ends_with_its_caller()
     said: list[str] = []
     pool, agents = AgentClients(), [FakeAgent.empty(f"m{index}") for index in range(3)]
     async with serving(agents) as machines:
-        given = DiagnoseInput(machines=machines, tests=["memory", "nic"])
+        given = DiagnoseMachines(machines=machines, tests=["memory", "nic"])
         await asyncio.wait_for(Diagnosing(pool, given, "", said.append).run(), 60)
     await pool.close()
 

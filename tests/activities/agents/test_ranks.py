@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,20 @@ import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.agents import ranks as ranks_module
+from activities.agents import evidence
+from activities.agents.await_machines import AwaitMachines
 from activities.agents.evidence import evidence_of
-from activities.agents.ranks import RankActivities
-from activities.messages import AwaitInput, LaunchInput, PrepareInput, ReleaseInput, StopInput
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.prepare_machines import PrepareMachines
+from activities.agents.release_machines import ReleaseMachines
+from activities.agents.stop_ranks import StopRanks
 from agent.client import AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.evidence import Evidence
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
+from tests.activities.performing import perform
 from tests.activities.spoken import serving
 from tests.agent.agents import running_agent
 from tests.sized import RANKS, SMALL, stop_replies
@@ -53,11 +56,11 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
         within.append(turns - before)
         return found
 
-    monkeypatch.setattr(ranks_module, "evidence_of", counting)
+    monkeypatch.setattr(evidence, "evidence_of", counting)
     async with serving([agent]) as machines:
         beating = asyncio.create_task(heartbeat())
-        given = StopInput(job="large", generation=1, machines=machines, spec=spec)
-        found = await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).stop, given), 60)
+        given = StopRanks(job=PlacedJob(spec=spec, machines=machines), generation=1)
+        found = await asyncio.wait_for(perform(given, agents=pool), 60)
         beating.cancel()
         await pool.close()
     assert len(found.exits) == RANKS * SMALL
@@ -67,14 +70,14 @@ async def test_others_have_their_turns_while_evidence_of_thousands_of_ranks_is_m
 async def test_machines_are_waited_for_until_all_answer() -> None:
     pool, said, environment = AgentClients(), list[str](), ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
-    activities = RankActivities(pool)
     async with serving([FakeAgent(describe=pb.DescribeReply(machine="m0"))]) as machines:
         away = Machine(name="m1", address="127.0.0.1:1")
-        given = AwaitInput(machines=[*machines, away], patience_s=1.0)
+        given = AwaitMachines(machines=[*machines, away], patience_s=1.0)
 
-        assert await environment.run(activities.await_machines, given) == ["m1"]
+        assert await perform(given, environment, agents=pool) == ["m1"]
         assert "waiting for m1, whose agent does not answer" in said
-        assert await environment.run(activities.await_machines, AwaitInput(machines=machines, patience_s=60.0)) == []
+        everybody = AwaitMachines(machines=machines, patience_s=60.0)
+        assert await perform(everybody, environment, agents=pool) == []
     await pool.close()
 
 
@@ -94,8 +97,8 @@ async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Machine, "__eq__", compare)
     async with serving(agents) as machines:
-        given = LaunchInput(spec=spec, machines=machines, generation=1, resume_step=-1)
-        await asyncio.wait_for(ActivityEnvironment().run(RankActivities(pool).launch, given), 60)
+        given = LaunchRanks(job=PlacedJob(spec=spec, machines=machines), generation=1, resume_step=-1)
+        await asyncio.wait_for(perform(given, agents=pool), 60)
         await pool.close()
     asked = [[rank.rank for rank in agent.asked("launch")[0].ranks] for agent in agents]
     assert asked == [[2 * n, 2 * n + 1] for n in range(12)]
@@ -108,19 +111,18 @@ async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_p
     spec = JobSpec(name="late", script=str(script))
     async with running_agent(tmp_path / "agent") as agent:
         machines, pool = [Machine(name="m1", address=agent.address)], AgentClients()
-        ranks = RankActivities(pool)
-        environment = ActivityEnvironment()
+        job, environment = PlacedJob(spec=spec, machines=machines), ActivityEnvironment()
         # Its agent was silent when the job was prepared: the incident's stop is the first that it hears.
-        await environment.run(ranks.stop, StopInput(job="late", generation=1, machines=machines))
+        await perform(StopRanks(job=job, generation=1), environment, agents=pool)
         launched = await asyncio.wait_for(
-            environment.run(ranks.launch, LaunchInput(spec=spec, machines=machines, generation=2, resume_step=0)), 60
+            perform(LaunchRanks(job=job, generation=2, resume_step=0), environment, agents=pool), 60
         )
         assert launched.generation == 2
         living = [rank.alive for job in (await agent.client.describe()).jobs for rank in job.ranks]
         assert living == [True]
-        await environment.run(ranks.release, ReleaseInput(job="late", machines=machines))
+        await perform(ReleaseMachines(job=job), environment, agents=pool)
         with pytest.raises(ApplicationError, match="over"):  # an attempt that comes too late starts nothing
-            await environment.run(ranks.launch, LaunchInput(spec=spec, machines=machines, generation=3, resume_step=0))
+            await perform(LaunchRanks(job=job, generation=3, resume_step=0), environment, agents=pool)
         await pool.close()
 
 
@@ -129,7 +131,7 @@ async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_start
     async with running_agent(tmp_path / "agent") as agent:
         machines, pool = [Machine(name="m1", address=agent.address)], AgentClients()
         with pytest.raises(ApplicationError, match=r"EVEN_MORE_SECRET, .* environment on m1") as caught:
-            await ActivityEnvironment().run(RankActivities(pool).prepare, PrepareInput(spec=spec, machines=machines))
+            await perform(PrepareMachines(job=PlacedJob(spec=spec, machines=machines)), agents=pool)
         assert caught.value.non_retryable
         assert list((await agent.client.describe()).jobs) == []
         await pool.close()
@@ -143,15 +145,13 @@ async def test_a_machine_that_stands_still_is_given_up_where_another_may_come(pa
     well = FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), start_store=store, launch=pb.LaunchReply(generation=2))
     still = FakeAgent(prepare=NEVER, launch=NEVER, describe=NEVER)
     async with serving([well, still]) as machines:
-        ranks, bounds = RankActivities(pool), {"patience_s": 0.5, "probed": True}
+        job, bounds = PlacedJob(spec=spec, machines=machines), {"patience_s": 0.5, "probed": True}
         asked: dict[str, Any] = {
-            "prepare": partial(ranks.prepare, PrepareInput(spec=spec, machines=machines, **bounds)),
-            "launch": partial(
-                ranks.launch, LaunchInput(spec=spec, machines=machines, generation=2, resume_step=0, **bounds)
-            ),
+            "prepare": PrepareMachines(job=job, **bounds),
+            "launch": LaunchRanks(job=job, generation=2, resume_step=0, **bounds),
         }
         with pytest.raises(ApplicationError, match="m1 did not") as caught:
-            await asyncio.wait_for(ActivityEnvironment().run(asked[part]), 30)
+            await asyncio.wait_for(perform(asked[part], agents=pool), 30)
         await pool.close()
     assert caught.value.non_retryable
 
@@ -169,12 +169,11 @@ async def test_a_machine_with_other_libraries_than_the_job_has_is_refused() -> N
     silent, former = FakeAgent(describe=NEVER), prepared_with()
     agents = [prepared_with(torch="2.9.1"), prepared_with(torch="2.8.0"), silent, former]
     async with serving(agents) as machines:
-        prepare = RankActivities(pool).prepare
         new, other = machines[:2]
 
         async def prepared(like: list[Machine]) -> float:
-            given = PrepareInput(spec=spec, machines=[new], like=like, probed=True, patience_s=5.0)
-            return await ActivityEnvironment().run(prepare, given)
+            given = PrepareMachines(job=PlacedJob(spec=spec, machines=[new]), like=like, probed=True, patience_s=5.0)
+            return await perform(given, agents=pool)
 
         with pytest.raises(ApplicationError, match=r"m0 has torch 2\.9\.1 instead of 2\.8\.0") as caught:
             await prepared([machines[2], other])  # who does not answer is not waited for

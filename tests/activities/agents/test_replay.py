@@ -14,18 +14,25 @@ from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
-from activities.agents.ranks import RankActivities
-from activities.agents.replay import GroupPace, ReplayActivities, loss_digests, not_finite, shape_of, state_digests
-from activities.messages import ReleaseInput, ReplayGroupInput
+from activities.agents.release_machines import ReleaseMachines
+from activities.agents.replay_on_group import (
+    GroupPace,
+    ReplayOnGroup,
+    loss_digests,
+    not_finite,
+    shape_of,
+    state_digests,
+)
 from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.replay.group_jobs import plan_of, spec_of_group
 from everstep.errors import AgentError, AgentUnreachable
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd
+from tests.activities.performing import perform
 from tests.activities.spoken import serving
 from tests.agent.agents import RunningAgent, running_agent, until
 
@@ -76,19 +83,19 @@ async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Ru
         yield [first, other]
 
 
-def given(agents: list[RunningAgent], how: str, **more: Any) -> ReplayGroupInput:
+def given(agents: list[RunningAgent], how: str, **more: Any) -> ReplayOnGroup:
     script = agents[0].folder.parent / "job.py"
     spec = JobSpec(name="gpt", script=str(script), args=[how], machines=4, policy=POLICY)
     group = plan_of(spec).groups[0]
     machines = [Machine(name=agent.machine, address=agent.address) for agent in agents]
-    asked = {"group": group.name, "run": "r1", "steps": 5, "start_s": 60.0, "limit_s": 30.0, **more}
-    return ReplayGroupInput(spec=spec_of_group(spec, group), machines=machines, **asked)
+    asked = {"group": group.name, "steps": 5, "start_s": 60.0, "limit_s": 30.0, **more}
+    return ReplayOnGroup(job=PlacedJob(spec=spec_of_group(spec, group), machines=machines, run="r1"), **asked)
 
 
-async def replayed(asked: ReplayGroupInput) -> GroupRun:
+async def replayed(asked: ReplayOnGroup) -> GroupRun:
     pool = AgentClients()
     try:
-        run = ActivityEnvironment().run(ReplayActivities(pool).replay_group, asked)
+        run = perform(asked, agents=pool)
         found: GroupRun = await asyncio.wait_for(run, 60)
     finally:
         await pool.close()
@@ -164,13 +171,13 @@ async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[Runn
     """As after a time in which the server heard nothing of a worker that lives: the same request ids, and the ranks of
     the first attempt, which ends nothing any more."""
     pool, asked, environment = AgentClients(), given(two, "hang"), ActivityEnvironment()
-    first = asyncio.create_task(environment.run(ReplayActivities(pool).replay_group, asked))
+    first = asyncio.create_task(perform(asked, environment, agents=pool))
     await both_run(two)
     environment.cancel(ActivityCancellationDetails(not_found=True))
     await asyncio.gather(first, return_exceptions=True)
-    assert await jobs_of(two) == [asked.spec.name] * 2
+    assert await jobs_of(two) == [asked.job.spec.name] * 2
     short = asked.model_copy(update={"limit_s": 1.0})
-    found = await asyncio.wait_for(ActivityEnvironment().run(ReplayActivities(pool).replay_group, short), 60)
+    found = await asyncio.wait_for(perform(short, agents=pool), 60)
     assert found.end is RunEnd.HUNG and await jobs_of(two) == []
     logs = [path.read_text() for agent in two for path in agent.state.glob("jobs/gpt~row-0/**/*.err*")]
     assert sum(log.count("--- everstep: rank") for log in logs) == 2, "no rank began twice"
@@ -182,10 +189,10 @@ async def test_ranks_that_somebody_else_ended_are_no_fault_of_their_machines(two
     replaying = asyncio.create_task(replayed(asked))
     await both_run(two)
     pool = AgentClients()
-    release = ReleaseInput(job=asked.spec.name, machines=asked.machines, run=asked.run, dying_s=30.0)
+    release = ReleaseMachines(job=asked.job, dying_s=30.0)
     elsewhere = ActivityEnvironment()
     elsewhere.info = replace(elsewhere.info, activity_id="another")
-    await elsewhere.run(RankActivities(pool, None, None).release, release)
+    await perform(release, elsewhere, agents=pool)
     await pool.close()
     found = await replaying
     assert found.end is RunEnd.UNABLE and "they were ended" in found.why
@@ -193,7 +200,7 @@ async def test_ranks_that_somebody_else_ended_are_no_fault_of_their_machines(two
 
 async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]) -> None:
     pool, environment = AgentClients(), ActivityEnvironment()
-    running = asyncio.create_task(environment.run(ReplayActivities(pool).replay_group, given(two, "hang")))
+    running = asyncio.create_task(perform(given(two, "hang"), environment, agents=pool))
     await both_run(two)
     environment.cancel()
     with pytest.raises((CancelledError, asyncio.CancelledError)):
@@ -240,8 +247,8 @@ async def test_a_silent_machine_says_nothing_of_the_group() -> None:
     pool, well = AgentClients(), FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), release=pb.ReleaseReply())
     silent = FakeAgent(prepare=AgentUnreachable("gone"), release=pb.ReleaseReply())
     async with serving([well, silent]) as machines:
-        asked = ReplayGroupInput(spec=spec, machines=machines, group="row 0", patience_s=0.2)
-        found = await asyncio.wait_for(ActivityEnvironment().run(ReplayActivities(pool).replay_group, asked), 60)
+        asked = ReplayOnGroup(job=PlacedJob(spec=spec, machines=machines), group="row 0", start_s=30.0, patience_s=0.2)
+        found = await asyncio.wait_for(perform(asked, agents=pool), 60)
     await pool.close()
     assert found.end is RunEnd.UNABLE and "m1 did not" in found.why
     assert [len(agent.asked("release")) for agent in (well, silent)] == [1, 1]

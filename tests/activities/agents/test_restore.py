@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.agents.checkpoints import CheckpointActivities
-from activities.messages import RestoreInput
+from activities.agents.restore_checkpoints import RestoreCheckpoints
 from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
+from tests.activities.performing import perform
 from tests.activities.spoken import HOST, serving
 
 Answer = Callable[[pb.ShardSource], pb.ShardRestored]
@@ -50,9 +49,11 @@ def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> CopyToRest
 async def restore(machines: Sequence[Machine], copies: Sequence[CopyToRestore], **more: Any) -> Restored:
     pool = AgentClients()
     patience = {"patience_s": 0.3, "reach_s": 0.0} | more
-    given = RestoreInput.model_validate({"spec": SPEC, "machines": list(machines), "copies": list(copies)} | patience)
+    given = RestoreCheckpoints.model_validate(
+        {"job": {"spec": SPEC, "machines": list(machines)}, "copies": list(copies)} | patience
+    )
     try:
-        return await asyncio.wait_for(ActivityEnvironment().run(CheckpointActivities(pool).restore, given), 60)
+        return await asyncio.wait_for(perform(given, agents=pool), 60)
     finally:
         await pool.close()
 

@@ -12,21 +12,21 @@ from typing import BinaryIO, cast
 
 import pytest
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import ActivityEnvironment
 
 from activities.agents import ship
-from activities.agents.ranks import RankActivities
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.prepare_machines import PrepareMachines
 from activities.agents.ship import Shipment
-from activities.messages import LaunchInput, PrepareInput
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import StoredCode, VersionStore
 from agent.client import AgentClient, AgentClients
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, VersionStoreError
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.version import CodeVersion
+from tests.activities.performing import perform
 from tests.activities.spoken import reached
 from tests.agent.agents import running_agent
 
@@ -162,8 +162,8 @@ async def test_a_real_agent_takes_what_is_larger_than_a_message(tmp_path: Path) 
 SPEC = JobSpec(name="gpt", script="job.py", version=3)
 
 
-def launch(spec: JobSpec, machines: list[Machine]) -> LaunchInput:
-    return LaunchInput(spec=spec, machines=machines, generation=1, resume_step=-1)
+def launch(spec: JobSpec, machines: list[Machine]) -> LaunchRanks:
+    return LaunchRanks(job=PlacedJob(spec=spec, machines=machines), generation=1, resume_step=-1)
 
 
 def launching(digest: str, **answers: object) -> FakeAgent:
@@ -185,8 +185,7 @@ async def test_a_launch_brings_the_code_to_machines_that_came_without_it(kept: K
     spec = SPEC.model_copy(update={"code": kept.digest, "machines": 2})
     agents = [launching(kept.digest), launching(kept.digest, launch=pb.LaunchReply(generation=1))]
     async with reached(agents) as (pool, machines):
-        ranks = RankActivities(pool, None, kept.store)
-        await ActivityEnvironment().run(ranks.launch, launch(spec, machines))
+        await perform(launch(spec, machines), agents=pool, versions=kept.store)
     assert [len(agent.asked("put_code")) for agent in agents] == [1, 0]
     last = agents[0].asked("launch")[-1]
     assert (last.code, last.version, last.script) == (kept.digest, 3, "job.py")
@@ -196,7 +195,7 @@ async def test_a_launch_without_a_store_says_which_machine_lacks_the_code(kept: 
     spec = SPEC.model_copy(update={"code": kept.digest})
     async with reached([launching(kept.digest)]) as (pool, machines):
         with pytest.raises(ApplicationError, match="m0: this worker has no store of versions"):
-            await ActivityEnvironment().run(RankActivities(pool).launch, launch(spec, machines))
+            await perform(launch(spec, machines), agents=pool)
 
 
 async def test_code_comes_while_fork_servers_start(kept: Kept) -> None:
@@ -215,9 +214,8 @@ async def test_code_comes_while_fork_servers_start(kept: Kept) -> None:
     agent.answer(prepare=prepare, put_code=take)
     spec = SPEC.model_copy(update={"code": kept.digest})
     async with reached([agent]) as (pool, machines):
-        ranks = RankActivities(pool, None, kept.store)
-        given = PrepareInput(spec=spec, machines=machines)
-        assert await ActivityEnvironment().run(ranks.prepare, given) == 0.5
+        given = PrepareMachines(job=PlacedJob(spec=spec, machines=machines))
+        assert await perform(given, agents=pool, versions=kept.store) == 0.5
     assert len(agent.asked("put_code")) == 1
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.agents.slow import SlowActivities
-from activities.ledger import Ledger
-from activities.messages import SlowRoundInput
+from activities.agents.vote_round import VoteRound
+from activities.ledger.ledger import Ledger
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
+from everstep.model.job import JobSpec, PlacedJob
+from everstep.model.machine import Machine
+from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.slow import SlowRound
 from tests.activities.agents.recorded_looks import looks
 from tests.activities.agents.test_looks import job
+from tests.activities.performing import perform
 from tests.activities.spoken import reached
 
 ROUND_S = 0.6
@@ -36,6 +38,11 @@ def paced(
     return pb.RankProgress(rank=rank, generation=generation, alive=True, metrics=metrics)
 
 
+def at(spec: JobSpec, machines: list[Machine], round_s: float) -> PlacedJob:
+    policy = RecoveryPolicy(slow={"round_s": round_s})
+    return PlacedJob(spec=spec.model_copy(update={"policy": policy}), machines=machines)
+
+
 async def voted(
     tmp_path: Path, name: str, *, slow: int = -1, away: int = -1, step_s: float = 0.4, at_look_s: float = 0.0
 ) -> tuple[SlowRound, int, list[int]]:
@@ -54,10 +61,8 @@ async def voted(
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     try:
         async with reached(agents) as (pool, machines):
-            given = SlowRoundInput(
-                spec=job(topology), machines=machines, generation=3, incident=INCIDENT, number=2, round_s=ROUND_S
-            )
-            found = await ActivityEnvironment().run(SlowActivities(pool, ledger).slow_round, given)
+            given = VoteRound(job=at(job(topology), machines, ROUND_S), generation=3, incident=INCIDENT, number=2)
+            found = await perform(given, agents=pool, ledger=ledger)
         numbers = [number for number, _, _, _ in ledger.looks(INCIDENT)]
     finally:
         ledger.close()
@@ -99,10 +104,8 @@ async def test_of_another_generation_nothing_is_known(tmp_path: Path, generation
     topology, _, _ = looks("deadlock")
     try:
         async with reached([agent] * 1) as (pool, machines):
-            given = SlowRoundInput(
-                spec=job(topology), machines=machines, generation=3, incident=INCIDENT, number=1, round_s=0.1
-            )
-            found = await ActivityEnvironment().run(SlowActivities(pool, ledger).slow_round, given)
+            given = VoteRound(job=at(job(topology), machines, 0.1), generation=3, incident=INCIDENT, number=1)
+            found = await perform(given, agents=pool, ledger=ledger)
     finally:
         ledger.close()
     assert (found.problem, found.machines) == ("nothing was seen of any rank", [])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from tests.postgres import SWITCHED_OFF, SWITCHED_OFF_REASON, Postgres
 
 

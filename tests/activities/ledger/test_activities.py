@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.ledger import Ledger
-from activities.ledger.activities import RecordActivities
-from activities.messages import DecideInput
+from activities.ledger.ledger import Ledger
+from activities.ledger.write_conclusion import WriteConclusion
 from everstep.decisions.training_time.ettr import Interval
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.launch import Confirmation
+from tests.activities.performing import perform
 
 S = 10**9
 ID = "incident/gpt/0001"
 
 
-def conclusion(lost_steps: int | None, *, confirmed: bool = True) -> DecideInput:
+def conclusion(lost_steps: int | None, *, confirmed: bool = True) -> WriteConclusion:
     """The last entry of an incident that was seen after 100 s and over after 110."""
     confirmation = Confirmation(
         generation=2, ok=True, reason="all stepped", stepped_ns=110 * S, completed_steps=21, parts={"next step": 1.5}
@@ -39,7 +38,7 @@ def conclusion(lost_steps: int | None, *, confirmed: bool = True) -> DecideInput
         confirmation=confirmation if confirmed else None,
     )
     seen = Anomaly(id="m0-1", generation=1, symptom=Symptom.CRASH, headline="SIGKILL", seen_ns=100 * S)
-    return DecideInput(
+    return WriteConclusion(
         incident=ID,
         job="gpt",
         anomaly=seen,
@@ -63,11 +62,11 @@ def conclusion(lost_steps: int | None, *, confirmed: bool = True) -> DecideInput
     ids=["four", "none", "unknown", "not-confirmed"],
 )
 async def test_the_time_in_which_lost_steps_are_done_again_is_known(
-    tmp_path: Path, given: DecideInput, again: list[Interval]
+    tmp_path: Path, given: WriteConclusion, again: list[Interval]
 ) -> None:
     with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         ledger.job_started(JobSpec(name="gpt", script="/srv/train.py"), started_ns=1)
         for _ in range(2):  # an attempt of the activity that nobody heard of
-            await ActivityEnvironment().run(RecordActivities(ledger).decide, given)
+            await perform(given, ledger=ledger)
 
         assert [one for one in ledger.intervals("gpt") if one.kind == "lost steps"] == again

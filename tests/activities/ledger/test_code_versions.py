@@ -6,14 +6,13 @@ import itertools
 from pathlib import Path
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.ledger import Ledger
-from activities.ledger.activities import RecordActivities
-from activities.messages import RecordInput
+from activities.ledger.ledger import Ledger
+from activities.ledger.record_job import RecordJob
 from everstep.base.redaction import HIDDEN
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus
+from tests.activities.performing import perform
 
 SPEC = JobSpec(name="gpt", script="/srv/train.py")
 ADA = UpdateRequest(operator="ada", reason="a better loss", env={"API_TOKEN": "hush"})
@@ -69,9 +68,9 @@ def test_what_a_later_release_wrote_harms_its_own_line_alone(ledger: Ledger) -> 
 async def test_no_secret_gets_into_it(tmp_path: Path, redact: list[str]) -> None:
     spec = SPEC.model_copy(update={"redact": redact})
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
-        entry = RecordInput(spec=spec, time_ns=5, started_ns=5, versions=[version(1)])
+        entry = RecordJob(spec=spec, time_ns=5, started_ns=5, versions=[version(1)])
         for _ in range(2):  # an attempt of the activity that nobody heard of
-            await ActivityEnvironment().run(RecordActivities(ledger).record, entry)
+            await perform(entry, ledger=ledger)
         [found] = ledger.versions("gpt")
     kept = found.parsed()
     assert kept is not None

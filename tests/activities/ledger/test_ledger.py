@@ -9,7 +9,9 @@ import time
 import pytest
 from sqlalchemy import text
 
-from activities.ledger import Ledger, MachineEventRecord, database
+from activities.ledger import database
+from activities.ledger.ledger import Ledger
+from activities.ledger.records import MachineEventRecord
 from everstep.base.redaction import HIDDEN
 from everstep.errors import LedgerError
 from everstep.model.evidence import Evidence, RankExit

@@ -16,8 +16,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
-from activities.ledger import Ledger
 from activities.ledger.database import LedgerUrl, connect
+from activities.ledger.ledger import Ledger
 from activities.ledger.migrate import HEAD, VERSION_TABLE, configuration, migrate
 from activities.ledger.tables import LedgerTable
 from everstep.errors import LedgerError
@@ -50,7 +50,7 @@ SAMPLES = {
 
 WRITER = """
 import sys
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 url, me = sys.argv[1:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.stage import StageRecord

@@ -15,12 +15,14 @@ from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.notices.activities import NoticeActivities
 from activities.notices.announcer import Announcer
+from activities.notices.deliver_notice import DeliverNotice
 from activities.notices.settings import NoticeSettings, Receiver
+from activities.registry import function
 from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState, pool_workflow_id
 from tests.activities.notices.http_receiver import HttpReceiver, serving
+from tests.activities.performing import tools
 from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly
 from tests.workflows.test_evict import STANDBYS, gone, sure_fault
 from workflows.incident.workflow import IncidentWorkflow
@@ -70,7 +72,10 @@ async def told(temporal: Client, pager: HttpReceiver) -> AsyncIterator[Told]:
         temporal,
         task_queue=queue,
         workflows=[*WORKFLOWS, ScriptedPool],
-        activities=[*cluster.activities, NoticeActivities(settings).deliver],
+        activities=[
+            *cluster.activities,
+            function(DeliverNotice, tools(notices=settings)),
+        ],
         workflow_runner=sandbox(),
         max_cached_workflows=0,
     ):

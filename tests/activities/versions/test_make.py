@@ -9,17 +9,16 @@ from typing import Any, TypeVar
 
 import pytest
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import ActivityEnvironment
 
-from activities.messages import MakeVersionInput, VersionMade
 from activities.versions import changes, make
-from activities.versions.activities import MakeActivities
 from activities.versions.make import changed, first_version, next_version
+from activities.versions.make_version import MakeVersion, VersionMade
 from activities.versions.store import VersionStore
 from everstep.base.redaction import PATTERNS
 from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, UpdateRequest
+from tests.activities.performing import perform
 from tests.activities.versions.repository import Repository
 
 T = TypeVar("T")
@@ -201,12 +200,11 @@ def test_packages_that_changed_are_told(project: Project) -> None:
 
 
 def made_by_a_worker(project: Project, store: VersionStore | None, **given: Any) -> VersionMade:
-    activities = MakeActivities(store)
     spec = project.first.applied(project.spec, 1)
     running = project.first.model_copy(update={"packages": {}})
     request = UpdateRequest(**given.pop("request"))
-    given = {"spec": spec, "running": running, "request": request, **given}
-    return run(ActivityEnvironment().run(activities.make, MakeVersionInput(**given)))
+    given = {"job": spec.name, "redact": spec.redact, "number": 2, "running": running, "request": request, **given}
+    return run(perform(MakeVersion(**given), versions=store))
 
 
 def test_a_worker_makes_it_and_leaves_the_packages_in_the_store(project: Project) -> None:

@@ -12,14 +12,14 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
-from activities.ledger import Ledger
-from activities.ledger.activities import RecordActivities
+from activities.ledger.ledger import Ledger
+from activities.ledger.record_job import RecordJob
 from activities.ledger.records import NumbersUsed
-from activities.messages import RecordInput
 from activities.watching.job_view import JobView
 from activities.watching.training_time import TrainingTimes
 from everstep.model.job import JobSpec
 from everstep.model.job_state import ShareTrained
+from tests.activities.performing import perform
 from tests.workflows.conftest import Jobs, jobs_on
 from workflows import attributes
 
@@ -118,13 +118,11 @@ def test_shares_are_shown_in_whole_percent() -> None:
 async def test_the_end_of_a_job_is_written_with_its_share(ledger: Ledger) -> None:
     spec = JobSpec(name="gpt", script="/train.py")
     trained(ledger, spec, started_s=7200.0, stepped_s=1800.0)
-    entry = RecordInput(spec=spec, time_ns=time.time_ns(), outcome="stopped by ada")
+    entry = RecordJob(spec=spec, time_ns=time.time_ns(), outcome="stopped by ada")
     used = await asyncio.to_thread(_write, ledger, entry)
     assert (used.ettr, used.ettr_last_hour) == (0.25, 0.5)
     assert (await asyncio.to_thread(_write, ledger, entry)) == used
 
 
-def _write(ledger: Ledger, entry: RecordInput) -> NumbersUsed:
-    from temporalio.testing import ActivityEnvironment
-
-    return asyncio.run(ActivityEnvironment().run(RecordActivities(ledger).record, entry))
+def _write(ledger: Ledger, entry: RecordJob) -> NumbersUsed:
+    return asyncio.run(perform(entry, ledger=ledger))

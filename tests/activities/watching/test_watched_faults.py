@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
 from activities.watching.acknowledging import Acknowledging
 from activities.watching.watcher import Watcher

@@ -12,7 +12,8 @@ import pytest
 import structlog.testing
 from temporalio.worker import Worker
 
-from activities.ledger import Ledger, machine_events
+from activities.ledger import machine_events
+from activities.ledger.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
 from activities.ledger.records import NumbersUsed
 from activities.watching.watcher import Watcher

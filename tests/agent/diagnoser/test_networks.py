@@ -28,13 +28,13 @@ ADDRESSES = {f"m{index}": f"10.97.0.1{index}" for index in range(4)}
 PORT = 7070
 ASKS = """
 import asyncio, json, sys
-from activities.agents.diagnose import Diagnosing
-from activities.messages import DiagnoseInput
+from activities.agents.diagnose_machines import Diagnosing
+from activities.agents.diagnose_machines import DiagnoseMachines
 from agent.client import AgentClients
 
 async def main():
     agents = AgentClients()
-    given = DiagnoseInput.model_validate_json(sys.argv[1])
+    given = DiagnoseMachines.model_validate_json(sys.argv[1])
     found = await Diagnosing(agents, given, "", lambda text: print(text, file=sys.stderr)).run()
     await agents.close()
     print(found.model_dump_json())

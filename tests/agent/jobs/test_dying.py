@@ -13,12 +13,14 @@ import pytest
 import pytest_asyncio
 from temporalio.testing import ActivityEnvironment
 
-from activities.agents.ranks import RankActivities
-from activities.messages import ReleaseInput, StopInput
+from activities.agents.release_machines import ReleaseMachines
+from activities.agents.stop_ranks import StopRanks
 from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, StillDying
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
+from tests.activities.performing import perform
 from tests.agent.agents import Job, RunningAgent, alive, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -152,21 +154,21 @@ async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Jo
     pool, said = AgentClients(), list[str]()
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *details: said.extend(map(str, details))
-    machines = [Machine(name="m1", address=agent.address)]
-    activities = RankActivities(pool)
-    stop = StopInput(job=job.name, generation=1, machines=machines, dying_s=12.0)
+    spec = JobSpec(name=job.name, script="/job.py", ranks_per_machine=2)
+    placed = PlacedJob(spec=spec, machines=[Machine(name="m1", address=agent.address)])
+    stop = StopRanks(job=placed, generation=1, dying_s=12.0)
 
-    found = await environment.run(activities.stop, stop)
+    found = await perform(stop, environment, agents=pool)
 
     [line] = found.dying
     assert line.startswith(f"m1: rank 0 (pid {pid}, state ")
     assert (found.held, found.exits, found.unreachable) == ([], [], []), "nothing else is known then"
-    freed = await environment.run(activities.release, ReleaseInput(job=job.name, machines=machines, dying_s=0.0))
+    freed = await perform(ReleaseMachines(job=placed, dying_s=0.0), environment, agents=pool)
     assert freed == 0, "its memory is not given back while it lives"
     assert any("has been dying for" in text for text in said)
 
     freezer.let_go()
-    gone = await environment.run(activities.stop, stop)
+    gone = await perform(stop, environment, agents=pool)
     assert not gone.dying
     assert {end.rank for end in gone.exits} == {0, 1}
     await pool.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from console import main
 from console.views.policy import NO_ANSWER
 from controlplane.client import Control

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from console import main
 from everstep.model.evidence import Classification
 from everstep.model.finding import Owner

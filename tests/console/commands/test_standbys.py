@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from console import main
 from controlplane.local.cluster_file import ClusterFile
 from everstep.model.evidence import Evidence, RankExit

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb

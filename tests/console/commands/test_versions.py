@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from console import main
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus

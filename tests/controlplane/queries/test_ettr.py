@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from console.views.follower import Follower
 from controlplane.client import Control
 from controlplane.progress import JobProgress, RankView

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activities.ledger import Ledger
+from activities.ledger.ledger import Ledger
 from activities.versions.packages import packages_of
 from activities.versions.snapshot import folder_snapshot
 from activities.versions.store import VersionStore

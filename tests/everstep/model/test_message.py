@@ -15,6 +15,7 @@ from activities.agents.evidence import held_of
 from activities.payloads import DATA_CONVERTER
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import choose_restore
+from everstep.decisions.keep.copies_text import copies_text
 from everstep.decisions.training_time.ettr import Interval, ettr
 from everstep.model.evidence import Evidence
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
@@ -24,7 +25,6 @@ from everstep.model.machine import Assignment, Machine
 from everstep.model.message import Words
 from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 from everstep.model.topology import Topology
-from workflows import web_ui
 
 
 @given(st.text(max_size=30), st.sampled_from([Symptom, Tier]))
@@ -111,9 +111,7 @@ def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_us
     assert (held[0].tier, held[0].valid) == ("tier 7", False)
     assert chosen.step == 4
     assert "newer" in chosen.reason
-    assert "tape of m0" in web_ui.copies_text(
-        [CopyToRestore(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")]
-    )
+    assert "tape of m0" in copies_text([CopyToRestore(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")])
 
 
 def test_time_of_a_kind_that_this_release_does_not_know_is_not_productive() -> None:

@@ -12,9 +12,10 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.align_ranks import AlignRanks
     from everstep.model.stage import Stage
-    from workflows import activity_calls
     from workflows.incident.incident import Incident
+    from workflows.start_activity import start_activity
 
 
 async def align_before_leaving(incident: Incident) -> None:
@@ -39,7 +40,7 @@ async def align(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
     if not input.spec.policy.stop.align_s:
         return
     began = timeline.enter(Stage.ALIGN)
-    asked = activity_calls.align(input.spec, input.machines, input.generation, backed_up=backed_up)
+    asked = start_activity(AlignRanks(job=input.placed, generation=input.generation, backed_up=list(backed_up)))
     try:
         aligned = await incident.unless_abandoned(asked)
     except ActivityError as error:

@@ -8,8 +8,10 @@ from temporalio import workflow
 from temporalio.workflow import ActivityHandle
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.await_machines import AwaitMachines
+    from activities.pool.await_standbys import AwaitStandbys
     from everstep.model.machine import Machine
-    from workflows import activity_calls, pool_calls
+    from workflows.start_activity import start_activity
 
 THERE_ARE_OTHERS = "there are machines for all that leave the job"
 
@@ -28,9 +30,9 @@ class Awaited:
         self._back: ActivityHandle[list[str]] | None = None
         self._others: ActivityHandle[int] | None = None
         if silent:
-            self._back = activity_calls.await_machines(silent, patience)
+            self._back = start_activity(AwaitMachines(machines=silent, patience_s=patience.total_seconds()))
         if missing:
-            self._others = pool_calls.await_standbys(missing, patience)
+            self._others = start_activity(AwaitStandbys(count=missing, patience_s=patience.total_seconds()))
         self._missing = missing
 
     @property

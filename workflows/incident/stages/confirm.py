@@ -5,11 +5,12 @@ from __future__ import annotations
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.confirm_steps import ConfirmSteps
     from everstep.model.launch import Confirmation, Launched
-    from workflows import activity_calls
     from workflows.first_step import confirm_restart
     from workflows.incident.incident import Incident
     from workflows.incident.stages.stop import impatient
+    from workflows.start_activity import start_activity
 
 
 async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> Confirmation:
@@ -24,14 +25,15 @@ async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> C
 
     async def ask(bound_s: float) -> Confirmation:
         return await incident.unless_abandoned(
-            activity_calls.confirm(
-                input.spec,
-                input.machines,
-                launched,
-                bound_s=bound_s,
-                showing=incident.state.showing,
-                state_bytes=state_bytes,
-                silent_s=input.spec.policy.silence.detect_s if impatient(incident) else 0.0,
+            start_activity(
+                ConfirmSteps(
+                    job=input.placed,
+                    launched=launched,
+                    timeout_s=bound_s,
+                    showing=incident.state.showing,
+                    state_bytes=state_bytes,
+                    silent_s=input.spec.policy.silence.detect_s if impatient(incident) else 0.0,
+                )
             )
         )
 

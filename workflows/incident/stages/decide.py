@@ -8,14 +8,16 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.find_checkpoints import FindCheckpoints
     from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
     from everstep.decisions.act.recover.rules import Action
     from everstep.decisions.keep.search import merged, unanswered
     from everstep.model.evidence import Evidence
     from everstep.model.hang import HangConclusion
     from everstep.model.stage import Stage
-    from workflows import activity_calls, web_ui
+    from workflows import web_ui
     from workflows.incident.incident import Incident
+    from workflows.start_activity import start_activity
 
 
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
@@ -57,7 +59,7 @@ async def _find(incident: Incident, evidence: Evidence) -> Evidence:
     input, timeline = incident.input, incident.timeline
     began = timeline.enter(Stage.FIND)
     try:
-        found = await incident.unless_abandoned(activity_calls.find(input.spec, input.machines))
+        found = await incident.unless_abandoned(start_activity(FindCheckpoints(job=input.placed)))
     except ActivityError as error:
         # Not knowing is not the same as having nothing.
         reason = f"could not be asked: {error.cause or error}"[:300]

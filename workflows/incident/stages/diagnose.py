@@ -12,13 +12,15 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.diagnose_machines import DiagnoseMachines
     from everstep.decisions.act.recover.plan import RestartPlan, tests_of
     from everstep.decisions.blame.diagnose.diagnosis import confirmed, findings_of_tests, unsure_tests
     from everstep.model.diagnosis import Diagnosis
     from everstep.model.ladder import Rung
     from everstep.model.stage import Stage
-    from workflows import activity_calls, web_ui
+    from workflows import web_ui
     from workflows.incident.incident import Incident
+    from workflows.start_activity import start_activity
 
 FINDINGS_KEPT = 200
 """Of one diagnosis, faults first."""
@@ -66,5 +68,4 @@ async def _once_more(incident: Incident, found: Diagnosis, tests: Sequence[str])
 
 
 async def _tested(incident: Incident, tests: Sequence[str]) -> Diagnosis:
-    input = incident.input
-    return await incident.unless_abandoned(activity_calls.diagnose(input.spec, input.machines, input.run, tests))
+    return await incident.unless_abandoned(start_activity(DiagnoseMachines.of(incident.input.placed, tests)))

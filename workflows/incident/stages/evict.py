@@ -15,6 +15,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.prepare_machines import PrepareMachines
+    from activities.pool.replace_machines import ReplaceMachines
     from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
     from everstep.decisions.act.evict.rules import waits_for_another
     from everstep.decisions.blame.hang.analysis import findings_of_hang
@@ -26,10 +28,10 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
     from everstep.model.stage import Stage
-    from workflows import activity_calls, pool_calls
     from workflows.incident.incident import Incident, Secured
     from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited
     from workflows.incident.stages.stop import refresh_evidence
+    from workflows.start_activity import start_activity
 
 UNFIT = "standby-unfit"
 """Rule and reason code of a standby that could not be made ready for the job."""
@@ -226,7 +228,7 @@ async def _replacements(
         back=dict(back),
     )
     try:
-        return began, await incident.unless_abandoned(pool_calls.replace(request))
+        return began, await incident.unless_abandoned(start_activity(ReplaceMachines(request=request)))
     except ActivityError as error:
         return began, Replaced(why=f"the pool of machines does not answer: {error.cause or error}"[:300])
 
@@ -254,8 +256,9 @@ async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) ->
     input, policy = incident.input, incident.input.spec.policy
     bound_s = max(policy.silence.evict_s, 1.0)
     try:
-        asked = activity_calls.prepare(input.spec, [machine], input.run, patience_s=bound_s, probed=True, like=like)
-        await incident.unless_abandoned(asked)
+        job = input.placed.model_copy(update={"machines": [machine]})
+        prepare = PrepareMachines(job=job, patience_s=bound_s, probed=True, like=like)
+        await incident.unless_abandoned(start_activity(prepare))
     except ActivityError as error:
         why = f"it could not be made ready: {error.cause or error}"[:300]
         incident.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])

@@ -8,16 +8,16 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.messages import LaunchInput
+    from activities.agents.launch_ranks import LaunchRanks
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.act.versions.next_version import is_withdrawn
     from everstep.model.ladder import Rung
     from everstep.model.launch import Confirmation
     from everstep.model.stage import Stage
-    from workflows import activity_calls
     from workflows.incident.incident import Incident
     from workflows.incident.stages.confirm import confirm
     from workflows.incident.stages.stop import impatient
+    from workflows.start_activity import start_activity
 
 FOUND_CHARACTERS = 300
 """Of what a report says of one restart."""
@@ -50,19 +50,18 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     tried_at = workflow.time()
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
-    launch = LaunchInput(
-        spec=input.spec,
-        machines=input.machines,
+    launch = LaunchRanks(
+        job=input.placed,
         generation=state.generation,
         resume_step=target.step,
         reason=incident.id,
         reshard_from=target.folder,
-        run=input.run,
+        origin=target.origin,
         **impatient(incident),
     )
     began = timeline.enter(Stage.REATTEMPT)
     try:
-        launched = await incident.unless_abandoned(activity_calls.launch(launch, target.origin))
+        launched = await incident.unless_abandoned(start_activity(launch))
         incident.launched = launched
         if telling is not None:
             await telling

@@ -8,13 +8,15 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.restore_checkpoints import RestoreCheckpoints
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.decisions.act.recover.rules import backoff_s
     from everstep.model.evidence import Evidence
     from everstep.model.stage import Stage
-    from workflows import activity_calls, web_ui
+    from workflows import web_ui
     from workflows.incident.incident import Incident
     from workflows.incident.stages.stop import refresh_evidence
+    from workflows.start_activity import start_activity
 
 
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
@@ -30,7 +32,7 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     began = timeline.enter(Stage.RESTORE)
     try:
         restored = await incident.unless_abandoned(
-            activity_calls.restore(input.spec, input.machines, input.run, wanted, plan.evidence)
+            start_activity(RestoreCheckpoints.of(input.placed, wanted, plan.evidence))
         )
     except ActivityError as error:
         timeline.leave(began, Stage.RESTORE, f"failed: {error.cause or error}")

@@ -8,14 +8,16 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.stop_ranks import StopRanks
     from everstep.base.text import listed
     from everstep.decisions.act.evict.rules import BY_NAME, mode_of
     from everstep.model.eviction import EvictMode
     from everstep.model.evidence import Evidence
     from everstep.model.incident import Failure
     from everstep.model.stage import Stage
-    from workflows import activity_calls, web_ui
+    from workflows import web_ui
     from workflows.incident.incident import Incident
+    from workflows.start_activity import start_activity
 
 
 async def stop(incident: Incident) -> Evidence:
@@ -70,7 +72,7 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
     told_job = False
     while True:
         evidence = await incident.unless_abandoned(
-            activity_calls.stop(input.spec, input.machines, input.run, incident.state.generation, **bounds)
+            start_activity(StopRanks(job=input.placed, generation=incident.state.generation, **bounds))
         )
         if not evidence.dying:
             break

@@ -9,11 +9,12 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.trace_ranks import TraceRanks
     from everstep.model.hang import HangConclusion
     from everstep.model.incident import Symptom
     from everstep.model.stage import Stage
-    from workflows import activity_calls
     from workflows.incident.incident import Incident
+    from workflows.start_activity import start_activity
 
 EXPLAINS = frozenset({HangConclusion.NAMES, HangConclusion.OVER_EVICTS, HangConclusion.NOT_A_MACHINE})
 """Conclusions that explain why the job hung: they are in the incident's headline."""
@@ -27,7 +28,7 @@ async def trace(incident: Incident) -> None:
     if input.anomaly.symptom not in SYMPTOMS or incident.looks_again or not input.spec.policy.hang.trace_s:
         return
     began = timeline.enter(Stage.TRACE)
-    asked = activity_calls.trace(input.spec, input.machines, incident.state.generation, incident.id)
+    asked = start_activity(TraceRanks(job=input.placed, generation=incident.state.generation, incident=incident.id))
     try:
         found = await incident.unless_abandoned(asked)
     except ActivityError as error:

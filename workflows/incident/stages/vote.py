@@ -11,11 +11,12 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.vote_round import VoteRound
     from everstep.decisions.blame.slow.by_samples import judge_rounds, line_of
     from everstep.model.slow import SlowRound
     from everstep.model.stage import Stage
-    from workflows import activity_calls
     from workflows.incident.incident import Abandoned, Incident
+    from workflows.start_activity import start_activity
 
 
 async def vote(incident: Incident) -> None:
@@ -32,7 +33,8 @@ async def vote(incident: Incident) -> None:
         if incident.overtaken:
             break
         timeline.say(f"round {number} of {count}: {input.anomaly.headline}")
-        asked = activity_calls.slow_round(input.spec, input.machines, input.generation, incident.id, number)
+        vote = VoteRound(job=input.placed, generation=input.generation, incident=incident.id, number=number)
+        asked = start_activity(vote)
         try:
             rounds.append(await incident.unless_abandoned(asked, or_overtaken=True))
         except ActivityError as error:

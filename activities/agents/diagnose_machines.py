@@ -15,24 +15,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from temporalio import activity
+from pydantic import Field, JsonValue
 
-from activities import messages
-from activities.heartbeat import heartbeating, request_id
-from activities.messages import DiagnoseInput
+from activities.activity import Activity, Bounds, twice
+from activities.heartbeat import Say, request_id
 from activities.turns import gathered
-from agent.client import AgentClients
-from agent.diagnoser.result_messages import result_of
-from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
+from everstep.base.text import listed
 from everstep.decisions.blame.diagnose.diagnosis import Shares, judge, passed
 from everstep.decisions.blame.diagnose.pairs import next_round, shifted_rounds
 from everstep.errors import AgentUnreachable, EverstepError
 from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, DiagnosticResult, PairResult
 from everstep.model.finding import Health
+from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
+    from agent.client import AgentClients
+    from agent.v1 import agent_pb2 as pb
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
 """Between two calls of a silent agent, at first and at most, seconds."""
@@ -40,22 +44,62 @@ GRACE_S = 120.0
 """Beside the time that its tests have, an agent has this long to answer, seconds: it imports torch first."""
 UNABLE = "test-unable"
 """Reason of a test that could not be run (``agent.diagnoser.diagnostic``)."""
+PARTS = 3
+"""The tests of each machine, and each of two tests between machines, have ``diagnose.timeout_s`` in all."""
 
-Say = Callable[[str], None]
 
+class DiagnoseMachines(Activity[Diagnosis]):
+    """Run diagnostic tests on machines whose ranks are stopped, or that no job has.
 
-class DiagnoseActivities:
-    """The activity that runs diagnostic tests."""
+    The result is what is known of each machine, without what only healthy ones say.
+    """
 
-    def __init__(self, agents: AgentClients) -> None:
-        self._agents = agents
+    name = "Diagnose machines"
 
-    @activity.defn(name=messages.DIAGNOSE)
-    async def diagnose(self, given: DiagnoseInput) -> Diagnosis:
-        """Test machines whose ranks are stopped; returns what is known of each, without what only healthy ones say."""
-        async with heartbeating() as say:
-            found = await Diagnosing(self._agents, given, request_id(), say).run()
-            return await asyncio.to_thread(found.short)
+    machines: list[Machine]
+    tests: list[str]
+    """Their names (``everstep.model.diagnosis.Diagnostic``), in order; those between machines come after the others."""
+    job: str = ""
+    """Which is stopped on the machines; empty: they have none."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""
+    settings: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    """Test → its settings that are other than by default (docs/concepts/diagnostic-tests.md)."""
+    limit_s: float = 600.0
+    """All tests of one machine together, and each test between two, have this long, seconds; what has not begun by then
+    is unknown."""
+    patience_s: float = 30.0
+    """How long a silent agent is asked again, seconds."""
+    slow_share: float = 0.2
+    """A bandwidth below this share of the others' median is a fault (``everstep.decisions.blame.diagnose.diagnosis``)
+    …"""
+    low_share: float = 0.5
+    """… and below this one unknown."""
+
+    @classmethod
+    def of(cls, job: PlacedJob, tests: Sequence[str]) -> DiagnoseMachines:
+        """Test the machines of a stopped job, with the settings of its policy."""
+        policy = job.spec.policy
+        return cls(
+            machines=job.machines,
+            tests=list(tests),
+            job=job.spec.name,
+            run=job.run,
+            settings=policy.diagnose.settings,
+            limit_s=policy.diagnose.timeout_s,
+            patience_s=policy.silence.evict_s,
+            slow_share=policy.diagnose.slow_share,
+        )
+
+    def line(self) -> str:
+        return f"{listed(self.tests, 4)} on {len(self.machines)} machines"
+
+    def bounds(self) -> Bounds:
+        return twice(timedelta(seconds=self.limit_s * PARTS))
+
+    async def perform(self, tools: Tools, say: Say) -> Diagnosis:
+        found = await Diagnosing(tools.agents, self, request_id(), say).run()
+        return await asyncio.to_thread(found.short)
 
 
 @dataclass
@@ -78,7 +122,7 @@ class Diagnosing:
         say: Is told how far it is.
     """
 
-    def __init__(self, agents: AgentClients, given: DiagnoseInput, id: str, say: Say) -> None:
+    def __init__(self, agents: AgentClients, given: DiagnoseMachines, id: str, say: Say) -> None:
         self._agents = agents
         self._given = given
         self._id = id
@@ -108,6 +152,8 @@ class Diagnosing:
 
     async def _of_one(self, machine: Machine, tests: Sequence[str]) -> Asked:
         """All tests of one machine; one that says no more after a while is silent."""
+        from agent.diagnoser.result_messages import result_of
+
         found = Asked(machine)
         request = self._request(tests)
 
@@ -138,6 +184,9 @@ class Diagnosing:
 
     async def _of_pair(self, test: str, first: str, second: str, number: int) -> PairResult:
         """One test of one pair: the first machine waits, and says where; then the second one is told."""
+        from agent.diagnoser.result_messages import result_of
+        from agent.v1 import agent_pb2 as pb
+
         began = time.monotonic()
         where: asyncio.Future[pb.TestWaits] = asyncio.get_running_loop().create_future()
         part = f"/{test}/{number}/{first}/{second}"
@@ -192,6 +241,8 @@ class Diagnosing:
             return str(error)
 
     def _request(self, tests: Sequence[str], part: str = "", peer: pb.TestPeer | None = None) -> pb.DiagnoseRequest:
+        from agent.v1 import agent_pb2 as pb
+
         settings: Mapping[str, Mapping[str, Any]] = self._given.settings
         asked = [pb.TestToRun(name=test, settings=json.dumps(settings.get(test, {}))) for test in tests]
         return pb.DiagnoseRequest(

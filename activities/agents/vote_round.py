@@ -8,29 +8,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
-from activities import messages
-from activities.agents.kept_looks import KeptLooks
-from activities.agents.looks import ANSWERS_S, LOOK_S, RankLook, look
-from activities.heartbeat import heartbeating
-from activities.ledger import Ledger
-from activities.messages import SlowRoundInput
+from activities.activity import Activity, Bounds, within
+from activities.heartbeat import Say
 from activities.turns import gathered
-from agent.client import AgentClients
-from agent.tracer.dump_files import files_of
-from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.slow.by_samples import RankAtWork, counted, slow_round
 from everstep.decisions.blame.slow.own_past import RankTimes
 from everstep.decisions.detect.cpu_watch import CpuPerStep
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import DumpError, EverstepError
-from everstep.model.job import JobSpec
+from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
+
+if TYPE_CHECKING:
+    from activities.agents.looks import RankLook
+    from activities.tools import Tools
+    from agent.v1 import agent_pb2 as pb
+
+ROOM = timedelta(seconds=20)
+"""Beside its rounds' time a round of the vote has so long."""
 
 LOOKS = 10
 """In a round; fewer where a look takes longer."""
@@ -43,50 +45,69 @@ LOGGED = 16
 """Ranks of which the log says in how many looks they did something of their own."""
 
 
-class SlowActivities:
-    """The activity of one round of the vote for a slow machine."""
+class VoteRound(Activity[SlowRound]):
+    """Sample all ranks of a job that became slow, for one round; the result says who has the flag, and why.
 
-    def __init__(self, agents: AgentClients, ledger: Ledger) -> None:
-        self._agents = agents
-        self._kept = KeptLooks(ledger)
+    It is tried again while a worker dies, for three rounds' time at most.
+    """
 
-    @activity.defn(name=messages.SLOW_ROUND)
-    async def slow_round(self, given: SlowRoundInput) -> SlowRound:
-        """Look at all ranks of a job that became slow, for one round; returns who has the flag, and why."""
-        spec, machines = given.spec, given.machines
+    name = "Look for a slow machine"
+
+    job: PlacedJob
+    generation: int
+    incident: str
+    """Id of the incident's workflow: what is seen first in the round is kept with it."""
+    number: int
+    """Of the round, from 1."""
+
+    @property
+    def round_s(self) -> float:
+        """Its length, seconds."""
+        return self.job.spec.policy.slow.round_s
+
+    def line(self) -> str:
+        return f"round {self.number} of {self.job.spec.policy.slow.rounds}: which machine the others wait for"
+
+    def bounds(self) -> Bounds:
+        return within(timedelta(seconds=3 * self.round_s) + ROOM)
+
+    async def perform(self, tools: Tools, say: Say) -> SlowRound:
+        from activities.agents.kept_looks import keep_looks
+        from activities.agents.looks import LOOK_S, look
+
+        spec, machines = self.job.spec, self.job.machines
         topology, stacks = spec.topology(), StackReader()
         seen: list[dict[int, RankAtWork]] = []
         silent: set[str] = set()
         began = time.monotonic()
-        async with heartbeating() as say:
-            while (now := time.monotonic()) - began < given.round_s or not seen:
-                say(f"look {len(seen) + 1} at the ranks on {len(machines)} machines")
-                # Who is slow is slowed by looks, most of all by its own threads that write its flight record.
-                one = await look(
-                    self._agents,
-                    spec.name,
-                    machines,
-                    generation=given.generation,
-                    limit_s=min(given.round_s, LOOK_S),
-                    ranks_only=bool(seen),
-                )
-                if not seen:
-                    await self._kept.keep(given.incident, [one], given.number)
-                silent |= one.silent.keys()
-                seen.append(await asyncio.to_thread(_read, one, stacks))
-                await asyncio.sleep(max(now + given.round_s / LOOKS - time.monotonic(), 0.0))
-            times = await self._times(spec, machines, given.generation)
-            names = [machine.name for machine in machines]
-            counts = counted(seen)
-            found = await asyncio.to_thread(
-                slow_round, counts, times, topology, names=names, number=given.number, looks=len(seen)
+        while (now := time.monotonic()) - began < self.round_s or not seen:
+            say(f"look {len(seen) + 1} at the ranks on {len(machines)} machines")
+            # Who is slow is slowed by looks, most of all by its own threads that write its flight record.
+            one = await look(
+                tools.agents,
+                spec.name,
+                machines,
+                generation=self.generation,
+                limit_s=min(self.round_s, LOOK_S),
+                ranks_only=bool(seen),
             )
+            if not seen:
+                await keep_looks(tools.ledger, self.incident, [one], self.number)
+            silent |= one.silent.keys()
+            seen.append(await asyncio.to_thread(_read, one, stacks))
+            await asyncio.sleep(max(now + self.round_s / LOOKS - time.monotonic(), 0.0))
+        times = await self._times(tools)
+        names = [machine.name for machine in machines]
+        counts = counted(seen)
+        found = await asyncio.to_thread(
+            slow_round, counts, times, topology, names=names, number=self.number, looks=len(seen)
+        )
         computes = {rank: f"{counts[rank].computes} of {counts[rank].looks}" for rank in sorted(counts)[:LOGGED]}
         activity.logger.info(
             "a round of looks at a slow job",
             extra={
-                "incident": given.incident,
-                "round": given.number,
+                "incident": self.incident,
+                "round": self.number,
                 "flag": found.flagged,
                 "longer": found.longer,
                 "computes": computes,
@@ -94,20 +115,23 @@ class SlowActivities:
         )
         return found.model_copy(update={"silent": sorted(silent)[:SILENT_KEPT]})
 
-    async def _times(self, spec: JobSpec, machines: Sequence[Machine], generation: int) -> dict[int, RankTimes]:
+    async def _times(self, tools: Tools) -> dict[int, RankTimes]:
         """How fast the ranks are, as their machines say now; those that do not say it are left out."""
+        from activities.agents.looks import ANSWERS_S
+        from agent.v1 import agent_pb2 as pb
+
         found: dict[int, RankTimes] = {}
 
         async def ask(machine: Machine) -> None:
-            request = pb.ProgressRequest(job=spec.name, interval_s=PACE_S)
+            request = pb.ProgressRequest(job=self.job.spec.name, interval_s=PACE_S)
             with contextlib.suppress(EverstepError, TimeoutError):
                 async with asyncio.timeout(PACE_S + ANSWERS_S):
-                    async for reply in self._agents.get(machine.address).progress(request):
-                        ours = [one for one in reply.ranks if one.generation == generation and one.alive]
+                    async for reply in tools.agents.get(machine.address).progress(request):
+                        ours = [one for one in reply.ranks if one.generation == self.generation and one.alive]
                         found.update({one.rank: times_of(one.metrics) for one in ours if one.metrics.step_s > 0})
                         return
 
-        await gathered(ask(machine) for machine in machines)
+        await gathered(ask(machine) for machine in self.job.machines)
         return found
 
 
@@ -131,6 +155,8 @@ def _cpu(value: pb.CpuPerStep) -> CpuPerStep:
 
 def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
     """What one look shows of each rank; what cannot be read is left out."""
+    from agent.tracer.dump_files import files_of
+
     reader = FolderReader(stacks)
     for reply in one.replies.values():
         for name, data in files_of(reply):

@@ -15,31 +15,38 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities import messages
-from activities.agents.call_all import on_all
-from activities.agents.convert import exit_of
-from activities.agents.ranks import RankActivities
-from activities.heartbeat import Say, heartbeating, request_id
-from activities.messages import LaunchInput, PrepareInput, ReleaseInput, ReplayGroupInput
+from activities.activity import Activity, Bounds, twice
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.prepare_machines import PrepareMachines
+from activities.agents.release_machines import ReleaseMachines
+from activities.heartbeat import Say, request_id
 from activities.turns import gathered
-from activities.versions.store import VersionStore
-from agent.client import AgentClient, AgentClients
-from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
 from everstep.decisions.blame.first_failure import first_failure, headline_of
 from everstep.decisions.blame.replay.kept_runs import LETTERS, WHY, bounded, digest
 from everstep.errors import AgentError, EverstepError
 from everstep.model.evidence import RankExit
+from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun, RunEnd
 
+if TYPE_CHECKING:
+    from activities.tools import Tools
+    from agent.client import AgentClient, AgentClients
+    from agent.v1 import agent_pb2 as pb
+
+ROOM = timedelta(minutes=5)
+"""Of a group's run, for what comes before and after its steps."""
 INTERVAL_S = 0.1
 """Between two looks of an agent at its ranks."""
 SETTLE_S = 0.5
@@ -55,62 +62,79 @@ NAMED = 4
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
 
 
-class ReplayActivities:
-    """The activity that replays a job on a group."""
+class ReplayOnGroup(Activity[GroupRun]):
+    """Run a job's script on one group of its machines, apart from the job, which is stopped.
 
-    def __init__(self, agents: AgentClients, store: VersionStore | None = None) -> None:
-        self._agents = agents
-        self._ranks = RankActivities(agents, None, store)  # no watcher is told: what a replay does opens no incident
+    The result is what the group computed, or how it broke. Nothing of it is left on the machines.
+    """
 
-    @activity.defn(name=messages.REPLAY_GROUP)
-    async def replay_group(self, given: ReplayGroupInput) -> GroupRun:
-        """Run the group's steps; what it computed, or how it broke. Nothing of it is left on the machines."""
+    name = "Replay group"
+
+    job: PlacedJob
+    """What the group runs (``everstep.decisions.blame.replay.group_jobs.spec_of_group``), on the group's machines."""
+    group: str
+    """Name of the group."""
+    repeat: int = 1
+    """Which run of this group it is, from 1."""
+    steps: int = 10
+    """After so many every rank is done."""
+    start_s: float
+    """All ranks have so long to come to a first step, seconds."""
+    limit_s: float = 300.0
+    """From there they have so long for the others, seconds."""
+    patience_s: float = 10.0
+    """How long a silent agent is asked again, seconds."""
+
+    def line(self) -> str:
+        names = listed([machine.name for machine in self.job.machines], 4)
+        again = f", run {self.repeat}" if self.repeat > 1 else ""
+        return f"{self.group}{again}: {names}, {self.job.spec.topology().text}"
+
+    def bounds(self) -> Bounds:
+        return twice(timedelta(seconds=self.start_s + self.limit_s) + ROOM)
+
+    async def perform(self, tools: Tools, say: Say) -> GroupRun:
         began = time.monotonic()
-        async with heartbeating() as say:
-            try:
-                run = await self._run(given, say)
-            except ApplicationError as error:
-                run = _unable(given, str(error))
-            finally:
-                if not _superseded():
-                    await asyncio.shield(self._release(given))
+        try:
+            run = await self._run(tools, say)
+        except ApplicationError as error:
+            run = self._unable(str(error))
+        finally:
+            if not _superseded():
+                await asyncio.shield(self._release(tools, say))
         return run.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
-    async def _run(self, given: ReplayGroupInput, say: Say) -> GroupRun:
-        spec, machines, run = given.spec, given.machines, given.run
-        say(f"{given.group}: fork servers on {len(machines)} machines")
-        await self._ranks.prepare(PrepareInput(spec=spec, machines=machines, run=run, patience_s=given.patience_s))
-        launch = LaunchInput(
-            spec=spec,
-            machines=machines,
-            generation=given.repeat,
-            resume_step=0,
-            run=run,
-            begins_run=True,
-            patience_s=given.patience_s,
+    async def _run(self, tools: Tools, say: Say) -> GroupRun:
+        from activities.agents.convert import exit_of
+
+        spec, machines = self.job.spec, self.job.machines
+        say(f"{self.group}: fork servers on {len(machines)} machines")
+        await PrepareMachines(job=self.job, patience_s=self.patience_s).perform(tools, say)
+        launch = LaunchRanks(
+            job=self.job, generation=self.repeat, resume_step=0, begins_run=True, patience_s=self.patience_s
         )
-        await self._ranks.launch(launch)
-        end, why = await Followed(self._agents, given).until_over(say)
-        stopped, silent = await self._stop(given)
+        await launch.perform(replace(tools, watcher=None), say)  # what a replay does opens no incident
+        end, why = await Followed(tools.agents, self).until_over(say)
+        stopped, silent = await self._stop(tools)
         if silent:
-            return _unable(given, f"{listed(silent, NAMED)} does not answer")
+            return self._unable(f"{listed(silent, NAMED)} does not answer")
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
         if forgotten and (end in {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
-            return _unable(given, f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
-        kind = await self._kind(given)
+            return self._unable(f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
+        kind = await self._kind(tools)
         if end is RunEnd.CRASHED:
             exits = [exit_of(machine, rank) for machine, reply in stopped.items() for rank in reply.ranks]
             why = _crash(exits) or why
-        steps = await gathered(self._steps(given, machine) for machine in machines)
+        steps = await gathered(self._steps(tools, machine) for machine in machines)
         reports = [record for of_machine in steps for record in of_machine]
         if bad := not_finite(reports, spec.policy):
             end, why = RunEnd.NOT_FINITE, bad
         ranks = sorted((rank for reply in stopped.values() for rank in reply.ranks), key=lambda rank: rank.rank)
         found = GroupRun(
-            group=given.group,
+            group=self.group,
             machines=[machine.name for machine in machines],
             end=end,
-            repeat=given.repeat,
+            repeat=self.repeat,
             why=why,
             steps=max(0, min((rank.completed_steps for rank in ranks), default=0)),
             losses=loss_digests(reports),
@@ -119,55 +143,65 @@ class ReplayActivities:
         )
         return bounded(found.model_copy(update={"shape": shape_of(found, len(reports))}))
 
-    async def _stop(self, given: ReplayGroupInput) -> tuple[dict[str, pb.StopReply], list[str]]:
+    async def _stop(self, tools: Tools) -> tuple[dict[str, pb.StopReply], list[str]]:
+        from activities.agents.call_all import on_all
+        from agent.v1 import agent_pb2 as pb
+
         request = pb.StopRequest(
             request_id=request_id(),
-            job=given.spec.name,
-            generation=given.repeat,
-            run=given.run,
+            job=self.job.spec.name,
+            generation=self.repeat,
+            run=self.job.run,
             verify_bytes=0,
         )
 
         async def stop_machine(_machine: Machine, client: AgentClient) -> pb.StopReply:
             return await client.stop(request, timeout_s=20)
 
-        return await on_all(self._agents, given.machines, stop_machine, say=lambda _: None, patience_s=given.patience_s)
+        return await on_all(
+            tools.agents, self.job.machines, stop_machine, say=lambda _: None, patience_s=self.patience_s
+        )
 
-    async def _kind(self, given: ReplayGroupInput) -> str:
+    async def _kind(self, tools: Tools) -> str:
         """The hardware of the machines, in their order; alike, it is told once."""
 
         async def hardware(machine: Machine) -> str:
             try:
-                if told := (await self._agents.get(machine.address).describe()).hardware:
+                if told := (await tools.agents.get(machine.address).describe()).hardware:
                     return told
             except EverstepError:
                 pass
             return f"unknown of {machine.name}"
 
-        found = await gathered(map(hardware, given.machines))
+        found = await gathered(map(hardware, self.job.machines))
         return found[0] if len(set(found)) == 1 else " + ".join(found)
 
-    async def _steps(self, given: ReplayGroupInput, machine: Machine) -> list[tuple[int, pb.StepRecord]]:
-        request = pb.StepsRequest(job=given.spec.name, rank=-1, from_step=0)
+    async def _steps(self, tools: Tools, machine: Machine) -> list[tuple[int, pb.StepRecord]]:
+        from agent.v1 import agent_pb2 as pb
+
+        request = pb.StepsRequest(job=self.job.spec.name, rank=-1, from_step=0)
         try:
-            replies = [reply async for reply in self._agents.get(machine.address).steps(request)]
+            replies = [reply async for reply in tools.agents.get(machine.address).steps(request)]
         except EverstepError as error:
             raise ApplicationError(f"{machine.name} does not say its step records: {error}") from error
         return [
-            (reply.rank, record) for reply in replies for record in reply.records if record.generation == given.repeat
+            (reply.rank, record) for reply in replies for record in reply.records if record.generation == self.repeat
         ]
 
-    async def _release(self, given: ReplayGroupInput) -> None:
+    async def _release(self, tools: Tools, say: Say) -> None:
         """End what the group has on its machines; where that fails, the job's next launch does, or its end."""
-        release = ReleaseInput(job=given.spec.name, machines=given.machines, run=given.run, dying_s=DYING_S)
         with contextlib.suppress(ApplicationError):
-            await self._ranks.release(release)
+            await ReleaseMachines(job=self.job, dying_s=DYING_S).perform(tools, say)
+
+    def _unable(self, why: str) -> GroupRun:
+        names = [machine.name for machine in self.job.machines]
+        return GroupRun(group=self.group, machines=names, end=RunEnd.UNABLE, repeat=self.repeat, why=why[:WHY])
 
 
 class Followed:
     """Ranks of a group while they run."""
 
-    def __init__(self, agents: AgentClients, given: ReplayGroupInput) -> None:
+    def __init__(self, agents: AgentClients, given: ReplayOnGroup) -> None:
         self._agents, self._given = agents, given
         self._ranks: dict[int, pb.RankProgress] = {}
         self._changed = asyncio.Event()
@@ -179,7 +213,7 @@ class Followed:
         A first step has its own time: what comes before it, e.g. reading the program from a slow disk, is no step.
         """
         given, start_s = self._given, self._given.start_s
-        followers = [asyncio.create_task(self._follow(machine)) for machine in given.machines]
+        followers = [asyncio.create_task(self._follow(machine)) for machine in given.job.machines]
         try:
             if not await self._within(start_s, self._started, say, "have begun"):
                 return (
@@ -203,7 +237,7 @@ class Followed:
 
     async def _within(self, limit_s: float, what: Callable[[], set[int]], say: Say, words: str) -> bool:
         """Wait until all ranks have come so far, or one has failed; whether that was in time."""
-        world = self._given.spec.topology().world_size
+        world = self._given.job.spec.topology().world_size
         try:
             async with asyncio.timeout(limit_s):
                 while len(what()) < world and not self._failed:
@@ -225,17 +259,19 @@ class Followed:
         return {rank.rank for rank in self._ranks.values() if rank.finished}
 
     def _late(self, what: Callable[[], set[int]]) -> str:
-        return _named(set(range(self._given.spec.topology().world_size)) - what())
+        return _named(set(range(self._given.job.spec.topology().world_size)) - what())
 
     async def _follow(self, machine: Machine) -> None:
-        request, backoff = pb.ProgressRequest(job=self._given.spec.name, interval_s=INTERVAL_S), Backoff(0.1, 1.0)
+        from agent.v1 import agent_pb2 as pb
+
+        request, backoff = pb.ProgressRequest(job=self._given.job.spec.name, interval_s=INTERVAL_S), Backoff(0.1, 1.0)
         while True:
             with contextlib.suppress(AgentError):
                 async for reply in self._agents.get(machine.address).progress(request):
                     for rank in reply.ranks:
                         if rank.generation == self._given.repeat:
                             self._ranks[rank.rank] = rank
-                    if len(self._ranks) == self._given.spec.topology().world_size:
+                    if len(self._ranks) == self._given.job.spec.topology().world_size:
                         slowest = min(one.completed_steps for one in self._ranks.values())
                         self._pace.see(slowest, time.monotonic())
                     self._changed.set()
@@ -321,11 +357,6 @@ def _superseded() -> bool:
     same ranks already."""
     details = activity.cancellation_details()
     return details is not None and (details.not_found or details.timed_out)
-
-
-def _unable(given: ReplayGroupInput, why: str) -> GroupRun:
-    names = [machine.name for machine in given.machines]
-    return GroupRun(group=given.group, machines=names, end=RunEnd.UNABLE, repeat=given.repeat, why=why[:WHY])
 
 
 def _named(ranks: Iterable[int]) -> str:

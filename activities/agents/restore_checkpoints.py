@@ -12,16 +12,27 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from activities.agents.call_all import on_all, prepared
-from activities.agents.convert import TO_WIRE, checkpoint_options
+from pydantic import Field
+
+from activities.activity import Activity, Bounds, twice
 from activities.heartbeat import Say, request_id
-from activities.messages import RestoreInput
-from agent.client import AgentClient, AgentClients
-from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.choose_restore import readers
+from everstep.decisions.keep.choose_restore import Restore, readers
+from everstep.decisions.keep.copies_text import wanted_text
+from everstep.model.evidence import Evidence
+from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
-from everstep.model.state_copy import Restored, StateCopy, Tier
+from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
+    from agent.client import AgentClient, AgentClients
+    from agent.v1 import agent_pb2 as pb
+
+SLOWEST_BYTES = 20_000_000
+"""Bytes a second of one machine: a restore that is slower is given up."""
 
 RETRY_S = 0.5
 """Before a copy that could not be fetched is tried again, seconds."""
@@ -29,6 +40,53 @@ SLOWEST_MB_S = 20.0
 """An agent that brings less is taken to hang, MB/s."""
 LEAST_S = 30.0
 """Any answer may take this long, seconds."""
+
+
+class RestoreCheckpoints(Activity[Restored]):
+    """Bring copies into the own slots of the machines whose ranks need them."""
+
+    name = "Restore checkpoints"
+
+    job: PlacedJob
+    copies: list[CopyToRestore]
+    """To be moved, or verified where they lie in the own slot already."""
+    digests: dict[int, str] = Field(default_factory=dict)
+    """Rank → digest of the tensors, where the storage says it."""
+    bytes: dict[int, int] = Field(default_factory=dict)
+    """Rank → size of its copy."""
+    disk_shared: bool = False
+    patience_s: float = 30.0
+    """How long a silent agent is asked again, seconds."""
+    reach_s: float = 10.0
+    """How long a copy is tried again that could not be fetched, seconds."""
+    what: str = ""
+    """For people: what is restored."""
+
+    @classmethod
+    def of(cls, job: PlacedJob, chosen: Restore, evidence: Evidence) -> RestoreCheckpoints:
+        """Bring the copies that a choice needs, and verify the own slots that were not verified yet."""
+        copies = [*chosen.copies, *chosen.unverified]
+        wanted = {copy.key for copy in copies}
+        held = {copy.rank: copy for copy in evidence.held if copy.key in wanted}
+        return cls(
+            job=job,
+            copies=copies,
+            digests={rank: copy.digest for rank, copy in held.items() if copy.digest},
+            bytes={rank: copy.bytes for rank, copy in held.items()},
+            disk_shared=evidence.disk_shared,
+            what=f"step {chosen.step}: {wanted_text(chosen.copies, chosen.unverified)}",
+        )
+
+    def line(self) -> str:
+        return self.what
+
+    def bounds(self) -> Bounds:
+        topology = self.job.spec.topology()
+        sizes = [sum(self.bytes.get(rank, 0) for rank in topology.ranks(index)) for index in range(topology.machines)]
+        return twice(timedelta(seconds=180 + max(sizes) / SLOWEST_BYTES))
+
+    async def perform(self, tools: Tools, say: Say) -> Restored:
+        return await CopyRestorer(tools.agents, self, say).run()
 
 
 @dataclass(slots=True)
@@ -42,14 +100,14 @@ class _Round:
 
 
 class CopyRestorer:
-    """One restore; the activity of the name calls :meth:`run`."""
+    """One restore."""
 
-    def __init__(self, agents: AgentClients, restore: RestoreInput, say: Say) -> None:
+    def __init__(self, agents: AgentClients, restore: RestoreCheckpoints, say: Say) -> None:
         self._agents = agents
         self._restore = restore
         self._say = say
-        self._assignment = restore.spec.assignment(restore.machines)
-        self._addresses = {machine.name: machine.address for machine in restore.machines}
+        self._assignment = restore.job.spec.assignment(restore.job.machines)
+        self._addresses = {machine.name: machine.address for machine in restore.job.machines}
         self._copies = {copy.rank: copy for copy in restore.copies}
         self._so_far = _Round()
 
@@ -99,26 +157,30 @@ class CopyRestorer:
             await asyncio.sleep(RETRY_S)
 
     async def _ask(self, ranks: Collection[int], from_reader: Mapping[int, int], label: str) -> None:
+        from activities.agents.call_all import on_all, prepared
+        from activities.agents.convert import checkpoint_options
+        from agent.v1 import agent_pb2 as pb
+
         so_far = self._so_far
         wanted: dict[str, list[int]] = defaultdict(list)
         for rank in sorted(ranks):
             wanted[self._assignment.home(rank).name].append(rank)
         answering = wanted.keys() - so_far.silent
-        asked = [machine for machine in self._restore.machines if machine.name in answering]
+        asked = [machine for machine in self._restore.job.machines if machine.name in answering]
 
         async def restore_machine(machine: Machine, client: AgentClient) -> pb.RestoreReply:
             request = pb.RestoreRequest(
                 request_id=f"{request_id()}/{label}",
-                job=self._restore.spec.name,
+                job=self._restore.job.spec.name,
                 shards=[self._source(rank, from_reader.get(rank)) for rank in wanted[machine.name]],
-                checkpoint=checkpoint_options(self._restore.spec),
-                run=self._restore.run,
+                checkpoint=checkpoint_options(self._restore.job.spec),
+                run=self._restore.job.run,
             )
             size_mb = sum(self._restore.bytes.get(rank, 0) for rank in wanted[machine.name]) / 1e6
             patience_s = LEAST_S + size_mb / SLOWEST_MB_S
             restore = self._restore
             return await prepared(
-                client, restore.spec, restore.run, lambda: client.restore(request, timeout_s=patience_s)
+                client, restore.job.spec, restore.job.run, lambda: client.restore(request, timeout_s=patience_s)
             )
 
         done, silent = await on_all(
@@ -141,6 +203,9 @@ class CopyRestorer:
             so_far.unreached[rank] = answer.reason
 
     def _source(self, rank: int, reader: int | None) -> pb.ShardSource:
+        from activities.agents.convert import TO_WIRE
+        from agent.v1 import agent_pb2 as pb
+
         copy = self._copies[rank]
         at_home = copy.machine == self._assignment.home(rank).name
         source = pb.ShardSource(

@@ -9,19 +9,16 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities import messages
-from activities.clusters.cluster import Cluster, Listing
-from activities.heartbeat import heartbeating, request_id
+from activities.activity import Activity, Bounds, within
+from activities.clusters.cluster import Listing
+from activities.heartbeat import Say, request_id
 from activities.turns import gathered
-from agent.client import AgentClients
-from agent.monitor.finding_messages import finding_of
-from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
 from everstep.model.finding import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
@@ -29,6 +26,12 @@ from everstep.model.machine import Machine
 from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean
 from everstep.model.version import CodeVersion
 
+if TYPE_CHECKING:
+    from activities.tools import Tools
+    from agent.v1 import agent_pb2 as pb
+
+LIMIT = timedelta(minutes=2)
+"""A look that takes longer is given up: the next one may do better."""
 ANSWER_S = 3.0
 """A machine that does not answer within this time cannot be used now, seconds."""
 RELEASE_S = 30.0
@@ -63,34 +66,34 @@ class _Jobs:
         return any(job.run != one.run or one.machine.name not in {m.name for m in job.machines} for job in found)
 
 
-class LookActivities:
-    """Looks at a cluster for its pool."""
+class LookAtMachines(Activity[Looked]):
+    """Look once at everything: which machines there are, which jobs run where, and how the idle machines are."""
 
-    def __init__(self, agents: AgentClients, cluster: Cluster | None) -> None:
-        """Use these agents.
+    name = "Look at machines"
 
-        Args:
-            agents: Clients by address.
-            cluster: Lists the machines; None: nobody does, and the pool knows those that jobs name.
-        """
-        self._agents = agents
-        self._cluster = cluster
+    request: LookRequest
+    known: int
+    """So many machines the pool knows, for people."""
 
-    @activity.defn(name=messages.POOL_LOOK)
-    async def look(self, request: LookRequest) -> Looked:
-        """Look once at everything."""
-        async with heartbeating():
-            listing, problem = await self._list()
-            asked = {machine.name: machine for machine in request.idle}
-            if request.fresh and listing is not None:
-                asked |= {machine.name: machine for machine in listing.machines}
-            described = await self._of_each(asked.values(), self._describe)
-            there = {job.job for reply in described.values() if not isinstance(reply, str) for job in reply.jobs}
-            jobs = await _ask_jobs(activity.client(), activity.info().task_queue, {*request.leased, *there})
-            remains = {one.machine.name: one for one in request.clean if jobs.have_left(one)}
-            found = await self._of_each(
-                request.idle, lambda machine: self._ask(machine, described[machine.name], remains.get(machine.name))
-            )
+    def line(self) -> str:
+        return f"{self.known} machines"
+
+    def bounds(self) -> Bounds:
+        return within(LIMIT)
+
+    async def perform(self, tools: Tools, say: Say) -> Looked:
+        listing, problem = await self._list(tools)
+        asked = {machine.name: machine for machine in self.request.idle}
+        if self.request.fresh and listing is not None:
+            asked |= {machine.name: machine for machine in listing.machines}
+        described = await _of_each(asked.values(), lambda machine: self._describe(tools, machine))
+        there = {job.job for reply in described.values() if not isinstance(reply, str) for job in reply.jobs}
+        jobs = await _ask_jobs(activity.client(), activity.info().task_queue, {*self.request.leased, *there})
+        remains = {one.machine.name: one for one in self.request.clean if jobs.have_left(one)}
+        found = await _of_each(
+            self.request.idle,
+            lambda machine: self._ask(tools, machine, described[machine.name], remains.get(machine.name)),
+        )
         silent = [f"job {name} does not say where it runs: {why}" for name, why in jobs.unknown.items()]
         problems = [problem, jobs.problem, *silent]
         return Looked(
@@ -106,31 +109,18 @@ class LookActivities:
             problem="; ".join(problem for problem in problems if problem)[:500],
         )
 
-    async def _list(self) -> tuple[Listing | None, str]:
-        if self._cluster is None:
+    async def _list(self, tools: Tools) -> tuple[Listing | None, str]:
+        if tools.cluster is None:
             return None, ""
         try:
-            return await self._cluster.list(), ""
+            return await tools.cluster.list(), ""
         except EverstepError as error:
             return None, f"the machines of the cluster are not known: {error}"
 
-    async def _of_each(
-        self, machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]
-    ) -> dict[str, T]:
-        """Name of a machine → its answer; some are asked side by side."""
-        room, listed = asyncio.Semaphore(MACHINES_AT_ONCE), list(machines)
-
-        async def in_room(machine: Machine) -> T:
-            async with room:
-                return await ask(machine)
-
-        answers = await gathered(map(in_room, listed))
-        return {machine.name: answer for machine, answer in zip(listed, answers, strict=True)}
-
-    async def _describe(self, machine: Machine) -> pb.DescribeReply | str:
+    async def _describe(self, tools: Tools, machine: Machine) -> pb.DescribeReply | str:
         """What a machine says of itself, or why it cannot be used."""
         try:
-            described = await self._agents.get(machine.address).describe(timeout_s=ANSWER_S)
+            described = await tools.agents.get(machine.address).describe(timeout_s=ANSWER_S)
         except EverstepError as error:
             return f"it does not answer: {error}"[:200]
         if described.machine != machine.name:
@@ -138,12 +128,14 @@ class LookActivities:
         return described
 
     async def _ask(
-        self, machine: Machine, described: pb.DescribeReply | str, remains: ToClean | None
+        self, tools: Tools, machine: Machine, described: pb.DescribeReply | str, remains: ToClean | None
     ) -> tuple[str, bool]:
         """Why a machine cannot be used, and whether nothing of the job is left there that it was evicted from."""
+        from agent.v1 import agent_pb2 as pb
+
         if isinstance(described, str):
             return described, False
-        agent, left = self._agents.get(machine.address), {job.job: job for job in described.jobs}
+        agent, left = tools.agents.get(machine.address), {job.job: job for job in described.jobs}
         try:
             if remains is not None and remains.job in left and left[remains.job].run in {"", remains.run}:
                 await agent.release(
@@ -161,8 +153,22 @@ class LookActivities:
             return f"it does not do what it is asked: {error}"[:200], False
 
 
+async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]) -> dict[str, T]:
+    """Name of a machine → its answer; some are asked side by side."""
+    room, listed = asyncio.Semaphore(MACHINES_AT_ONCE), list(machines)
+
+    async def in_room(machine: Machine) -> T:
+        async with room:
+            return await ask(machine)
+
+    answers = await gathered(map(in_room, listed))
+    return {machine.name: answer for machine, answer in zip(listed, answers, strict=True)}
+
+
 def _fault_of(reply: pb.InspectReply) -> str:
     """Why inspections say that a machine is faulty; empty: they do not, or do not know."""
+    from agent.monitor.finding_messages import finding_of
+
     found = worst_first(finding_of(one) for state in reply.inspections for one in state.findings)
     return next((f"{one.reason}: {one.headline}"[:200] for one in found if one.verdict is Health.FAULTY), "")
 

@@ -9,7 +9,8 @@ history is kept by Temporal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 from temporalio import activity
@@ -18,14 +19,18 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities import messages
-from activities.heartbeat import heartbeating
-from activities.messages import ClosedInput, LaunchInput
+from activities.activity import Activity, Bounds
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.stop_ranks import StopRanks
+from activities.heartbeat import Say
 from everstep.decisions.keep.lineage import FROM_NOTHING
 from everstep.model.evidence import Evidence
 from everstep.model.incident import Left
 from everstep.model.launch import Launched
 from everstep.model.message import Model
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
 
 T = TypeVar("T")
 CHARACTERS = 200
@@ -46,14 +51,30 @@ class Begun(Model):
     carried: CarriedLaunches | None = None
 
 
-class IncidentActivities:
-    """The activities that read workflows."""
+class LaunchBegun(Model):
+    """The input of a launch, as far as it matters here."""
 
-    @activity.defn(name=messages.CLOSED)
-    async def read_closed(self, closed: ClosedInput) -> Left:
-        """Read what an incident had done when it was closed."""
-        async with heartbeating():
-            return await read_closed(activity.client(), closed.incident)
+    generation: int
+    resume_step: int
+    reshard_from: str = ""
+
+
+class ReadClosedIncident(Activity[Left]):
+    """Read what an incident had done when it was closed; tried until Temporal answers."""
+
+    name = "Read closed incident"
+
+    incident: str
+    """Id of its workflow."""
+
+    def line(self) -> str:
+        return f"what {self.incident} had launched"
+
+    def bounds(self) -> Bounds:
+        return Bounds(timedelta(minutes=2), None)
+
+    async def perform(self, tools: Tools, say: Say) -> Left:
+        return await read_closed(activity.client(), self.incident)
 
 
 async def read_closed(client: Client, incident: str) -> Left:
@@ -96,11 +117,11 @@ class Reader:
 
     async def _scheduled(self, event: HistoryEvent) -> None:
         scheduled = event.activity_task_scheduled_event_attributes
-        if scheduled.activity_type.name == messages.STOP:
+        if scheduled.activity_type.name == StopRanks.name:
             self._stops.add(event.event_id)
             self._learn(launched=None)
-        elif scheduled.activity_type.name == messages.LAUNCH:
-            launch = await self._read(scheduled.input.payloads, LaunchInput)
+        elif scheduled.activity_type.name == LaunchRanks.name:
+            launch = await self._read(scheduled.input.payloads, LaunchBegun)
             begun = FROM_NOTHING if launch.reshard_from else launch.resume_step
             self._launch = event.event_id
             self._learn(

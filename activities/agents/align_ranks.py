@@ -1,0 +1,138 @@
+"""Before a stop that is not urgent all ranks end the same step, save it, and wait there.
+
+It is done before an update of the code, and before a machine whose ranks step leaves the job for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from activities.activity import Activity, Bounds, twice
+from activities.heartbeat import Say
+from everstep.base.backoff import Backoff
+from everstep.base.text import listed
+from everstep.errors import AgentError
+from everstep.model.job import PlacedJob
+from everstep.model.machine import Machine
+from everstep.model.message import Model
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
+    from agent.client import AgentClient
+    from agent.v1 import agent_pb2 as pb
+
+ASKED_S = 3.0
+"""A machine that does not answer within this time is not waited for."""
+INTERVAL_S = 0.02
+"""Between two looks of an agent at its ranks."""
+AHEAD = 1
+"""Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest."""
+ASK_AGAIN_S = 30.0
+"""Time after which ranks that wait are asked again; not asked for ``UNASKED_S`` (``step_reports.py``), they go on."""
+NAMED = 4
+"""Ranks that an answer names."""
+
+
+class RanksAligned(Model):
+    """Whether all ranks wait at the end of the same step."""
+
+    step: int = -1
+    """Completed steps at which all ranks wait; -1: they do not."""
+    why: str = ""
+    """Where they do not: why."""
+
+
+class AlignRanks(Activity[RanksAligned]):
+    """Have all ranks of a generation end the same step, save it and wait there."""
+
+    name = "Align ranks"
+
+    job: PlacedJob
+    generation: int
+    backed_up: list[int] = Field(default_factory=list)
+    """Ranks whose backup has to have the step as well: they resume from it, on other machines."""
+
+    @property
+    def _patience_s(self) -> float:
+        return self.job.spec.policy.stop.align_s
+
+    def line(self) -> str:
+        return f"generation {self.generation}: every rank ends the same step"
+
+    def bounds(self) -> Bounds:
+        return twice(timedelta(seconds=self._patience_s + 15))
+
+    async def perform(self, tools: Tools, say: Say) -> RanksAligned:
+        """Name a step that no rank has passed, and wait until all of them have completed and saved it."""
+        from activities.agents.call_all import on_all
+        from agent.v1 import agent_pb2 as pb
+
+        agents, spec, machines = tools.agents, self.job.spec, self.job.machines
+
+        async def farthest(_machine: Machine, client: AgentClient) -> pb.AlignRanksReply:
+            return await client.align_ranks(pb.AlignRanksRequest(job=spec.name, generation=self.generation))
+
+        asked, silent = await on_all(agents, machines, farthest, say=say, patience_s=ASKED_S)
+        if silent:
+            return RanksAligned(why=f"{listed(silent, NAMED)} does not answer: the ranks are stopped as they are")
+        if not all(reply.known for reply in asked.values()):
+            return RanksAligned(why="the script does not number its steps: the ranks are stopped as they are")
+        step = max(reply.farthest for reply in asked.values()) + AHEAD
+        done: dict[int, bool] = {}
+        backed_up = frozenset(self.backed_up)
+        changed = asyncio.Event()
+
+        request = pb.AlignRanksRequest(job=spec.name, generation=self.generation, step=step)
+
+        async def keep_asking(machine: Machine) -> None:
+            while True:
+                await asyncio.sleep(ASK_AGAIN_S)
+                with contextlib.suppress(AgentError):
+                    await agents.get(machine.address).align_ranks(request)
+
+        async def follow(machine: Machine) -> None:
+            client, backoff = agents.get(machine.address), Backoff(0.1, 1.0)
+            while True:
+                with contextlib.suppress(AgentError):
+                    await client.align_ranks(request)
+                    progress = pb.ProgressRequest(job=spec.name, interval_s=INTERVAL_S)
+                    async for reply in client.progress(progress):
+                        for rank in reply.ranks:
+                            if rank.generation == self.generation:
+                                done[rank.rank] = not rank.alive or _is_safe(rank, step, backed_up)
+                        changed.set()
+                await asyncio.sleep(backoff.next_s())
+
+        world = spec.topology().world_size
+        followers = [asyncio.create_task(one(machine)) for machine in machines for one in (follow, keep_asking)]
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while not (len(done) == world and all(done.values())):
+                    changed.clear()
+                    say(f"{sum(done.values())} of {world} ranks ended step {step}")
+                    await changed.wait()
+        except TimeoutError:
+            late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
+            return RanksAligned(
+                why=f"{listed(late, NAMED)} did not end step {step} and save it within {self._patience_s:g} s: "
+                "the ranks are stopped as they are"
+            )
+        finally:
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+        return RanksAligned(step=step)
+
+
+def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:
+    """Whether a rank has completed the step, and saved it where it is needed."""
+    saved = rank.saved
+    if saved.own_step < 0:  # it keeps no checkpoints
+        return rank.completed_steps >= step
+    backup = rank.rank not in backed_up or saved.backup_none or saved.backup_step >= step
+    return rank.completed_steps >= step and saved.own_step >= rank.completed_steps and backup

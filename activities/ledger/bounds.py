@@ -1,0 +1,18 @@
+"""How long a write into the ledger is tried."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio.common import RetryPolicy
+
+from activities.activity import Bounds
+
+ON_LEDGER = Bounds(timedelta(seconds=20), timedelta(seconds=30))
+"""For half a minute; then the job continues without it."""
+ON_LEDGER_WHEN_BACK = Bounds(
+    timedelta(seconds=20),
+    timedelta(hours=1),
+    RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+)
+"""For an hour, into a ledger that is away: nothing waits for it."""

@@ -1,0 +1,59 @@
+"""A notice is delivered to one receiver."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
+
+from activities.activity import Activity, Bounds
+from activities.heartbeat import Say
+from activities.notices.settings import LONGEST_S
+from everstep.errors import NoticeError
+from everstep.model.notice import Notice
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
+
+PATIENT_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=2.0, maximum_interval=timedelta(minutes=10)
+)
+"""Soon at first, then as a receiver that is away for hours needs it."""
+NOT_TAKEN = "NotTaken"
+"""Type of the error by which a receiver that did not take a notice is told."""
+
+
+class DeliverNotice(Activity[str]):
+    """Deliver a notice once; the result is what came back.
+
+    Raises:
+        ApplicationError: it was not accepted; it may be later.
+    """
+
+    name = "Deliver notice"
+
+    notice: Notice
+    receiver: str
+    """Its name in the file of the workers."""
+    patience_s: float
+    """For how long it is tried, seconds."""
+
+    def line(self) -> str:
+        return self.receiver
+
+    def bounds(self) -> Bounds:
+        return Bounds(timedelta(seconds=2 * LONGEST_S), timedelta(seconds=self.patience_s), PATIENT_RETRY)
+
+    async def perform(self, tools: Tools, say: Say) -> str:
+        from activities.notices.deliver import deliver
+
+        receiver = tools.notices.named(self.receiver) if tools.notices else None
+        if receiver is None:
+            why = f"the worker that tried has no receiver {self.receiver!r}: give all workers the same file"
+            raise ApplicationError(why, type=NOT_TAKEN)
+        try:
+            return await deliver(receiver, self.notice)
+        except NoticeError as error:
+            raise ApplicationError(str(error), type=NOT_TAKEN) from None

@@ -1,0 +1,83 @@
+"""Idle machines get the code that jobs run, before one of them takes another's place."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+
+from activities.activity import FEW_TRIES, Activity, Bounds, within
+from activities.agents.check_version import last_line, try_request
+from activities.heartbeat import Say
+from activities.turns import gathered
+from everstep.base.text import listed
+from everstep.errors import AgentError, AgentUnreachable, ConfigError
+from everstep.model.job import JobSpec
+from everstep.model.job_state import JobState, job_workflow_id
+from everstep.model.machine import Machine
+from everstep.model.pool import Readied, ReadyRequest
+from everstep.model.version import CodeVersion
+
+if TYPE_CHECKING:
+    from activities.agents.ship import Shipment
+    from activities.tools import Tools
+
+LIMIT = timedelta(minutes=10)
+"""Machines that were not made ready within this time are not tried again for the same version."""
+AT_ONCE = 4
+"""Machines that are made ready side by side: nobody waits for them, and jobs need the worker."""
+TRY_S = 120.0
+"""A script that has not come to where it joins its job after this long is left there, seconds."""
+JOB_ANSWER = timedelta(seconds=5)
+"""A job that does not say what it runs within this time is asked with the next look."""
+
+
+class ReadyStandbys(Activity[Readied]):
+    """Bring a version to machines and try it there; a job that runs another one by now is left to the next look."""
+
+    name = "Ready standbys"
+
+    request: ReadyRequest
+
+    def line(self) -> str:
+        return f"{self.request.job}: {listed([machine.name for machine in self.request.machines])}"
+
+    def bounds(self) -> Bounds:
+        return within(LIMIT, FEW_TRIES)
+
+    async def perform(self, tools: Tools, say: Say) -> Readied:
+        from activities.agents.ship import Shipment
+
+        handle = activity.client().get_workflow_handle(job_workflow_id(self.request.job))
+        state: JobState = await handle.query("state", result_type=JobState, rpc_timeout=JOB_ANSWER)
+        spec = state.spec
+        if CodeVersion.of(spec).id != self.request.version or not spec.code or state.status != "running":
+            return Readied()
+        room, found = asyncio.Semaphore(AT_ONCE), Readied()
+        async with Shipment(tools.versions, spec.code, say) as shipment:
+
+            async def make_ready(machine: Machine) -> None:
+                async with room:
+                    try:
+                        found.machines[machine.name] = await self._on(tools, machine, spec, shipment)
+                    except AgentUnreachable:
+                        return  # the next look says what it is
+
+            await gathered(map(make_ready, self.request.machines))
+        return found
+
+    async def _on(self, tools: Tools, machine: Machine, spec: JobSpec, shipment: Shipment) -> str:
+        """What was found against a version on one machine; empty: nothing."""
+        from agent.v1 import agent_pb2 as pb
+
+        client = tools.agents.get(machine.address)
+        try:
+            await shipment.supply(client)
+            reply = await client.try_code(try_request(spec, 0, TRY_S), timeout_s=TRY_S * 1.5)
+        except AgentUnreachable:
+            raise
+        except (ConfigError, AgentError) as error:
+            return str(error)
+        return last_line(reply.text) if reply.outcome == pb.TryCodeReply.FAILED else ""

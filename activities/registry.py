@@ -1,0 +1,68 @@
+"""All activities, as a worker registers them. A new one is a file of its own and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from temporalio import activity
+
+from activities.activity import Activity
+from activities.agents.align_ranks import AlignRanks
+from activities.agents.await_machines import AwaitMachines
+from activities.agents.check_room import CheckRoom
+from activities.agents.check_version import CheckVersion
+from activities.agents.confirm_steps import ConfirmSteps
+from activities.agents.diagnose_machines import DiagnoseMachines
+from activities.agents.find_checkpoints import FindCheckpoints
+from activities.agents.launch_ranks import LaunchRanks
+from activities.agents.prepare_machines import PrepareMachines
+from activities.agents.read_folder import ReadFolder
+from activities.agents.release_machines import ReleaseMachines
+from activities.agents.replay_on_group import ReplayOnGroup
+from activities.agents.restore_checkpoints import RestoreCheckpoints
+from activities.agents.stop_ranks import StopRanks
+from activities.agents.trace_ranks import TraceRanks
+from activities.agents.vote_round import VoteRound
+from activities.heartbeat import heartbeating
+from activities.ledger.record_job import RecordJob
+from activities.ledger.write_conclusion import WriteConclusion
+from activities.notices.deliver_notice import DeliverNotice
+from activities.pool.await_standbys import AwaitStandbys
+from activities.pool.give_machines_back import GiveMachinesBack
+from activities.pool.lease_machines import LeaseMachines
+from activities.pool.look_at_machines import LookAtMachines
+from activities.pool.provision_machines import ProvisionMachines
+from activities.pool.ready_standbys import ReadyStandbys
+from activities.pool.replace_machines import ReplaceMachines
+from activities.read_closed_incident import ReadClosedIncident
+from activities.versions.make_version import MakeVersion
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
+
+ACTIVITIES: tuple[type[Activity[Any]], ...] = (
+    *(PrepareMachines, StopRanks, LaunchRanks, ConfirmSteps, AlignRanks, AwaitMachines, ReleaseMachines),
+    *(FindCheckpoints, ReadFolder, CheckRoom, RestoreCheckpoints),
+    *(TraceRanks, VoteRound, DiagnoseMachines, ReplayOnGroup),
+    *(MakeVersion, CheckVersion),
+    *(LeaseMachines, ReplaceMachines, GiveMachinesBack, AwaitStandbys),
+    *(LookAtMachines, ProvisionMachines, ReadyStandbys),
+    *(ReadClosedIncident, WriteConclusion, RecordJob, DeliverNotice),
+)
+
+
+def functions(tools: Tools) -> list[Callable[..., Coroutine[Any, Any, Any]]]:
+    """What a worker registers: for each activity a function with its name."""
+    return [function(kind, tools) for kind in ACTIVITIES]
+
+
+def function(kind: type[Activity[Any]], tools: Tools) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """One activity as Temporal wants it; it heartbeats as long as it runs."""
+
+    async def perform(request: Any) -> Any:
+        async with heartbeating() as say:
+            return await request.perform(tools, say)
+
+    perform.__annotations__ = {"request": kind, "return": kind.result_type()}
+    return activity.defn(name=kind.name)(perform)

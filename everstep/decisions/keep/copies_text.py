@@ -1,0 +1,34 @@
+"""Copies of training state in words: from where they are restored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from everstep.base.text import listed
+from everstep.model.state_copy import CopyToRestore, Tier
+
+SOURCES = {
+    Tier.OWN: "own memory on {}",
+    Tier.BACKUP: "backups on {}",
+    Tier.DISK: "disk of {}",
+    Tier.REMOTE: "remote storage",
+}
+
+
+def copies_text(copies: Iterable[CopyToRestore]) -> str:
+    """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for copy in copies:
+        source = SOURCES.get(copy.tier, f"{copy.tier} of {{}}")
+        ranks[source.format(copy.machine)].append(copy.rank)
+    parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
+    return "; ".join(parts[:4]) + (
+        f"; and from {len(parts) - 4} more {'place' if len(parts) == 5 else 'places'}" if len(parts) > 4 else ""
+    )
+
+
+def wanted_text(copies: Sequence[CopyToRestore], unverified: Sequence[CopyToRestore]) -> str:
+    """What a restore is going to do: ``rank 4 from backups on m1; verify 7 own slots``."""
+    verify = [f"verify {len(unverified)} own {'slot' if len(unverified) == 1 else 'slots'}"] if unverified else []
+    return "; ".join([*([copies_text(copies)] if copies else []), *verify])
