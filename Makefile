@@ -65,14 +65,14 @@ bench: temporal ## the benchmarks, quick; fails at the end if a peer did not run
 	  $(BIN)/python -P $$b --quick || failed="$$failed $$b"; done; test -z "$$failed" || { echo "not whole:$$failed" >&2; exit 1; }
 
 sweep: temporal ## kill the worker at every event in turn, of a crash, an eviction, an update, a rollback and a replay (long)
-	@for of in crash eviction update rollback replay; do $(BIN)/everstep sweep --of $$of || exit 1; done
+	@for of in crash eviction update rollback replay; do $(BIN)/python -P -m soaks sweep --of $$of || exit 1; done
 
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
 	@$(BIN)/python -P -m pytest -m "" tests/drills/wide.py tests/drills/wide_evictions.py tests/drills/wide_replays.py tests/drills/wide_stages.py tests/drills/wide_ladder.py tests/drills/wide_slow.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py
 	@$(BIN)/python -P -m pytest -m wide
 
 soak: temporal ## hundreds of faults that meet each other in one long job (FAULTS=300 SEED=1; network and small file systems need root)
-	@$(BIN)/everstep soak --faults $(FAULTS) --seed $(SEED)
+	@$(BIN)/python -P -m soaks soak --faults $(FAULTS) --seed $(SEED)
 
 mutants: temporal ## break one piece of code at a time; a test has to notice each (long; ONLY="words" picks some)
 	@$(BIN)/python -P -m tests.mutants $(ONLY)

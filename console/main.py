@@ -48,8 +48,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "policy": ("policy", "Jobs", "Which machines leave a job, by which rules; explain and simulate."),
     "report": ("report", "Jobs", "The last days: incidents, lost time, evictions, ETTR; for a meeting."),
     "drill": ("drill", "Game days", "Inject a real fault and judge the recovery."),
-    "sweep": ("sweep", "Game days", "Kill the worker at every event of an incident in turn."),
-    "soak": ("soak", "Game days", "Let faults of every kind meet each other in one long job."),
     "worker": ("worker", "Deployment", "Run a worker: workflows, activities, watcher."),
     "notices": ("notices", "Deployment", "Who is told of events: try whether notices arrive."),
     "agent": ("agent", "Deployment", "Run the agent of one machine."),
@@ -133,10 +131,10 @@ def everstep(
     """
 
 
-def run(arguments: list[str] | None = None) -> int:
+def run(arguments: list[str] | None = None, commands: typer.Typer | None = None) -> int:
     """Run one command; returns its exit code."""
     try:
-        app(arguments)
+        (commands or app)(arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILED
     except EverstepError as error:
@@ -153,10 +151,10 @@ def run(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def main() -> None:
-    """Entry of the console script."""
+def main(commands: typer.Typer | None = None) -> None:
+    """Entry of the console script, and of programs with other commands."""
     gc.set_threshold(*COLLECT_AFTER)
-    code = run()
+    code = run(commands=commands)
     sys.stdout.flush()
     sys.stderr.flush()
     # A plain exit crashes in about half of the runs that used Temporal's client: its runtime's threads outlive Python.

@@ -22,13 +22,14 @@ __all__ = ["Checkpoint", "Run", "Topology", "join"]
 if TYPE_CHECKING:
     from everstep.model.topology import Topology
     from everstep.training.checkpoint import Checkpoint
-    from everstep.training.run import Run, join
+    from everstep.training.join import join
+    from everstep.training.run import Run
 
 _HOME = {
     "Checkpoint": "everstep.training.checkpoint",
     "Run": "everstep.training.run",
     "Topology": "everstep.model.topology",
-    "join": "everstep.training.run",
+    "join": "everstep.training.join",
 }
 
 

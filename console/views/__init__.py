@@ -1,1 +1,1 @@
-"""What commands show: jobs as they run, their state, incidents, drills, soaks."""
+"""What commands show: jobs as they run, their state, incidents, drills."""

@@ -7,26 +7,23 @@ nothing is saved: the same script runs under torchrun and plain python.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from everstep.errors import ConfigError
-from everstep.model.topology import Axis, Coordinate, Topology
+from everstep.model.topology import Coordinate, Topology
 from everstep.rank import environment
-from everstep.rank.drill_faults import RankFaults
 from everstep.rank.step_reports import Flops, ReportFile
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
-from everstep.training.launch_environment import JoinSizes, from_environment, origin_of, topology_of_job
+from everstep.training.launch_environment import from_environment, origin_of
 from everstep.training.save_signal import SaveSignal
-from everstep.training.trial import end_if_tried
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,54 +34,6 @@ ALIGN_POLL_S = 0.005
 """Time between two looks at whether a rank still has to wait; it is killed while it waits, so this delays nothing."""
 REPLAY_WAIT_S = 600.0
 """A rank of a replay that was not stopped within this time ends itself."""
-
-
-def join(
-    *,
-    tp: int | None = None,
-    pp: int | None = None,
-    order: Sequence[Axis] | None = None,
-    mesh: Mapping[str, int] | None = None,
-    groups: Sequence[str] | None = None,
-    flops_per_token: float | None = None,
-    peak_flops: float | None = None,
-) -> Run:
-    """Join the job that this rank belongs to. Call it once, early in the script.
-
-    Args:
-        tp: Tensor-parallel size; None: what the job was started with, outside everstep 1.
-        pp: Pipeline-parallel size, likewise. The data-parallel size follows.
-        order: Axes of the mesh, the last one varies fastest; None: the job's,
-            outside everstep pp-dp-tp.
-        mesh: Instead of these: every axis by name, in order, with its size, as
-            in ``{"pp": 2, "dp_replicate": 2, "dp_shard": -1}``; -1: what the others leave.
-        groups: Parallel groups laid over axes, as in ``["ep=8:dp_shard+cp"]``; None: the job's.
-        flops_per_token: Floating point operations of the whole model, forward and backward, for one token; None: 6
-            for each parameter of the models that are given to ``checkpoint``.
-        peak_flops: What this rank's device can do in a second; None: what is known of its GPU.
-
-    Raises:
-        TopologyError: the sizes do not multiply, or are not those of the job.
-        ConfigError: an environment variable of torchrun or everstep makes no sense.
-    """
-    report_file = os.environ.get(environment.REPORT_FILE)
-    axes, laid = tuple(order) if order is not None else None, tuple(groups) if groups is not None else None
-    topology = topology_of_job(JoinSizes(tp, pp, axes, mesh, laid))
-    for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
-    end_if_tried()
-    rank, flops = from_environment("RANK", 0), Flops(flops_per_token or 0.0, peak_flops or 0.0)
-    if not report_file:
-        return Run(topology, rank, None, flops)
-    reports = ReportFile.open(Path(report_file))
-    reports.attach()
-    faults = RankFaults.from_environment(rank)
-    if faults is None:
-        return Run(topology, rank, reports, flops)
-    from everstep.training.drilled_run import DrilledRun
-
-    return DrilledRun(topology, rank, reports, flops, faults)
 
 
 class Run:

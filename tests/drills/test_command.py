@@ -1,4 +1,4 @@
-"""The commands ``everstep drill`` and ``everstep sweep``, as a script calls them."""
+"""The command ``everstep drill``, and the sweep, as a script calls them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from controlplane.local import cluster_processes
 from controlplane.local.cluster import SHM_ROOT
-from drills.sweep import SweepRow, run_sweep
 from everstep.model.incident import Symptom
+from soaks.sweep import SweepRow, run_sweep
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(300)]
 

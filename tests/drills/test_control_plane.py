@@ -9,8 +9,8 @@ from temporalio.api.enums.v1 import EventType
 
 from drills import DrillCluster, DrillResult
 from drills.observe import transactions
-from drills.sweep import history
 from everstep.model.job_state import incident_workflow_id
+from soaks.sweep import history
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 

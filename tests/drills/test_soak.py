@@ -1,4 +1,4 @@
-"""The command ``everstep soak``: faults that meet each other in every way, in a soak that is killed and goes on."""
+"""A soak: faults that meet each other in every way; it is killed and resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
-from drills.soak.plan import GAP, How, SoakPlan
+from soaks.plan import GAP, How, SoakPlan
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
 
@@ -26,7 +26,7 @@ ONLY = [text for kind in (*QUICK, "kill-temporal", "flip-bit") for text in ("--o
 
 
 def soak(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "console.main", "soak", "--json", "--tries", "0", *arguments]
+    command = [sys.executable, "-P", "-m", "soaks", "soak", "--json", "--tries", "0", *arguments]
     env = os.environ | {"EVERSTEP_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

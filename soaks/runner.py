@@ -23,18 +23,18 @@ from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.observe.step_records import Records
 from drills.runner import References
-from drills.soak.draw import left_out
-from drills.soak.episode import Episodes
-from drills.soak.job import POLICY, SoakJob
-from drills.soak.left import LeftCluster, alone_in
-from drills.soak.look import failed_tasks
-from drills.soak.other_job import OtherJob
-from drills.soak.own_job import run_own_job
-from drills.soak.plan import Setting, SoakPlan
-from drills.soak.reduce import reduced
-from drills.soak.result import EpisodeResult, Journal, PartResult, SoakResult
 from everstep.errors import CannotInject, EverstepError
 from everstep.model.job_state import job_workflow_id
+from soaks.draw import left_out
+from soaks.episode import Episodes
+from soaks.job import POLICY, SoakJob
+from soaks.left import LeftCluster, alone_in
+from soaks.look import failed_tasks
+from soaks.other_job import OtherJob
+from soaks.own_job import run_own_job
+from soaks.plan import Setting, SoakPlan
+from soaks.reduce import reduced
+from soaks.result import EpisodeResult, Journal, PartResult, SoakResult
 
 PLAN, JOURNAL, CLUSTER = "plan.json", "journal.jsonl", "cluster.json"
 END_LIMIT_S = 120.0

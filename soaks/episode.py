@@ -22,17 +22,17 @@ from drills.observe import step_records
 from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
 from drills.observe.stored_copies import Damaged
-from drills.soak.both_jobs import BothJobs
-from drills.soak.invariants import Baseline, Struck, learn, violations
-from drills.soak.job import SoakJob
-from drills.soak.look import GateLook, failed_tasks, look
-from drills.soak.other_job import OtherJob
-from drills.soak.plan import GAP, Episode
-from drills.soak.result import EpisodeResult, undisturbed
 from drills.spec.fault import Entry
 from drills.verdict import copies_told
 from everstep.errors import ClusterError, EverstepError, SoakStuck
 from everstep.rank import drill_faults as faults
+from soaks.both_jobs import BothJobs
+from soaks.invariants import Baseline, Struck, learn, violations
+from soaks.job import SoakJob
+from soaks.look import GateLook, failed_tasks, look
+from soaks.other_job import OtherJob
+from soaks.plan import GAP, Episode
+from soaks.result import EpisodeResult, undisturbed
 
 LIMIT_S = 240.0
 """A job has come from one gate to the next within this long."""

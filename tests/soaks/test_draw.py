@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from drills.checks import check
 from drills.faults.all import FAULTS, fault_named
 from drills.faults.not_finite import MachineBitflip
-from drills.soak.choose import chosen
-from drills.soak.draw import draw, left_out, meetings, soaked
-from drills.soak.plan import GAP, Sizes, SoakPlan
 from drills.spec.request import DrillRequest
 from everstep.errors import ConfigError, EverstepError
+from soaks.choose import chosen
+from soaks.draw import draw, left_out, meetings, soaked
+from soaks.plan import GAP, Sizes, SoakPlan
 
 THREE = {"machines": 3, "ranks_per_machine": 1, "tp": 1, "pp": 1}
 SMALL = Sizes(machines=4, ranks_per_machine=1, tp=2, pp=1)

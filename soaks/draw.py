@@ -10,12 +10,12 @@ from drills.faults.all import FAULTS, fault_named, make_fault
 from drills.faults.control_plane import ControlFault
 from drills.faults.fault import Fault
 from drills.faults.updates import Update
-from drills.soak.plan import Episode, How, Sizes, SoakPlan
 from drills.spec.fault import OnRanks
 from drills.spec.settings import machine_names
 from drills.spec.stages import MOMENTS, REPORT
 from everstep.errors import ConfigError
 from everstep.model.topology import Topology
+from soaks.plan import Episode, How, Sizes, SoakPlan
 
 PLACES = 100
 """Two faults that strike at one place so often are taken to have no other."""

@@ -6,10 +6,10 @@ import time
 
 from drills.clusters.local import DrillCluster
 from drills.runner import Drill, References
-from drills.soak.plan import Episode, SoakPlan
-from drills.soak.result import EpisodeResult, undisturbed
 from drills.spec.request import DrillRequest
 from everstep.errors import ClusterError
+from soaks.plan import Episode, SoakPlan
+from soaks.result import EpisodeResult, undisturbed
 
 
 async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, references: References) -> EpisodeResult:

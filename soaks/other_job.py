@@ -15,12 +15,12 @@ from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.observe import step_records
 from drills.observe.step_records import Records
-from drills.soak.plan import SoakPlan
 from drills.spec.request import PACE, DrillRequest
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
+from soaks.plan import SoakPlan
 
 STEPS = 1_000_000
 """It does not end by itself."""

@@ -16,11 +16,6 @@ from controlplane.queries.status import JobReport
 from drills.faults.all import drill_request
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
-from drills.soak import look
-from drills.soak.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
-from drills.soak.look import ClusterProcess, GateLook, files, task_failed, unheld
-from drills.soak.machines import MachinesSeen
-from drills.soak.plan import GAP, Sizes
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -28,6 +23,11 @@ from everstep.model.incident import Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary
 from everstep.model.version import JobVersion, VersionStatus
+from soaks import look
+from soaks.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
+from soaks.look import ClusterProcess, GateLook, files, task_failed, unheld
+from soaks.machines import MachinesSeen
+from soaks.plan import GAP, Sizes
 
 SPEC = JobSpec(
     name="soak-01",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from drills.inject.context import DrillContext
 from drills.inject.found import await_healed
 from drills.inject.put_back import out_of_use, put_back
-from drills.soak.invariants import Struck
-from drills.soak.job import SoakJob
-from drills.soak.look import GateLook
-from drills.soak.machines import machines_seen
-from drills.soak.other_job import OtherJob
 from drills.spec.fault import STRIKE
 from everstep.errors import ClusterError
+from soaks.invariants import Struck
+from soaks.job import SoakJob
+from soaks.look import GateLook
+from soaks.machines import machines_seen
+from soaks.other_job import OtherJob
 
 STRIKE_LIMIT_S = 240.0
 """The soak's job has lost its machine within this long."""

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 
 from drills.faults.updates import Update
 from drills.judge.evictions import over_evicted
-from drills.soak.look import ClusterProcess, GateLook, census
-from drills.soak.machines import leased_twice, lost
-from drills.soak.plan import GAP
 from drills.spec.loss import Promise
 from drills.spec.request import DrillRequest
 from drills.verdict import MAX_BLIND_S, MAX_LOST
@@ -20,6 +17,9 @@ from everstep.decisions.act.versions.book import WAITS
 from everstep.model.incident import Symptom
 from everstep.model.job import JobSpec
 from everstep.model.version import VersionStatus
+from soaks.look import ClusterProcess, GateLook, census
+from soaks.machines import leased_twice, lost
+from soaks.plan import GAP
 
 WARM_UP = 3
 """Gates after which a process has what it needs: its memory and descriptors are measured from there on."""

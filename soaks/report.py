@@ -9,7 +9,7 @@ from rich.table import Table
 
 from console.terminal import PlainConsole, styled
 from console.views import drill
-from drills.soak.result import EpisodeResult, SoakResult
+from soaks.result import EpisodeResult, SoakResult
 
 
 def each(episode: EpisodeResult, result: SoakResult) -> None:
@@ -60,7 +60,7 @@ def show(result: SoakResult, folder: Path) -> None:
     if result.times:
         out.print(f"recoveries: median {figures['recovered_s_median']} s, worst {figures['recovered_s_max']} s")
     if result.stopped:
-        out.print(f"ended early: {result.stopped}; go on with: everstep soak --resume {folder}")
+        out.print(f"ended early: {result.stopped}; go on with: python -P -m soaks soak --resume {folder}")
     for kind, reason in result.left_out.items():
         out.print(styled(f"  left out   {kind}: {reason}", "dim"), soft_wrap=True)
     for episode in result.episodes:
@@ -72,7 +72,9 @@ def show(result: SoakResult, folder: Path) -> None:
         out.print(styled(f"  violation  {violation}", "red"), soft_wrap=True)
     if result.reduced:
         episodes = ", ".join(map(str, result.reduced))
-        out.print(f"violated too by episodes {episodes} alone: everstep soak --plan {folder / 'reduced.json'}")
+        out.print(
+            f"violated too by episodes {episodes} alone: python -P -m soaks soak --plan {folder / 'reduced.json'}"
+        )
         met = {episode.number: episode.meeting for episode in result.episodes}
         for number in result.reduced:
             out.print(f"  episode {number}: {met.get(number, 'of the network')}")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from drills.soak.plan import Episode, Setting
 from everstep.system import private_files as private
+from soaks.plan import Episode, Setting
 
 
 class EpisodeResult(BaseModel):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from console.views import soak as report
-from drills.soak.draw import draw
-from drills.soak.result import EpisodeResult, Journal, PartResult, SoakResult
-from drills.soak.runner import Soak
+from soaks import report
+from soaks.draw import draw
+from soaks.result import EpisodeResult, Journal, PartResult, SoakResult
+from soaks.runner import Soak
 
 GOOD = EpisodeResult(number=1, meeting="kill-rank", kinds=["kill-rank"], recovered_s=1.25, steps_lost=1)
 ABSORBED = EpisodeResult(number=2, meeting="kill-agent with hang-peer", kinds=["kill-agent", "hang-peer"])
@@ -65,7 +65,7 @@ def test_a_person_reads_what_was_violated_and_what_to_run(tmp_path: Path, capsys
     flat = " ".join(shown.out.split())
     assert "3 of 6 faults survived, of 10 planned; 1 did not fire" in flat
     assert "episode 4 (raise within kill-rank): losses are equal: rank 1 has another loss at step [33]" in flat
-    assert f"everstep soak --plan {tmp_path / 'reduced.json'}" in shown.out.replace("\n", "")
+    assert f"python -P -m soaks soak --plan {tmp_path / 'reduced.json'}" in shown.out.replace("\n", "")
     assert "down --cluster drill-1 --purge" in flat
 
 

@@ -21,7 +21,6 @@ from drills.clusters.network import LEDGER
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
 from drills.judge.compare import Comparison
 from drills.judge.facts import IncidentFacts
-from drills.soak.machines import MachinesSeen
 from drills.spec.loss import best_step
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
@@ -29,6 +28,7 @@ from everstep.model.job_state import job_workflow_id
 from everstep.model.version import JobVersion
 from everstep.system import procfs
 from everstep.system.procfs import is_alive
+from soaks.machines import MachinesSeen
 
 _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")

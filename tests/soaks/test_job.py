@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drills.soak.job import GATE_S, STRIKE_S, SoakGate
 from everstep.rank import drill_faults as faults
+from soaks.job import GATE_S, STRIKE_S, SoakGate
 
 
 def test_where_a_job_waits_for_a_strike_is_no_gate(tmp_path: Path) -> None:

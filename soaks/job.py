@@ -12,7 +12,6 @@ from typing import Any
 from drills.clusters.local import DrillCluster
 from drills.faults.lost_machines import KillMachine
 from drills.inject.plan import Planned, planned
-from drills.soak.plan import SoakPlan
 from drills.spec.fault import Entry
 from drills.spec.request import DrillRequest
 from everstep.errors import EverstepError
@@ -20,6 +19,7 @@ from everstep.model.job import JobSpec
 from everstep.rank import drill_faults as faults
 from everstep.rank import environment
 from everstep.system import private_files as private
+from soaks.plan import SoakPlan
 
 POLICY: dict[str, Any] = {
     "hang.floor_s": 45.0,

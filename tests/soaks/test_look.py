@@ -3,7 +3,7 @@
 import os
 import socket
 
-from drills.soak.look import descriptors
+from soaks.look import descriptors
 
 
 def test_connections_of_a_process_to_itself_are_not_counted() -> None:

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from controlplane.local.cluster_file import everstep_home
 from drills.faults.all import fault_named
-from drills.soak.draw import draw, left_out
-from drills.soak.plan import Sizes, SoakPlan
-from drills.soak.runner import PLAN
 from everstep.errors import CannotInject, ConfigError
+from soaks.draw import draw, left_out
+from soaks.plan import Sizes, SoakPlan
+from soaks.runner import PLAN
 
 SEEDS = 1_000_000
 
