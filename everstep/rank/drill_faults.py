@@ -2,12 +2,12 @@
 
 A drill writes a *plan*, a JSON list of faults, and names its file in
 ``EVERSTEP_FAULTS``. Without that variable nothing here ever runs. Each fault
-fires once, whoever meets it first: before it acts it creates ``<plan>.<id>``
-exclusively, with the time, so that a restarted rank does not meet it again and
-the judge knows that it fired. A plan that many faults share says for each where its
-marks lie (``marks``, a path that takes the place of the plan's in ``<plan>.<id>``). A
-fault that comes ``after`` another one (the path of its mark) strikes only processes that
-began once that one had fired.
+fires once, in the first process that meets it: before it acts, its *mark*
+``<plan>.<id>`` is created exclusively, with the time, so that a restarted rank does
+not meet it again and the judge knows that it fired. In a plan of several drills each
+fault names the place of its marks (``marks``, a path in place of the plan's in
+``<plan>.<id>``). A fault ``after`` another fault (the path of its mark) strikes only
+processes that began once that fault had fired.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from everstep.rank import environment
 
 Fault = Mapping[str, Any]
+Action = Callable[[Fault], None]
 TOGETHER_S = 5.0
-"""A rank waits so long for the others whose faults act together with its own."""
+"""Longest wait of a rank for others whose faults act together with its own, seconds."""
 HOLD_S = 90.0
-"""A job is held up for this long at most."""
+"""Longest wait of a job for its drill, seconds."""
 
 
 def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
@@ -78,18 +78,20 @@ def _mark(plan: Path, fault: Fault, name: str | None = None) -> Path:
 
 
 class RankFaults:
-    """The faults of one rank."""
+    """The faults that a drill planned for one rank.
+
+    Args:
+        plan: The file of the plan.
+        faults: All faults of the plan.
+        rank: The rank.
+    """
 
     def __init__(self, plan: Path, faults: list[dict[str, Any]], rank: int) -> None:
         self._plan = plan
         self._mine = [fault for fault in faults if _strikes(fault, rank) and self._begun_after(fault)]
-        self.poison: Callable[[], None] = _cannot_poison
-        """What ``nan`` does; who knows torch says what that is."""
-        self.flip: Callable[[bool], None] = _cannot_poison
-        """What ``bitflip`` does, likewise; it is told whether the number has to stay finite."""
         self._began = time.time()
-        self.hangs: Mapping[str, Callable[[], None]] = {}
-        """The same of faults after which a rank waits for ever, or others wait for it."""
+        self.actions: dict[str, Action] = dict(ACTIONS)
+        """Name of a fault → what it does to this process. ``DrilledRun`` adds the faults inside torch."""
 
     @classmethod
     def from_environment(cls, rank: int) -> RankFaults | None:
@@ -103,23 +105,30 @@ class RankFaults:
     def meet(self, point: str, step: int) -> None:
         """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
         for fault in [planned for planned in self._mine if self._is_due(planned, point, step)]:
-            if fault["fault"] == "bitflip":  # the machine is broken: it comes again and again
+            name = fault["fault"]
+            if name == "bitflip":  # the machine is broken: it acts again and again
                 claim(self._plan, fault)
                 _flips(self._plan, fault).touch()
-                self.flip(bool(fault.get("finite")))
+                self._act(fault)
                 continue
-            if fault["fault"] == "check":
+            if name == "check":
                 self._check(fault)
                 continue
             self._mine.remove(fault)  # a rank meets each fault once, whichever rank fires it
             if fired(self._plan, fault) is None:
                 self._await_others(fault)
                 if claim(self._plan, fault):
-                    if fault["fault"] == "nan":  # this process lives on; the next one comes in the next process
-                        self._mine = [planned for planned in self._mine if planned["fault"] != "nan"]
-                        self.poison()
+                    if name == "nan":  # this process lives on: the next NaN is for the next process
+                        self._mine = [planned for planned in self._mine if planned["fault"] != name]
+                        self._act(fault)
                         return
-                    self.hangs.get(fault["fault"], partial(act, fault))()
+                    self._act(fault)
+
+    def _act(self, fault: Fault) -> None:
+        action = self.actions.get(fault["fault"])
+        if action is None:
+            raise ValueError(f"no rank fault is called {fault['fault']!r} here: some need everstep.join()")
+        action(fault)
 
     def _is_due(self, fault: Fault, point: str, step: int) -> bool:
         if fault.get("point", "step") != point:
@@ -206,41 +215,46 @@ def _shows(fault: Fault) -> bool:
     return every > 0 and int(os.environ.get(environment.GENERATION, "0")) % every == 0
 
 
-def _cannot_poison(*_: object) -> None:
-    raise ValueError("there is neither 'nan' nor 'bitflip' outside of everstep.join()")
+def _kill(fault: Fault) -> None:
+    os.kill(os.getpid(), signal.Signals["SIG" + fault.get("signal", "KILL")])
 
 
-def act(fault: Fault) -> None:
-    """Do to this process what the fault says."""
-    match fault["fault"]:
-        case "kill-rank" | "kill-during-save":
-            os.kill(os.getpid(), signal.Signals["SIG" + fault.get("signal", "KILL")])
-        case "stop-rank":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "spin":
-            sys.setswitchinterval(1e6)  # no other thread of this process gets Python's lock any more
-            while True:
-                pass
-        case "deadlock":
-            lock = threading.Lock()
-            with lock:
-                lock.acquire()
-        case "exit-rank":
-            os._exit(int(fault["code"]))
-        case "oom":
-            Path(fault["group"], "cgroup.procs").write_text(str(os.getpid()))
-            taken = []
-            while True:
-                taken.append(b"x" * (1 << 24))
-        case "hold":
-            # Not a fault: the job waits here until the drill has seen what it wants to see.
-            deadline = time.monotonic() + fault.get("hold_s", HOLD_S)
-            while not Path(fault["until"]).exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-        case "raise":
-            raise exception_named(fault["exception"])(f"injected by a drill: {fault['exception']}")
-        case other:
-            raise ValueError(f"no rank fault is called {other!r}")
+def _stop(_: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _spin(_: Fault) -> None:
+    sys.setswitchinterval(1e6)  # no other thread of this process gets Python's lock any more
+    while True:
+        pass
+
+
+def _deadlock(_: Fault) -> None:
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+
+
+def _exit(fault: Fault) -> None:
+    os._exit(int(fault["code"]))
+
+
+def _fill_memory(fault: Fault) -> None:
+    Path(fault["group"], "cgroup.procs").write_text(str(os.getpid()))
+    blocks = []
+    while True:
+        blocks.append(b"x" * (1 << 24))
+
+
+def _wait(fault: Fault) -> None:
+    """Wait until the drill has seen what it wants to see, or too long; this is no fault."""
+    deadline = time.monotonic() + fault.get("hold_s", HOLD_S)
+    while not Path(fault["until"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _raise(fault: Fault) -> None:
+    raise exception_named(fault["exception"])(f"injected by a drill: {fault['exception']}")
 
 
 def exception_named(name: str) -> type[Exception]:
@@ -251,3 +265,17 @@ def exception_named(name: str) -> type[Exception]:
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise ValueError(f"{name!r} is not a built-in exception; try ValueError, IndexError or RuntimeError")
     return kind
+
+
+ACTIONS: Mapping[str, Action] = {
+    "kill-rank": _kill,
+    "kill-during-save": _kill,
+    "stop-rank": _stop,
+    "spin": _spin,
+    "deadlock": _deadlock,
+    "exit-rank": _exit,
+    "oom": _fill_memory,
+    "hold": _wait,
+    "raise": _raise,
+}
+"""Name of a fault → what it does to this process, without torch."""

@@ -13,9 +13,8 @@ from everstep.model.topology import Topology
 from everstep.rank.drill_faults import RankFaults
 from everstep.rank.step_reports import Flops, ReportFile
 from everstep.training.checkpoint import Checkpoint, Stateful
-from everstep.training.poison import flip_gradient_bit, poison_forward
 from everstep.training.run import Run
-from everstep.training.stuck import HANGS
+from everstep.training.torch_faults import ACTIONS
 
 
 class DrilledRun(Run):
@@ -35,7 +34,7 @@ class DrilledRun(Run):
     def __init__(self, topology: Topology, rank: int, reports: ReportFile, flops: Flops, faults: RankFaults) -> None:
         super().__init__(topology, rank, reports, flops)
         self._faults = faults
-        faults.poison, faults.flip, faults.hangs = poison_forward, flip_gradient_bit, HANGS
+        faults.actions |= ACTIONS
         register_optimizer_step_pre_hook(self._before_optimizer_step)
 
     def checkpoint(self, **things: Stateful) -> Checkpoint:

@@ -163,7 +163,7 @@ def meeting(path: Path, rank: int, monkeypatch: pytest.MonkeyPatch, **variables:
     steps: list[int] = []
     for step in range(10):
         if faults is not None:
-            faults.poison = lambda step=step: steps.append(step)  # type: ignore[misc]
+            faults.actions["nan"] = lambda _, step=step: steps.append(step)  # type: ignore[misc]
             faults.meet("begin", step)
     return steps
 
@@ -190,7 +190,7 @@ def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
         faults, flips[:] = RankFaults.from_environment(0), []
         for step in range(10):
             if faults is not None:
-                faults.flip = lambda finite, step=step: flips.append(step)  # type: ignore[misc]
+                faults.actions["bitflip"] = lambda _, step=step: flips.append(step)  # type: ignore[misc]
                 faults.meet("begin", step)
         return list(flips)
 

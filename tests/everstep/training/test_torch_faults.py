@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everstep.training.poison import flip_gradient_bit, poison_forward
+from everstep.training.torch_faults import flip_gradient_bit, poison_forward
 
 
 class Pair(torch.nn.Module):
