@@ -115,7 +115,7 @@ def analyze(topology: Topology) -> tuple[float, int]:
         reader.read([(name, data)])
         seconds += time.process_time() - began
     began = time.process_time()
-    verdict = judge_hang(replace(reader.evidence(), is_hung=True), topology)
+    verdict = judge_hang(replace(reader.samples(), is_hung=True), topology)
     seconds += time.process_time() - began
     machines = tuple(sorted({topology.machine(rank) for rank in dumps.hung}))
     if (verdict.conclusion, verdict.machines) != (HangConclusion.OVER_EVICTS, machines):

@@ -81,7 +81,7 @@ def by_everstep(topology: Topology) -> tuple[float, int]:
     began = time.process_time()
     reader = FolderReader(StackReader())
     reader.read((f"rank-{rank}", data) for rank, data in enumerate(found))
-    verdict = judge_hang(reader.evidence(), topology)
+    verdict = judge_hang(reader.samples(), topology)
     seconds = time.process_time() - began
     if (verdict.conclusion, verdict.ranks) != (HangConclusion.NAMES, (culprit,)):
         raise AssertionError(f"{verdict.conclusion}: {verdict.reason}")

@@ -19,7 +19,7 @@ from everstep.decisions.blame.hang.analysis import found_of, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
 from everstep.decisions.blame.hang.progress import HangCheck, UsedUp, check_hang, work_of
 from everstep.decisions.blame.hang.rank_samples import JobSamples
-from everstep.dumps.folder import STOPPED, FolderReader, evidence_of
+from everstep.dumps.folder import STOPPED, FolderReader, samples_of
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import DumpError, EverstepError
 from everstep.model.hang import HangFound
@@ -134,7 +134,7 @@ def judge_looks(
                 except DumpError as error:
                     unread.append(str(error))
         readers.append(reader)
-    evidence = evidence_of(readers)
+    evidence = samples_of(readers)
     if is_hung:
         evidence = replace(evidence, is_hung=True)
     names = [machine.name for machine in machines]

@@ -166,4 +166,4 @@ def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
                 continue
     processes = (process for reply in one.replies.values() for process in reply.processes)
     asleep = {process.rank for process in processes if process.role == "trainer" and process.state == SLEEPS}
-    return {rank: RankAtWork(found, rank in asleep) for rank, found in reader.evidence().ranks.items()}
+    return {rank: RankAtWork(found, rank in asleep) for rank, found in reader.samples().ranks.items()}

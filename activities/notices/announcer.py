@@ -133,7 +133,7 @@ class Announcer:
             if self._troubles.new(what, error):
                 log.warning("it is not known whether there is something to tell", of=what, error=str(error))
             return False
-        self._troubles.well(what)
+        self._troubles.recovered(what)
         return True
 
     async def _each(self, condition: str, ask: Ask) -> None:

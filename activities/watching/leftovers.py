@@ -137,7 +137,7 @@ class LeftoverCleaner:
                     error=str(error),
                 )
         if remains.clean:
-            self._troubles.well(remains.run)
+            self._troubles.recovered(remains.run)
             remains.state = None
         else:
             remains.wait_s = min(2 * remains.wait_s, LONGEST_S) or self._again_s

@@ -70,7 +70,7 @@ class TrainingTimes:
                 if self._troubles.new(workflow_id, error):
                     log.warning("how much of its time a job trained is not known", job=workflow_id, error=str(error))
             else:
-                self._troubles.well(workflow_id)
+                self._troubles.recovered(workflow_id)
 
     async def _look_at(self, workflow_id: str, job: JobView) -> None:
         if not job.has_run:  # the ledger may know an earlier run of this name only

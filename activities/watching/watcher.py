@@ -157,8 +157,8 @@ class Watcher:
         self._runs.pop(workflow_id, None)
         self.watched.pop(workflow_id, None)
         self._before.pop(workflow_id, None)
-        self._troubles.well(workflow_id)
-        self._failures.well(workflow_id)
+        self._troubles.recovered(workflow_id)
+        self._failures.recovered(workflow_id)
         for tasks in (self._tasks, self._adopting):
             if task := tasks.pop(workflow_id, None):
                 task.cancel()
@@ -176,7 +176,7 @@ class Watcher:
                     log.warning("a job cannot say what to watch; it is asked again", job=workflow_id, error=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
-        self._troubles.well(workflow_id)
+        self._troubles.recovered(workflow_id)
         self._adopting.pop(workflow_id, None)  # before a watch by another spec is left, which would end this task too
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state, generation=state.generation)

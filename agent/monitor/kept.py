@@ -65,7 +65,7 @@ class KeptStates:
             self._written = text
             try:
                 private.replace(self._path, text)
-                self._failures.well(FILE)
+                self._failures.recovered(FILE)
             except (OSError, ConfigError) as error:
                 if self._failures.new(FILE, error):
                     logger.error("what inspections keep has no room in shared memory", reason=str(error))

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""The waits before failed attempts are repeated."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 
 
 class Backoff:
-    """Waits that grow, each shortened at random, so that many that failed together do not try again together.
+    """Waits that grow, each shortened at random, so that callers that failed together do not try again together.
 
     Args:
         first_s: The first wait, seconds, before it is shortened.
-        most_s: The longest one, seconds: what comes back is noticed within it.
+        most_s: The longest wait, seconds: a recovery is noticed within it.
         factor: Growth from one wait to the next.
-        jitter: The largest part of a wait that chance takes away.
+        jitter: The largest part of a wait that is cut off at random.
     """
 
     def __init__(self, first_s: float, most_s: float, *, factor: float = 2.0, jitter: float = 0.5) -> None:
@@ -23,7 +23,7 @@ class Backoff:
         """The wait before the next try, seconds.
 
         Args:
-            lasted_s: How long the last one went well, seconds; longer than the longest wait, and it was a success.
+            lasted_s: How long the last try worked, seconds; more than the longest wait counts as a success.
         """
         if lasted_s > self._most_s:
             self.reset()
@@ -32,5 +32,5 @@ class Backoff:
         return wait_s * (1 - self._jitter * random.random())
 
     def reset(self) -> None:
-        """It succeeded: the next wait is the first one again."""
+        """Begin again with the first wait, after a success."""
         self._wait_s = self._first_s

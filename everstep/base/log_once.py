@@ -1,18 +1,18 @@
-"""Log an error once, and not again at every round."""
+"""Logging an error once, and not at every repetition."""
 
 from __future__ import annotations
 
 
 class Once:
-    """Which kinds of errors were logged already, by whom they concern."""
+    """The kinds of errors that were logged already, by subject."""
 
     def __init__(self) -> None:
         self._logged: dict[str, set[str]] = {}
 
     def new(self, key: str, error: BaseException) -> bool:
-        """Whether an error of this kind was not logged for them yet; from now on it counts as logged.
+        """Whether an error of this kind was not logged for a subject yet; from now on it counts as logged.
 
-        By its kind: a message may hold numbers that change at every round.
+        The kind is the type, since a message may contain numbers that change every time.
         """
         kind = type(error).__name__
         kinds = self._logged.setdefault(key, set())
@@ -21,6 +21,6 @@ class Once:
         kinds.add(kind)
         return True
 
-    def well(self, key: str) -> None:
-        """They work again, or are gone: the next error is new."""
+    def recovered(self, key: str) -> None:
+        """Note that a subject works again, or is gone: its next error is new."""
         self._logged.pop(key, None)

@@ -1,4 +1,4 @@
-"""Which variables and words look like secrets, and what is shown in their place."""
+"""The variables and words that look like secrets, and the text that is shown in their place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATTERNS = ("*TOKEN*", "*SECRET*", "*KEY*", "*PASSWORD*")
 """Names of secrets, whatever their case."""
 HIDDEN = "(hidden)"
 SWITCHES = {"", "0", "1", "true", "false", "yes", "no", "on", "off"}
-"""Values that keep no secret, as of TOKENIZERS_PARALLELISM."""
+"""Values that are no secrets, as of TOKENIZERS_PARALLELISM."""
 
 _IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 _NAMED = r"\w*(?:password|passwd|secret|token|api_?key|access_?key|private_?key)"
@@ -32,5 +32,5 @@ def is_secret(name: str, value: str, patterns: Sequence[str] = PATTERNS) -> bool
 
 
 def redacted(env: Mapping[str, str], patterns: Sequence[str] = PATTERNS) -> dict[str, str]:
-    """Variables to be shown or kept: of secrets the name only."""
+    """Variables that may be shown or kept: of secrets only the names."""
     return {name: HIDDEN if is_secret(name, value, patterns) else value for name, value in env.items()}

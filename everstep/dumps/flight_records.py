@@ -1,4 +1,4 @@
-"""Flight records: what torch's recorder wrote of a rank's collectives, as JSON or, on request, as a pickle.
+"""Flight records of torch, with a rank's collectives, as JSON or, on request, as a pickle.
 
 The same keys come from ``fr_trace_json`` and ``dump_nccl_trace_json`` of torch's worker control plane, from
 ``_dump_fr_trace_json`` and ``_dump_nccl_trace_json`` in a process, and in the files that ``TORCH_FR_DUMP_TEMP_FILE``
@@ -24,7 +24,7 @@ from everstep.errors import DumpError
 PICKLE = b"\x80"
 """First byte of a pickle."""
 SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base", "broadcast")
-"""Operations to which all ranks give tensors of one size."""
+"""Operations in which all ranks pass tensors of one size."""
 ORDER = 64
 """Newest collectives of which it is kept in which order a rank entered them."""
 _NO_RECORD: tuple[type[Exception], ...] = (*UNREADABLE, pickle.UnpicklingError)
@@ -33,15 +33,15 @@ _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """What one rank's recorder says."""
+    """The contents of a rank's flight record."""
 
     record: CommunicationRecord
     groups: Mapping[str, tuple[int, ...]]
-    """Process group → ranks, where it says so."""
+    """Process group → ranks, where the record has them."""
     labels: Mapping[str, str]
     """Process group → its description."""
     position: int
-    """Grows with each operation: whether a rank came on between two records."""
+    """A number that grows with each operation, and so shows progress between two records."""
 
 
 class _PlainData(pickle.Unpickler):
@@ -56,12 +56,12 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
     """The recorder's own dictionary.
 
     Args:
-        name: Of the file, for messages.
-        data: Its bytes.
-        pickles: Whether pickles are read.
+        name: Name of the file, for messages.
+        data: Bytes of the file.
+        pickles: Whether pickles may be read.
 
     Raises:
-        DumpError: it is no flight record, or a pickle and ``pickles`` is not given.
+        DumpError: it is no flight record, or it is a pickle that may not be read.
     """
     try:
         if data[:1] == PICKLE:
@@ -81,10 +81,10 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
 
 
 def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightRecord:
-    """What the recorder's dictionary says.
+    """Read the recorder's dictionary.
 
     Raises:
-        DumpError: an entry lacks what it must have.
+        DumpError: an entry lacks a field.
     """
     last: dict[str, int] = {}
     labels: dict[str, str] = {}
@@ -113,7 +113,9 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
             f"{found.get('version', 'not told')}): dump that rank again, or take the file away"
         ) from error
     record = CommunicationRecord(last, tuple(pending.values()), tuple(order))
-    return FlightRecord(record, groups, {one: text for one, text in labels.items() if text != "undefined"}, position)
+    return FlightRecord(
+        record, groups, {group: text for group, text in labels.items() if text != "undefined"}, position
+    )
 
 
 def _is_done(entry: Mapping[str, Any]) -> bool:
@@ -122,7 +124,7 @@ def _is_done(entry: Mapping[str, Any]) -> bool:
 
 
 def _to_peer(operation: str, entry: Mapping[str, Any], members: tuple[int, ...] | None) -> tuple[str, int | None]:
-    """Of p2p: ``send`` or ``recv``, and the other rank of the job; names hold ranks of the group."""
+    """``send`` or ``recv`` of a p2p operation, and the peer's rank of the job; names have ranks of the group."""
     if (told := _P2P.match(operation)) is None:
         return operation, None
     other = int(told[3])
@@ -134,11 +136,11 @@ def _to_peer(operation: str, entry: Mapping[str, Any], members: tuple[int, ...] 
 def _groups(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Groups with their ranks; gloo's recorder leaves names or ranks empty: such say nothing."""
     found = {}
-    for key, one in config.items():
-        ranks = one.get("ranks", "") if isinstance(one, Mapping) else ""
+    for key, group in config.items():
+        ranks = group.get("ranks", "") if isinstance(group, Mapping) else ""
         numbers = _ranks(ranks if isinstance(ranks, str) else str(ranks))
         if numbers and key:
-            found[str(one.get("name") or key)] = numbers
+            found[str(group.get("name") or key)] = numbers
     return found
 
 

@@ -1,9 +1,9 @@
-"""A folder of dumps of one job that hangs: stacks, flight records, a report of NCCL's RAS; told apart by their content.
+"""A folder of dumps of a job that hangs: stacks, flight records, a report of NCCL's RAS, recognized by their content.
 
-Whose a file is stands in its name or its folder's: ``rank-5.json``, ``rank_5/loader.txt``, ``nccl_trace_rank_5``; or in
-``processes.json`` of its folder, or of one around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state":
-"T"}``, of which only pid and rank must be there. Folders ``snapshot-1``, ``snapshot-2`` … are several looks at the same
-job: the last is judged, and whoever changed since the first came on.
+The rank of a file is in its name or its folder's: ``rank-5.json``, ``rank_5/loader.txt``, ``nccl_trace_rank_5``; or in
+``processes.json`` of its folder, or of a folder around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer",
+"state": "T"}``, of which only pid and rank are required. Folders ``snapshot-1``, ``snapshot-2`` … are samples of the
+same job: the last one is judged, and ranks that changed since the first have progressed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class KnownProcess:
-    """What ``processes.json`` says of one process."""
+    """The entry of a process in ``processes.json``."""
 
     rank: int
     role: ProcessRole | None
@@ -46,7 +46,7 @@ class KnownProcess:
 
 
 class FolderReader:
-    """Reads one look at a job. Many of them may share what their stacks have in common.
+    """Reads a sample of a job. Many readers may share the stacks that they have in common.
 
     Args:
         stacks: Reads dumps of py-spy.
@@ -57,7 +57,7 @@ class FolderReader:
         self._stacks = stacks
         self._pickles = pickles
         self._known: dict[str, dict[int, KnownProcess]] = {}
-        """Folder → process → what is said of it there."""
+        """Folder → process → its entry there."""
         self._trainers: dict[int, tuple[tuple[bool, int, str], ProcessDump]] = {}
         self._helpers: dict[int, list[tuple[ProcessDump, ProcessRole]]] = defaultdict(list)
         self._records: dict[int, CommunicationRecord] = {}
@@ -70,26 +70,26 @@ class FolderReader:
         self._ranks: set[int] = set()
 
     def read(self, files: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> None:
-        """Take files, by name; ``processes.json`` has to be the first.
+        """Read files, by name; ``processes.json`` has to be the first.
 
         Raises:
-            DumpError: one is not what it is taken for, or it is not said whose it is.
+            DumpError: a file cannot be read, or its rank is not known.
         """
         for name, data in files.items() if isinstance(files, Mapping) else files:
             self._read(name, data)
 
-    def place(self, rank: int) -> tuple[Any, ...]:
-        """Where a rank is, line by line: of another look the same unless it came on."""
+    def position(self, rank: int) -> tuple[Any, ...]:
+        """The position of a rank, line by line, which is equal in two samples unless the rank progressed."""
         trainer = self._trainers.get(rank)
-        frames = trainer[1].place() if trainer else ()
+        frames = trainer[1].position() if trainer else ()
         launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
         return frames, self._positions.get(rank), launched
 
-    def evidence(self, before: FolderReader | None = None) -> JobSamples:
-        """What was read, of all ranks of which there was a file.
+    def samples(self, before: FolderReader | None = None) -> JobSamples:
+        """The evidence of all ranks that have a file.
 
         Args:
-            before: An earlier look, with the flight records of those ranks whose newer ones could not be read.
+            before: An earlier sample, with flight records of ranks whose newer ones could not be read.
         """
         earlier = before or self
         ranks = {}
@@ -99,7 +99,7 @@ class FolderReader:
             of_ras = self._ras.get(rank, NOTHING)
             ranks[rank] = RankSample(
                 trainer[1].signature(ProcessRole.TRAINER) if trainer else None,
-                tuple(one for one in helpers if one),
+                tuple(filter(None, helpers)),
                 self._records.get(rank) or of_ras.record or earlier._records.get(rank),
                 is_stopped=rank in self._stopped,
                 is_unresponsive=of_ras.is_unresponsive,
@@ -111,10 +111,10 @@ class FolderReader:
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
             known = self._known[name.rpartition("/")[0]] = _known_processes(name, data)
-            for one in known.values():
-                self._ranks.add(one.rank)
-                if one.state[:1] in STOPPED and one.role in (None, ProcessRole.TRAINER):
-                    self._stopped.add(one.rank)
+            for process in known.values():
+                self._ranks.add(process.rank)
+                if process.state[:1] in STOPPED and process.role in (None, ProcessRole.TRAINER):
+                    self._stopped.add(process.rank)
             return
         if data[:1] == PICKLE or data[:64].lstrip()[:1] == b"{":
             self._read_object(name, data)
@@ -132,7 +132,7 @@ class FolderReader:
         rank = _rank_in(name, _LAST_NUMBER) if _rank_in(name) is None else _rank_in(name)
         if rank is None:
             raise DumpError(_whose(name))
-        one = flight_record(found, name)
+        flight = flight_record(found, name)
         if other := self._record_names.get(rank):
             raise DumpError(
                 f"{other} and {name} are both the flight record of rank {rank}: take the one away that is not of this "
@@ -140,9 +140,9 @@ class FolderReader:
             )
         self._record_names[rank] = name
         self._ranks.add(rank)
-        self._records[rank], self._positions[rank] = one.record, one.position
-        self._groups |= one.groups
-        self._labels |= one.labels
+        self._records[rank], self._positions[rank] = flight.record, flight.position
+        self._groups |= flight.groups
+        self._labels |= flight.labels
 
     def _add(self, name: str, dump: ProcessDump) -> None:
         known = self._of(name, dump.pid) if dump.pid is not None else None
@@ -160,7 +160,7 @@ class FolderReader:
             self._trainers[rank] = (order, dump)
 
     def _of(self, name: str, pid: int) -> KnownProcess | None:
-        """What is said of a process: machines number theirs alike, so the nearest folder counts."""
+        """The entry of a process: machines use the same process ids, so the nearest folder counts."""
         folder = name
         while folder:
             folder = folder.rpartition("/")[0]
@@ -169,52 +169,52 @@ class FolderReader:
         return None
 
 
-def evidence_of(looks: Sequence[FolderReader]) -> JobSamples:
-    """What looks at one job say together, the first of them first: the last one counts, and whoever came on since."""
-    first, last = looks[0], looks[-1]
-    evidence = last.evidence(first)
+def samples_of(readers: Sequence[FolderReader]) -> JobSamples:
+    """The last of several samples of a job, in order, with the ranks that progressed since the first."""
+    first, last = readers[0], readers[-1]
+    samples = last.samples(first)
     if first is last:
-        return evidence
-    moved = (rank for rank in evidence.ranks if _differ(first.place(rank), last.place(rank)))
-    return replace(evidence, moved=frozenset(moved))
+        return samples
+    moved = (rank for rank in samples.ranks if _differ(first.position(rank), last.position(rank)))
+    return replace(samples, moved=frozenset(moved))
 
 
 def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
-    """What lies in a folder, and in the folders below it.
+    """Read a folder, and the folders below it.
 
     Args:
-        folder: With the files, or with folders ``snapshot-1``, ``snapshot-2`` …
+        folder: The folder of the files, or of folders ``snapshot-1``, ``snapshot-2`` …
         pickles: Whether flight records may be pickles.
 
     Raises:
-        ConfigError: it is no folder, or has no files.
-        DumpError: a file is not what it is taken for.
+        ConfigError: there is no such folder, or it has no files.
+        DumpError: a file cannot be read.
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}: name one with dumps of py-spy or flight records")
-    numbered = ((_SNAPSHOT.fullmatch(one.name), one) for one in folder.iterdir() if one.is_dir())
-    looks = [one for _, one in sorted((int(found[1]), one) for found, one in numbered if found)] or [folder]
+    numbered = ((_SNAPSHOT.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    snapshots = [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)] or [folder]
     stacks = StackReader()
     readers = []
-    for look in (looks[0], looks[-1]) if len(looks) > 1 else looks:
+    for snapshot in (snapshots[0], snapshots[-1]) if len(snapshots) > 1 else snapshots:
         reader = FolderReader(stacks, pickles=pickles)
-        reader.read(_files(look))
+        reader.read(_files(snapshot))
         readers.append(reader)
-    evidence = evidence_of(readers)
-    if not evidence.ranks:
+    samples = samples_of(readers)
+    if not samples.ranks:
         raise ConfigError(f"the folder {folder} has no dumps: put those of py-spy and flight records there")
-    return evidence
+    return samples
 
 
 def _differ(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    """Whether two looks at a rank saw it at different places; one that saw nothing is no sign."""
-    return any(one and other and one != other for one, other in zip(before, after, strict=True))
+    """Whether a rank was at different positions in two samples; a sample without a position shows nothing."""
+    return any(first and last and first != last for first, last in zip(before, after, strict=True))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Names below the folder and contents, unpacked; ``processes.json`` first."""
-    paths = sorted(one for one in folder.rglob("*") if one.is_file() and not one.name.startswith("."))
-    for path in sorted(paths, key=lambda one: not one.name.startswith(PROCESSES)):
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    for path in sorted(paths, key=lambda path: not path.name.startswith(PROCESSES)):
         name = str(path.relative_to(folder))
         try:
             data = path.read_bytes()
@@ -228,7 +228,7 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _rank_in(name: str, pattern: re.Pattern[str] = _RANK) -> int | None:
-    """The rank that a file's name says, or a folder's around it."""
+    """The rank in a file's name, or in that of a folder around it."""
     for part in reversed(name.split("/")):
         if found := pattern.search(part):
             try:
@@ -245,12 +245,12 @@ def _whose(name: str) -> str:
 def _known_processes(name: str, data: bytes) -> dict[int, KnownProcess]:
     try:
         return {
-            int(one["pid"]): KnownProcess(
-                rank_number(one["rank"]),
-                ProcessRole(one["role"]) if one.get("role") else None,
-                str(one.get("state", "")),
+            int(entry["pid"]): KnownProcess(
+                rank_number(entry["rank"]),
+                ProcessRole(entry["role"]) if entry.get("role") else None,
+                str(entry.get("state", "")),
             )
-            for one in json.loads(data)
+            for entry in json.loads(data)
         }
     except UNREADABLE as error:
         roles = ", ".join(f'"{role.value}"' for role in ProcessRole)

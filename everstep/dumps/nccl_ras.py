@@ -35,20 +35,20 @@ def parse_ras(name: str, data: bytes) -> dict[str, Any]:
 
 
 def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[dict[int, RankSample], Groups]:
-    """What the report says of each rank, and the ranks of each communicator.
+    """The evidence of each rank, and the ranks of each communicator.
 
     Ranks of a communicator are numbered within it; the largest one has all ranks of the job and gives their numbers.
-    The collectives that a rank launched are summed: one that launched fewer than another is behind it.
+    The collectives that a rank launched are summed: a rank with fewer than another rank is behind it.
 
     Raises:
-        DumpError: it has no communicator, or lacks something.
+        DumpError: it has no communicator, or lacks a field.
     """
     try:
-        comms = sorted(found["communicators"], key=lambda one: -int(one["size"]))
+        comms = sorted(found["communicators"], key=lambda comm: -int(comm["size"]))
         if not comms:
             raise DumpError(f"{name} has no communicators: ask again while the job hangs")
-        ranks = {_process(one): rank_number(one["rank"]) for one in _members(comms[0])}
-        if len(everybody := {_process(one) for comm in comms for one in _members(comm)}) > len(ranks):
+        ranks = {_process(member): rank_number(member["rank"]) for member in _members(comms[0])}
+        if len(everybody := {_process(member) for comm in comms for member in _members(comm)}) > len(ranks):
             raise DumpError(
                 f"{name} has {len(everybody)} ranks and no communicator of all of them (the largest has {len(ranks)}): "
                 "which rank of the job each is cannot be told; use flight records"
@@ -58,14 +58,16 @@ def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[di
         groups, silent = {}, set()
         for comm in comms:
             group = f"{comm['hash']} {comm['secondary_hash']}"
-            members = {ranks[_process(one)] for one in _members(comm) if _process(one) in ranks}
+            members = {ranks[_process(member)] for member in _members(comm) if _process(member) in ranks}
             counts = {
-                ranks[_process(one)]: sum(map(int, one["collective_counts"].values()))
-                for one in comm["ranks"]
-                if _process(one) in ranks
+                ranks[_process(member)]: sum(map(int, member["collective_counts"].values()))
+                for member in comm["ranks"]
+                if _process(member) in ranks
             }
             groups[group] = tuple(sorted(members))
-            silent |= {ranks[_process(one)] for one in comm.get("missing_ranks") or [] if _process(one) in ranks}
+            silent |= {
+                ranks[_process(member)] for member in comm.get("missing_ranks") or [] if _process(member) in ranks
+            }
             ahead = max(counts.values(), default=0)
             for rank, count in counts.items():
                 last[rank][group] = count
@@ -85,5 +87,5 @@ def _members(comm: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [*comm["ranks"], *(comm.get("missing_ranks") or [])]
 
 
-def _process(one: Mapping[str, Any]) -> Process:
-    return str(one["host"]), int(one["pid"]), int(one["cuda_dev"])
+def _process(member: Mapping[str, Any]) -> Process:
+    return str(member["host"]), int(member["pid"]), int(member["cuda_dev"])

@@ -1,7 +1,7 @@
-"""What ``py-spy dump`` says: its text, and its JSON.
+"""The output of ``py-spy dump``: its text, and its JSON.
 
-Ten thousand ranks print the same few hundred stacks. So a stack is looked up by its own bytes, as they stand in the
-dump, and only one that is new is taken apart: reading costs a search for where it ends and a hash.
+Ten thousand ranks print the same few hundred stacks. So a stack is looked up by its bytes in the dump, and only a new
+stack is parsed: reading a known one costs a search for its end and a hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEY = b'"frames":'
 
 @dataclass(slots=True)
 class Stack:
-    """One stack, shared by all threads that have it line by line."""
+    """A stack, shared by all threads that have the same lines."""
 
     frames: tuple[StackFrame, ...]
     """The innermost first."""
@@ -42,13 +42,13 @@ class Stack:
 
     @property
     def role(self) -> ProcessRole:
-        """What the process is there for whose main thread has it."""
+        """The role of a process whose main thread has this stack."""
         if self._role is None:
             self._role = role_of(self.frames)
         return self._role
 
     def signature(self, role: ProcessRole | None = None) -> Signature:
-        """What the thread does; the role of its process is told, or told by the frames."""
+        """The signature of the thread; without a role of its process, the frames show it."""
         if role not in self.signatures:
             self.signatures[role] = normalise(self.frames, role)
         return self.signatures[role]
@@ -56,23 +56,23 @@ class Stack:
 
 @dataclass(slots=True)
 class ProcessDump:
-    """The threads of one process."""
+    """The threads of a process."""
 
     pid: int | None
     threads: list[tuple[str, Stack]]
     """Name and stack."""
 
     def main(self) -> Stack | None:
-        """The stack of the main thread; of the last one where none is called so."""
+        """The stack of the main thread, or of the last thread if none has that name."""
         for name, stack in self.threads:
             if name == MAIN:
                 return stack
         return self.threads[-1][1] if self.threads else None
 
-    def place(self) -> tuple[tuple[StackFrame, ...], ...]:
-        """Where the threads are that ``signature`` is taken of, line by line; empty: not known.
+    def position(self) -> tuple[tuple[StackFrame, ...], ...]:
+        """The positions of the threads that make up ``signature``, line by line; empty: not known.
 
-        A thread in the background, e.g. one that samples the GPU, goes on in a job that hangs, too.
+        Other threads, e.g. one that samples the GPU, progress even in a job that hangs.
         """
         main = self.main()
         frames = [main.frames] if main else []
@@ -80,9 +80,9 @@ class ProcessDump:
         return tuple(frames) if any(frames) else ()
 
     def signature(self, role: ProcessRole | None = None) -> Signature | None:
-        """What the process does; None: it has no threads.
+        """The signature of the process; None: it has no threads.
 
-        A main thread that is in the backward pass does what autograd's own thread does (CUDA).
+        With CUDA, a main thread in the backward pass has the position of autograd's own thread.
         """
         main = self.main()
         if main is None:
@@ -96,18 +96,18 @@ class ProcessDump:
 
 
 class StackReader:
-    """Reads dumps of many processes; what they have in common is kept once."""
+    """Reads dumps of many processes; stacks that they have in common are kept once."""
 
     def __init__(self) -> None:
         self._texts: dict[bytes, Stack] = {}
         self._stacks: dict[tuple[StackFrame, ...], Stack] = {}
 
     def read(self, name: str, data: bytes) -> list[ProcessDump]:
-        """The processes of one dump.
+        """The processes of a dump.
 
         Args:
-            name: Of the file, for messages.
-            data: What py-spy printed, as text or with ``--json``.
+            name: Name of the file, for messages.
+            data: The output of py-spy, as text or with ``--json``.
 
         Raises:
             DumpError: it is neither.
@@ -139,15 +139,15 @@ class StackReader:
         pieces.append(data[at:])
         try:
             threads = json.loads(b"".join(pieces))
-            return _processes([(one, stacks[one["frames"]]) for one in threads])
+            return _processes([(thread, stacks[thread["frames"]]) for thread in threads])
         except UNREADABLE:
             return self._read_plain_json(name, data)
 
     def _read_plain_json(self, name: str, data: bytes) -> list[ProcessDump]:
-        """The same without cutting: other white space, or keys in another order."""
+        """Read JSON with other white space, or with keys in another order."""
         try:
             threads = json.loads(data)
-            return _processes([(one, self._shared(_frames(one["frames"]))) for one in threads])
+            return _processes([(thread, self._shared(_frames(thread["frames"]))) for thread in threads])
         except UNREADABLE as error:
             raise DumpError(
                 f"{name} is not what `py-spy dump --json` prints ({error}): dump that process again"
@@ -176,8 +176,10 @@ class StackReader:
     def _text_stack(self, text: bytes) -> Stack:
         stack = self._texts.get(text)
         if stack is None:
-            found = map(_FRAME.fullmatch, text.decode(errors="replace").splitlines())
-            frames = tuple(StackFrame(one["function"], one["file"], int(one["line"] or 0)) for one in found if one)
+            matches = map(_FRAME.fullmatch, text.decode(errors="replace").splitlines())
+            frames = tuple(
+                StackFrame(line["function"], line["file"], int(line["line"] or 0)) for line in matches if line
+            )
             stack = self._texts[text] = self._shared(frames)
         return stack
 
@@ -186,15 +188,17 @@ class StackReader:
 
 
 def role_of_process(dump: ProcessDump) -> ProcessRole:
-    """What a process is there for, by the frames of its main thread."""
+    """The role of a process, by the frames of its main thread."""
     main = dump.main()
     return main.role if main else ProcessRole.TRAINER
 
 
-def _frames(found: Sequence[dict[str, Any]]) -> tuple[StackFrame, ...]:
+def _frames(frames: Sequence[dict[str, Any]]) -> tuple[StackFrame, ...]:
     return tuple(
-        StackFrame(str(one["name"]), str(one.get("short_filename") or one["filename"]), int(one.get("line") or 0))
-        for one in found
+        StackFrame(
+            str(frame["name"]), str(frame.get("short_filename") or frame["filename"]), int(frame.get("line") or 0)
+        )
+        for frame in frames
     )
 
 

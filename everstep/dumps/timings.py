@@ -1,8 +1,8 @@
-"""Tables of what ranks took for the parts of their steps: CSV, or Parquet where pyarrow is installed.
+"""Tables of the times of ranks for the parts of their steps: CSV, or Parquet where pyarrow is installed.
 
-One row for each operation of a rank in a step. Columns, by any of their names (upper or lower case): step; rank, or
-dp_rank and stage; operation; start and duration, or start and end; and, if it is told, how much work it was. Others are
-left alone.
+A table has a row for each operation of a rank in a step. Its columns have any of their names, in upper or lower case:
+step; rank, or dp_rank and stage; operation; start and duration, or start and end; and optionally the amount of work.
+Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "end": ("end", "end_time", "end_ts"),
     "work": ("work", "tokens", "num_tokens", "seq_len", "sequence_length", "flops"),
 }
-"""What is needed → what columns with it are called."""
+"""Quantity → names of columns that may have it."""
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Units of times → seconds."""
 _PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
 
 
 class TimingTable:
-    """The rows of a table, by what they are needed for.
+    """The rows of a table of timings.
 
     Args:
-        name: Of the file, for messages.
-        rows: By the names of columns.
-        unit: Of times.
+        name: Name of the file, for messages.
+        rows: The rows, each by names of columns.
+        unit: Unit of times, one of ``UNITS``.
 
     Raises:
-        DumpError: a column that is needed is not there, or the table has no rows.
+        DumpError: a required column is missing, or the table has no rows.
     """
 
     def __init__(self, name: str, rows: Sequence[Mapping[str, Any]], unit: str = "s") -> None:
@@ -63,18 +63,18 @@ class TimingTable:
         self.columns = {
             what: named[given] for what, names in COLUMNS.items() if (given := next(filter(named.get, names), ""))
         }
-        missing = [one for one in ("step", "operation", "start") if one not in self.columns]
+        missing = [column for column in ("step", "operation", "start") if column not in self.columns]
         if "duration" not in self.columns and "end" not in self.columns:
             missing.append("duration")
         if "rank" not in self.columns and not {"dp", "stage"} & self.columns.keys():
             missing.append("rank")
         if missing:
-            wanted = "; ".join(f"{one}: one of {', '.join(COLUMNS[one])}" for one in missing)
+            wanted = "; ".join(f"{column}: one of {', '.join(COLUMNS[column])}" for column in missing)
             raise DumpError(f"{name} has the columns {', '.join(map(str, rows[0]))}; missing are {wanted}")
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that the rows tell.
+        """Number of ranks, by the rows.
 
         Raises:
             DumpError: a number cannot be read.
@@ -83,7 +83,7 @@ class TimingTable:
         return numbers.get("rank") or numbers.get("stage", 1) * numbers.get("tp", 1) * numbers.get("dp", 1)
 
     def topology(self) -> Topology:
-        """The topology that the rows themselves tell: each rank counts as a machine.
+        """The topology by the rows themselves, with each rank as a machine.
 
         Raises:
             DumpError: a number cannot be read, or ranks and stages fit no order of axes.
@@ -103,10 +103,10 @@ class TimingTable:
     def _misplaced(
         self, rank: int, places: Mapping[str, set[int]], topology: Topology, what: Sequence[str] = ("stage",)
     ) -> str | None:
-        """In what a rank's place in the table is not that in a topology; None: it is the same, or is not told."""
+        """The coordinate in which a rank of the table differs from a topology; None: none is known to differ."""
         at = topology.coordinate(rank)
         of = {"stage": at.pp, "dp": at.dp, "tp": at.tp}
-        return next((one for one in what if len(places[one]) == 1 and places[one] != {of[one]}), None)
+        return next((axis for axis in what if len(places[axis]) == 1 and places[axis] != {of[axis]}), None)
 
     def times(self, topology: Topology) -> Iterator[PhaseTime]:
         """The rows.
@@ -154,7 +154,7 @@ class TimingTable:
     def _rank(self, row: Mapping[str, Any], places: Mapping[tuple[int, int, int], int]) -> int:
         if "rank" in self.columns:
             return rank_number(_whole(self._of(row, "rank")))
-        at = tuple(_whole(self._of(row, one)) if one in self.columns else 0 for one in ("stage", "dp", "tp"))
+        at = tuple(_whole(self._of(row, axis)) if axis in self.columns else 0 for axis in ("stage", "dp", "tp"))
         found = places.get((at[0], at[1], at[2]))
         if found is None:
             raise ValueError(f"there is no rank of stage {at[0]}, dp {at[1]}, tp {at[2]}")
@@ -168,24 +168,24 @@ class TimingTable:
         return value
 
     def _numbers(self) -> dict[str, int]:
-        """How many there are of what is numbered from 0, by the largest number."""
+        """The number of values of a column that are numbered from 0, by the largest one."""
         found: dict[str, int] = {
-            one: self._largest(one) + 1 for one in ("rank", "dp", "stage", "tp") if one in self.columns
+            axis: self._largest(axis) + 1 for axis in ("rank", "dp", "stage", "tp") if axis in self.columns
         }
-        if prod(count for one, count in found.items() if one != "rank") > MOST_RANKS:
+        if prod(count for axis, count in found.items() if axis != "rank") > MOST_RANKS:
             raise DumpError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
         return found
 
     @cached_property
     def _places(self) -> Mapping[int, Mapping[str, set[int]]]:
-        """Rank → what the table says of its place, where it has both. A rank with virtual stages has several."""
+        """Rank → its coordinates in the table, if it has both. A rank with virtual stages has several."""
         found: dict[int, dict[str, set[int]]] = defaultdict(lambda: {"stage": set(), "dp": set(), "tp": set()})
-        others = [one for one in ("stage", "dp", "tp") if one in self.columns]
-        if "rank" in self.columns and others:
-            pairs = {tuple(self._of(row, one) for one in ("rank", *others)) for row in self._rows}
+        axes = [axis for axis in ("stage", "dp", "tp") if axis in self.columns]
+        if "rank" in self.columns and axes:
+            pairs = {tuple(self._of(row, column) for column in ("rank", *axes)) for row in self._rows}
             for rank, *values in pairs:
-                for one, value in zip(others, values, strict=True):
-                    found[_whole(rank)][one].add(_whole(value))
+                for axis, value in zip(axes, values, strict=True):
+                    found[_whole(rank)][axis].add(_whole(value))
         return found
 
     def _largest(self, what: str) -> int:

@@ -1,4 +1,4 @@
-"""What reading a file of another tool raises where it is cut off, or was made to break a reader."""
+"""The errors of reading a file of another tool that is cut off, or was made to break a reader."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ UNREADABLE: tuple[type[Exception], ...] = (
     TypeError,
     ValueError,
 )
-"""All of these mean that the file is not what it is taken for."""
+"""All of these mean that the file cannot be read."""
 MOST_RANKS = 1 << 20
-"""A number from here on is none of a rank, but a date or a process."""
+"""Numbers from here on are no ranks, but dates or processes."""
 
 
 def rank_number(value: Any) -> int:
-    """A number as that of a rank.
+    """Read a number of a rank.
 
     Raises:
-        ValueError: it cannot be one.
+        ValueError: it cannot be the number of a rank.
         TypeError: it is no number.
         OverflowError: it is infinite.
     """

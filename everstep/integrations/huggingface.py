@@ -23,13 +23,13 @@ from everstep.training.checkpoint import Stateful
 from everstep.training.run import Run
 
 KEPT = ("epoch", "total_flos", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint")
-"""Of the trainer's state. Its log grows with the job, and would be copied at every step: it begins anew."""
+"""Fields of the trainer's state. Its log, which grows with the job and would be copied at every step, is left out."""
 PLACE = ("train_batch_size", "logging_steps", "eval_steps", "save_steps")
-"""Of the arguments: the trainer compares its checkpoint's with its own."""
+"""Fields of the arguments, which the trainer compares with those of its checkpoint."""
 MEANS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
-"""Of the trainer: the mean loss that it logs goes on where it was."""
+"""Fields of the trainer, for the mean loss that it logs."""
 LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
-"""What the trainer loads from its own checkpoints, in transformers 4 and 5."""
+"""Methods by which the trainer loads its own checkpoints, in transformers 4 and 5."""
 
 
 def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
@@ -40,9 +40,9 @@ def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
     as this rank computes it. Outside everstep the trainer trains as ever.
 
     Args:
-        trainer: Before its ``train`` is called.
+        trainer: The trainer, before ``train`` is called.
         run: From ``everstep.join``; None: joined here, with the job's sizes.
-        things: What else makes up the state, as for ``run.checkpoint``.
+        things: More objects of the state, as for ``run.checkpoint``.
 
     Raises:
         ConfigError: the trainer uses DeepSpeed, whose state is its own.
@@ -59,7 +59,7 @@ def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
 
 
 class _Means:
-    """What the trainer keeps beside model, optimizer and scheduler, as something with a state."""
+    """The state of the trainer beside model, optimizer and scheduler."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -39,9 +39,9 @@ def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
     module logs it. Outside everstep the trainer trains as ever.
 
     Args:
-        trainer: Before its ``fit`` is called; leave ``ckpt_path`` away there.
+        trainer: The trainer, before ``fit`` is called; call that without ``ckpt_path``.
         run: From ``everstep.join``; None: joined here, with the job's sizes.
-        things: What else makes up the state, as for ``run.checkpoint``.
+        things: More objects of the state, as for ``run.checkpoint``.
 
     Raises:
         ConfigError: the trainer's strategy shards the model in a way of its own.
@@ -59,7 +59,7 @@ def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
 
 
 class _LightningPlace:
-    """Where the trainer's loops stand, as something with a state."""
+    """The state of the trainer's loops."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -72,7 +72,7 @@ class _LightningPlace:
         self.restored = False
         """The state was restored, and its epoch was not entered yet."""
         self._counts: dict[str, Any] = {}
-        """Of the loops, as they were restored."""
+        """The restored state of the loops."""
 
     @property
     def _loops(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not 
         self._loop.step_begins(self._place.steps)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Where the optimizer has stepped, report it."""
+        """Report the step, if the optimizer has stepped."""
         loss = _loss_of(outputs, trainer.callback_metrics)
         if loss is not None:
             self._loss = loss if self._loss is None else self._loss + loss
@@ -218,7 +218,7 @@ def _warm_up(trainer: Trainer) -> Callable[[], object] | None:
 
 
 def _loss_of(outputs: Any, logged: Mapping[str, Any], *, detached: bool = True) -> Any:
-    """What ``training_step`` returned, else what the module logged; None: neither is a loss."""
+    """The loss that ``training_step`` returned, else the one that the module logged; None: there is neither."""
     loss = outputs if isinstance(outputs, torch.Tensor) else None
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")

@@ -1,4 +1,4 @@
-"""What a script logs elsewhere, as its reports: loss and gradient norm by the names that they usually have."""
+"""Reports from values that a script logs elsewhere: loss and gradient norm, by their usual names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tap:
         run: From ``everstep.join``.
         loss: Names of the loss.
         grad_norm: Names of the gradient norm.
-        undo: Takes the tap away from the library.
+        undo: Removes the tap from the library.
 
     Raises:
         ConfigError: no names are given.
@@ -41,18 +41,18 @@ class Tap:
         self._names = {name.lower(): "loss" for name in loss} | {name.lower(): "grad_norm" for name in grad_norm}
         self._undo = undo
         self._step: int | None = None
-        """The step whose values are held; None: none are."""
+        """The step whose values are kept; None: there are none."""
         self._held: dict[str, Any] = {}
         self._own = run.reported
         self._logged = 0
         atexit.register(self.flush)
 
     def take(self, values: Mapping[str, Any], step: int | None) -> None:
-        """Take what is logged; whatever is no number of ours is left alone.
+        """Note logged values; those that are no loss or gradient norm are ignored.
 
         Args:
-            values: By name.
-            step: As the script numbers it; within ``run.steps`` its own number counts. None: they are counted.
+            values: Name → value.
+            step: The script's number of the step; within ``run.steps`` that number counts. None: steps are counted.
         """
         if not self._run.active or self._run.reported != self._own:
             return
@@ -71,14 +71,14 @@ class Tap:
         self._logged += "loss" in found
 
     def flush(self) -> None:
-        """Report what is held."""
+        """Report the values that are kept."""
         held, self._held, step, self._step = self._held, {}, self._step, None
         if held and step is not None and self._run.reported == self._own:
             self._run.report(step, **held)
             self._own = self._run.reported
 
     def close(self) -> None:
-        """Report what is held, and let the library log as it did before."""
+        """Report the values that are kept, and let the library log as before."""
         self.flush()
         self._undo()
         atexit.unregister(self.flush)

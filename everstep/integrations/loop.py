@@ -16,8 +16,8 @@ from everstep.training.run import Run
 class DrivenLoop:
     """The steps of a trainer, numbered as the trainer numbers them, from 0.
 
-    A step is complete when the next one begins, or the training ends: what the
-    trainer does in between (logs, evaluations) belongs to it. Random states are
+    A step is complete when the next step begins, or the training ends: work of the
+    trainer in between (logs, evaluations) belongs to it. Random states are
     restored when the first step begins, because trainers draw from them while they
     get ready.
 
@@ -29,7 +29,7 @@ class DrivenLoop:
         self.run = run
         self._steps: Generator[int, None, None] | None = None
         self._at: int | None = None
-        """The step that is under way; None: none is."""
+        """The current step; None: there is none."""
         self._random = RandomState()
         self._restored: dict[str, Any] | None = None
         """Random states of the restored step, until the first step begins."""
@@ -53,7 +53,7 @@ class DrivenLoop:
 
     @property
     def step(self) -> int | None:
-        """The step that is under way; None: none is."""
+        """The current step; None: there is none."""
         return self._at
 
     def begin(

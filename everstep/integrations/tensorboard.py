@@ -1,4 +1,4 @@
-"""TensorBoard: what a ``SummaryWriter`` is given is seen by everstep too, without a line more.
+"""TensorBoard: everstep reports the values that are written with a ``SummaryWriter``, without further lines.
 
 everstep.integrations.tensorboard.tap()
 """

@@ -1,4 +1,4 @@
-"""Weights & Biases: what ``wandb.log`` is given is seen by everstep too, without a line more.
+"""Weights & Biases: everstep reports the values that are passed to ``wandb.log``, without further lines.
 
 everstep.integrations.wandb.tap()      # before wandb.init()
 """

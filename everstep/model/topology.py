@@ -29,7 +29,7 @@ Axis = Literal["tp", "pp", "dp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 SHORT_ORDER: tuple[Axis, ...] = ("pp", "dp", "tp")
 THE_REST = -1
-"""Size of one axis at most: what the others leave."""
+"""Size of the one axis that takes the rest."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -40,12 +40,12 @@ class Laid(NamedTuple):
     size: int
     """Ranks of a group."""
     over: tuple[str, ...]
-    """Axes. Ranks that are alike along all others are counted in the order of the mesh, and so many make a group."""
+    """The axes. Of ranks with equal coordinates along all other axes, each ``size`` in mesh order make a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """A rank's place in the mesh: ``coordinate["dp_shard"]``, and for the most common axes ``coordinate.tp``."""
+    """A rank's coordinate in the mesh: ``coordinate["dp_shard"]``, and for the most common axes ``coordinate.tp``."""
 
     places: tuple[tuple[str, int], ...]
     """Axis and index along it, in the order of the mesh."""
@@ -94,7 +94,7 @@ class Topology:
     mesh: tuple[tuple[str, int], ...]
     laid: tuple[Laid, ...] = ()
     _strides: dict[str, int] = field(init=False, repr=False, compare=False)
-    """Axis → how far apart ranks are that are neighbours along it."""
+    """Axis → distance between the ranks that are neighbours along it."""
 
     def __post_init__(self) -> None:
         for name in ("machines", "ranks_per_machine"):
@@ -154,7 +154,7 @@ class Topology:
         return cls(*sizes, mesh, laid)
 
     def __str__(self) -> str:
-        """The topology in one line, as ranks get it in their environment and files on disk name it."""
+        """The topology in one line, as in the environment of ranks and in files on disk."""
         head = f"{self.machines},{self.ranks_per_machine}"
         if self.is_short:
             return f"{head},{self.tp},{self.pp},{'-'.join(self.axes)}"
@@ -169,7 +169,7 @@ class Topology:
 
     @property
     def is_short(self) -> bool:
-        """Whether its short form says all of it."""
+        """Whether its short form describes it completely."""
         return sorted(self.axes) == sorted(SHORT_ORDER) and not self.laid
 
     @property
@@ -184,7 +184,7 @@ class Topology:
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """Those along which ranks train on different data: ``dp`` and ``dp_…``."""
+        """The axes along which ranks train on different data: ``dp`` and ``dp_…``."""
         return tuple(filter(_is_data, self.axes))
 
     @property
@@ -208,7 +208,7 @@ class Topology:
         return prod(self.size(axis) for axis in self.data_axes)
 
     def size(self, kind: str) -> int:
-        """Number of ranks of a group of one kind.
+        """Number of ranks of a group of a kind.
 
         Raises:
             TopologyError: there is no such kind.
@@ -219,11 +219,11 @@ class Topology:
         return sizes[kind]
 
     def mesh_shape(self) -> tuple[int, ...]:
-        """Sizes in mesh order, as ``init_device_mesh`` takes them."""
+        """Sizes in mesh order, as ``init_device_mesh`` expects them."""
         return tuple(size for _, size in self.mesh)
 
     def coordinate(self, rank: int) -> Coordinate:
-        """Place of a rank in the mesh."""
+        """Coordinate of a rank in the mesh."""
         self._check(rank)
         places, dp = [], 0
         for axis, size in self.mesh:
@@ -234,7 +234,7 @@ class Topology:
         return Coordinate(tuple(places), dp)
 
     def rank_at(self, /, **places: int) -> int:
-        """Rank at a place of the mesh: its index along each axis, 0 where none is named.
+        """The rank at a coordinate: its index along each axis, 0 where none is named.
 
         Raises:
             TopologyError: there is no such axis, or no such index.
@@ -262,7 +262,7 @@ class Topology:
         return tuple(first + sum(step) for step in product(*steps))
 
     def group(self, rank: int, kind: str) -> tuple[int, ...]:
-        """Ranks, ascending, of the group of one kind that a rank is in.
+        """Ranks, ascending, of the group of a kind that has a rank.
 
         Raises:
             TopologyError: there is no such rank, or no such kind.
@@ -276,7 +276,7 @@ class Topology:
         return ranks[first : first + size]
 
     def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
-        """All parallel groups of one kind, in order of their lowest rank."""
+        """All parallel groups of a kind, in order of their lowest rank."""
         size, over = self.size(kind), {laid.name: laid.over for laid in self.laid}.get(kind, (kind,))
         found, seen = [], bytearray(self.world_size)
         for rank in range(self.world_size):
@@ -288,7 +288,7 @@ class Topology:
         return tuple(sorted(found))
 
     def numbers_alike(self, text: str) -> bool:
-        """Whether the topology that a text names gives every rank the same place; laid groups do not matter."""
+        """Whether the topology that a text names gives every rank the same coordinate; laid groups do not matter."""
         try:
             other = Topology.parse(text)
         except TopologyError:
@@ -301,7 +301,7 @@ class Topology:
         return rank // self.ranks_per_machine
 
     def ranks(self, machine: int) -> tuple[int, ...]:
-        """Ranks of one machine, ascending."""
+        """Ranks of a machine, ascending."""
         if not 0 <= machine < self.machines:
             raise TopologyError(f"machine {machine} does not exist: machines go from 0 to {self.machines - 1}")
         first = machine * self.ranks_per_machine

@@ -181,9 +181,8 @@ class BitFlip:
         if loaded is None:
             return None
         plan, planned = loaded
-        flips = (one for one in planned if one["fault"] == "bitflip" and one.get("machine") == machine)
-
-        return next((cls(plan, one) for one in flips), None)
+        flips = (fault for fault in planned if fault["fault"] == "bitflip" and fault.get("machine") == machine)
+        return next((cls(plan, fault) for fault in flips), None)
 
     def strikes(self) -> bool:
         """Whether the calculation at hand is to have a wrong bit; the first time is marked for the judge."""

@@ -68,7 +68,7 @@ _MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONE
 
 
 class StepRecord(NamedTuple):
-    """One report of one step."""
+    """A report of a step."""
 
     step: int
     time_ns: int
@@ -107,14 +107,15 @@ class Flops(NamedTuple):
     per_token: float = 0.0
     """Floating point operations for one token; 0: not known."""
     peak: float = 0.0
-    """Of the rank's device, a second; 0: not known."""
+    """Floating point operations that the rank's device can do in a second; 0: not known."""
     derived: bool = False
-    """``per_token`` is 6 for each parameter of this rank's share of the model; else it was given, for all of it."""
+    """Whether ``per_token`` is 6 for each parameter of this rank's share of the model; else it is the script's number,
+    for the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where a rank stands."""
+    """The state of a rank's reports."""
 
     generation: int
     rank: int
@@ -126,14 +127,14 @@ class Snapshot:
     """Steps completed since the job's beginning; -1: the script does not report."""
     optimizer_steps: int
     stepped_ns: int
-    """When it stepped last, by its machine's clock; 0: it has not."""
+    """When it last stepped, nanoseconds of its machine's clock; 0: never."""
     milestones: dict[str, int]
     newest: StepRecord | None
     flops: Flops
 
     @property
     def shown_steps(self) -> int:
-        """Steps that the process showed, by whatever means."""
+        """Steps that the process showed, in whatever way."""
         return max(self.published, self.optimizer_steps, int(self.milestones["first_step"] > 0))
 
 
@@ -187,7 +188,7 @@ class ReportFile:
     # The writer: the rank.
 
     def report(self, step: int, loss: float | None, grad_norm: float | None, tokens: int) -> None:
-        """Publish one record; never blocks. None: not known."""
+        """Publish a record; never blocks. None: not known."""
         given = (0 if loss is None else LOSS) | (0 if grad_norm is None else GRAD_NORM)
         loss, grad_norm = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         sequence = self._published
@@ -227,7 +228,7 @@ class ReportFile:
         return count
 
     def set_flops(self, flops: Flops) -> None:
-        """Say what a token costs."""
+        """Set the cost of a token."""
         _FLOPS.pack_into(self._map, _AT_FLOPS, *flops)
 
     def mark(self, milestone: Milestone) -> None:
@@ -237,20 +238,20 @@ class ReportFile:
             _I64.pack_into(self._map, at, time.time_ns())
 
     def unmark(self, milestone: Milestone) -> None:
-        """Take a milestone back: the rank did not get there after all."""
+        """Withdraw a milestone that the rank did not reach after all."""
         _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
 
     def align_step(self) -> int:
-        """After how many completed steps to wait; 0: do not. Cheap: asked in every step."""
+        """Number of completed steps after which to wait; 0: do not wait. It is cheap, and read in every step."""
         step: int = _I64.unpack_from(self._map, _AT_ALIGN)[0]
         return step
 
     def set_aligned(self, completed_steps: int) -> None:
-        """Say that this rank waits, with the state after so many steps saved; 0: it goes on."""
+        """Report that this rank waits, with the state after so many steps saved; 0: it goes on."""
         _I64.pack_into(self._map, _AT_ALIGNED, completed_steps)
 
     def can_align(self) -> None:
-        """Say that this rank looks at the end of every step whether it is to wait."""
+        """Report that this rank checks at the end of every step whether it has to wait."""
         _U32.pack_into(self._map, _AT_CAN_ALIGN, 1)
 
     # The reader: the agent.
@@ -261,12 +262,12 @@ class ReportFile:
         _I64.pack_into(self._map, _AT_ALIGN, step)
 
     def alignment(self) -> Alignment:
-        """Whether the rank is to wait, and does."""
+        """Whether the rank is asked to wait, and whether it waits."""
         step, asked_ns, aligned, can = _ALIGN.unpack_from(self._map, _AT_ALIGN)
         return Alignment(step, asked_ns, aligned, bool(can))
 
     def snapshot(self) -> Snapshot:
-        """Where the rank stands now."""
+        """The state of the reports now."""
         _, _, generation, rank, pid, _ = _HEAD.unpack_from(self._map, 0)
         published, attached, finished, completed, optimizer_steps, optimizer_ns = _STATE.unpack_from(
             self._map, _AT_STATE
