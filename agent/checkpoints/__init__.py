@@ -1,1 +1,1 @@
-"""The copies of training state on this machine: who saves, who holds, who may write, what is thrown away."""
+"""The copies of training state on this machine: what saves, holds and may write them, and what is deleted."""

@@ -23,7 +23,7 @@ def in_memory(
         place: Of the job.
         verify_own: Compare the checksums of the contents of own slots too, however long it takes: 5 to 8 GB/s on each
             core (docs/concepts/checkpoints.md).
-        verify_backups: Those of backups; who restores from one verifies it anyway.
+        verify_backups: Those of backups; a restore from one verifies it anyway.
         own_bytes: Compare those of own slots where all of them together have no more bytes than this.
     """
     own, backups = own_files(place.shm), backup_files(place.shm)

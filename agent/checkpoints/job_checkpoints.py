@@ -1,4 +1,4 @@
-"""The copies of one job's training state on this machine: who is told of saves, who may write, what is thrown away.
+"""The copies of one job's training state on this machine: what learns of saves, what may write, what is deleted.
 
 Open between Launch and Stop: the watch of saves tells sender and lower tiers of each
 save, and backups are taken from others. Everything here may wait for threads
@@ -54,7 +54,7 @@ class JobCheckpoints:
         self._save_watch: SaveWatch | None = None
         self._sender: Sender | None = None
         self._stale = False
-        """There may be backups that nobody needs any more."""
+        """There may be backups that are not needed any more."""
         self.disk_asked: int | None = None
         """The newest step that a Persist asked for since the launch, 0: none; None: it may have been another agent."""
         self._log = logger.bind(job=place.job)
@@ -66,7 +66,7 @@ class JobCheckpoints:
 
         Args:
             launch: What the Launch said.
-            unforked: Its ranks that do not run yet: nobody but us writes their files.
+            unforked: Its ranks that do not run yet: only the agent writes their files.
         """
         self._shut()
         for rank, path in own_files(self.place.shm).items():
@@ -145,7 +145,7 @@ class JobCheckpoints:
             with contextlib.closing(SlotFile(path)) as file:
                 file.discard_after(resume_step if resume_step > 0 else -1)
             with contextlib.closing(SlotReader(path)) as reader:
-                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # whoever sends in this generation sets them anew
+                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # the sender of this generation sets them anew
                     reader.unpin(pin)
         except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
             self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))

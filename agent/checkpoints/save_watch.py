@@ -62,7 +62,7 @@ class SaveWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; nobody is told anything after that. The FIFO stays: ranks may ring it."""
+        """End the thread; no subscriber is called after that. The FIFO stays: ranks may write to it."""
         self._ended = True
         self._wake_up.ring()
         if self._thread.is_alive():

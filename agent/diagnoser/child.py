@@ -44,7 +44,7 @@ class ForkingTester:
         self._unread = b""
 
     def serve(self) -> None:
-        """Run tests until nobody asks."""
+        """Run tests until the agent is gone."""
         while (line := self._next()) is not None:
             self._carry_out(json.loads(line))
 
@@ -73,7 +73,7 @@ class ForkingTester:
         poll.register(self._requests, select.POLLIN)
         while ended not in dict(poll.poll()):
             more = os.read(self._requests, REQUEST_BYTES)
-            if not more:  # whoever asked is gone
+            if not more:  # the agent is gone
                 end_all()
             self._unread += more
         os.close(ended)

@@ -1,4 +1,4 @@
-"""Diagnoses of this machine: one at a time, followed by whoever asks for it, ended by whoever needs the machine."""
+"""Diagnoses of this machine: one at a time, followed by those that ask for it, ended when a job needs the machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Finding
 
 KEPT = 16
-"""Diagnoses whose results are kept for whoever asks again."""
+"""Diagnoses whose results are kept, to be asked for again."""
 ABANDONED_S = 15.0
-"""A diagnosis that nobody follows for so long is ended, seconds: its worker died, and no other one asks."""
+"""A diagnosis that is not followed for so long is ended, seconds: its worker died, and no other worker asks."""
 WARM_S = 60.0
 """The process that has torch imported is kept for so long after a test, seconds: the next round comes soon."""
 

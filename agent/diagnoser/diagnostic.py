@@ -1,6 +1,6 @@
 """What every diagnostic test looks like.
 
-A test runs once, in a process of its own that may be killed at any moment: whoever started it waits for its deadline
+A test runs once, in a process of its own that may be killed at any moment: the agent waits for its deadline
 and no longer. It says what it knows: a fault, that all is well, or that there is nothing to test (``nothing``). What it
 cannot test is unknown (``CannotLook``, ``OSError``), and no fault.
 """

@@ -88,7 +88,7 @@ def run_ranks(count: int, meeting: Meeting, work: Work, *, within_s: float) -> l
             pipes.append(reads)
             os.close(writes)
         if meeting.listener >= 0:
-            os.close(meeting.listener)  # once its rank is gone, nobody waits there
+            os.close(meeting.listener)  # once its rank is gone, nothing waits there
         return _all_said(pipes, meeting, deadline)
     finally:
         for reads in pipes:

@@ -1,7 +1,7 @@
 """What every inspection looks like.
 
 An inspection looks at one part of the machine again and again, in a thread of its own: it may wait for a sick
-device, and nobody waits for it. It concludes only what it can know. What it cannot look at is unknown
+device, and nothing waits for it. It concludes only what it can know. What it cannot look at is unknown
 (``CannotLook``), what the machine does not have is nothing to inspect.
 """
 

@@ -18,8 +18,8 @@ from everstep.errors import CannotLook
 ENDS_S = 1.0
 """A program that was killed has this long to be gone; then it is left to itself."""
 TELLS_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
-"""An agent collects all its children that end, wherever they were started (``agent.launcher.processes.Reaper``), so who
-started a program may not learn its exit code. A shell writes it behind the output, after a mark that nobody knows."""
+"""An agent collects all its children that end, wherever they were started (``agent.launcher.processes.Reaper``), so the
+thread that started a program may not get its exit code. A shell writes it behind the output, after a random mark."""
 
 KEPT_BYTES, LAST_BYTES = 1 << 20, 4096
 """How much of a program's output is kept: of its beginning, and of its end."""

@@ -11,9 +11,9 @@ from everstep.system import procfs
 from everstep.system.procfs import ProcessInfo, living
 
 TRACING = "t"
-"""State of a process that somebody looks into just now: it goes on when that is over."""
+"""State of a process that is traced just now: it continues when that is over."""
 STOPPED = "T"
-"""State of a process that is stopped until somebody continues it."""
+"""State of a process that is stopped until it is continued."""
 NAMES = {"pt_data_worker": ProcessRole.DATA_LOADER, "pt_elastic": ProcessRole.LAUNCHER}
 """Names that torch gives its processes."""
 OF_LIBRARIES = (b"gloo_", b"pt_", b"nccl", b"NCCL", b"cuda")

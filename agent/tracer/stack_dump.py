@@ -1,7 +1,7 @@
 """One stack dump by py-spy: with a deadline, and without ever leaving a process stopped.
 
 To read a stack that holds still, py-spy stops the process for some milliseconds. If py-spy is killed in between, the
-process may stay stopped for ever: whoever kills it here looks, and continues what was not stopped before.
+process would stay stopped for ever: so it is continued after that, unless it was stopped before.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from everstep.errors import CannotLook
 from everstep.system.procfs import state_of
 
 LIMIT_S = 5.0
-"""One look takes no longer, where nobody says how long it may take."""
+"""One sample takes no longer, where the request has no limit, seconds."""
 LONGEST_S = 60.0
 RECORD_S = 0.5
 """A rank's server answers within this time, or not at all: that of a stopped process takes questions."""
@@ -60,7 +60,7 @@ class Tracer:
     async def look(
         self, ranks: Sequence[RankTraced], generation: int, limit_s: float, *, ranks_only: bool = False
     ) -> pb.StacksReply:
-        """What some ranks and their helpers do; who looks meanwhile waits, for two would see each other.
+        """What some ranks and their helpers do. Samples wait for each other, for two would see each other.
 
         Args:
             ranks: Of one generation.
@@ -114,7 +114,7 @@ class Tracer:
 
 
 def _settled(member: FamilyMember) -> str:
-    """State of a process; where somebody looks into it just now, a moment later."""
+    """State of a process; where it is traced just now, its state a moment later."""
     for _ in range(10):
         state = state_of(member.process.pid, member.process.start)
         if state != TRACING:

@@ -1,11 +1,11 @@
 """A snapshot of code as it travels: its digest, and the archive that holds it.
 
-The *digest* says which files a snapshot has, and nothing of who packed it or when: sha256 over one line for each file,
+The *digest* says which files a snapshot has, and not by whom or when it was packed: sha256 over one line for each file,
 sorted by path, ``<kind> <sha256 of its contents> <path>`` with a NUL at its end. The kind is ``f`` for a file, ``x``
 for one that may be executed, ``l`` for a symbolic link, whose contents are its target. Folders are there for their
 files only. So the same files give the same digest, and an archive is verified by what it holds.
 
-The archive is a tar file in gzip. Whoever reads one trusts nothing in it: paths that leave the folder, devices and
+The archive is a tar file in gzip. A reader trusts nothing in it: paths that leave the folder, devices and
 sizes beyond the bounds are refused.
 
 Standard library only: agents, workers and commands use it.
@@ -138,7 +138,7 @@ def read_archive(source: BinaryIO, take: Callable[[CodeFile, bytes], None] = lam
 
 
 def unpack(source: BinaryIO, folder: Path, digest: str) -> list[CodeFile]:
-    """Unpack an archive into a folder that does not exist yet, with files that nobody is to write.
+    """Unpack an archive into a folder that does not exist yet, with files that are not to be written.
 
     Args:
         source: The archive.

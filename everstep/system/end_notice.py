@@ -2,11 +2,11 @@
 
 A parent, and a pidfd, hear of a process only once all its memory was given back: some ten milliseconds for a small
 one, minutes for a rank with hundreds of GB. Before that the kernel goes through the *robust* mutexes that the ending
-thread holds, marks each as left by its owner and wakes who waits for it. So a rank's main thread takes one in memory
+thread holds, marks each as left by its owner and wakes what waits for it. So a rank's main thread takes one in memory
 that it shares with its agent, and never gives it back.
 
-What is waited for is the mutex's first word, as futex(2) has it: the owner's thread id, and two bits. Who waits only
-reads, so that an agent that is killed leaves nothing in the way of the next.
+What is waited for is the mutex's first word, as futex(2) has it: the owner's thread id, and two bits. A waiting thread
+only reads, so that an agent that is killed leaves nothing in the way of the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 ROOM = 64
 """Bytes for a mutex of the C library: 40 on x86-64, 48 on arm64."""
 OWNER_DIED, HAS_WAITERS, OWNER = 0x40000000, 0x80000000, 0x3FFFFFFF
-"""Bits of the word: the owner ended; the kernel has to wake somebody; the owner's thread id."""
+"""Bits of the word: the owner ended; the kernel has to wake a thread; the owner's thread id."""
 LOOK_S = 5
 """A waiting thread checks this often whether it still has to wait, seconds; an end wakes it at once."""
 
@@ -60,8 +60,8 @@ def hold(memory: mmap.mmap, at: int) -> bool:
     if failed or word.value & OWNER != threading.get_native_id():
         return False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-    word.value |= HAS_WAITERS  # the kernel writes here only once this thread ends, and nobody else does
-    _libc.syscall(_FUTEX, address, _WAKE, _ALL)  # who waits already, for a word that was 0
+    word.value |= HAS_WAITERS  # the kernel writes here only once this thread ends, and nothing else does
+    _libc.syscall(_FUTEX, address, _WAKE, _ALL)  # threads that wait already, for a word that was 0
     return True
 
 
@@ -77,7 +77,7 @@ class EndNotice:
         self._memory = mmap.mmap(descriptor, 0)
         self._at = at
         self.dropped = False
-        """Nobody is interested any more."""
+        """Nothing waits for it any more."""
 
     def wait(self) -> bool:
         """Wait until the owner begins to end, then unmap the word; once, in a thread of its own.

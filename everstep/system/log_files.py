@@ -17,7 +17,7 @@ PIECE = 1 << 20
 """Bytes that are read at once."""
 STANDARD_INPUT = "-"
 HANDED = ("/dev/fd/", f"{procfs.PROC}/self/fd/", "/dev/stdin")
-"""Pipes that a shell has opened, as for ``<(…)``: somebody writes them."""
+"""Pipes that a shell has opened, as for ``<(…)``: another program writes them."""
 GZIP = b"\x1f\x8b"
 
 

@@ -23,7 +23,7 @@ def free(path: Path) -> int:
 def memory_available() -> int:
     """Memory that may still be used: of the machine, or of the cgroup of this process or one above, whichever is less.
 
-    Shared memory counts against the cgroup of who touches it first; beyond the limit the kernel kills.
+    Shared memory counts against the cgroup of the process that touches it first; beyond the limit the kernel kills.
     """
     return min([meminfo(PROC).get("MemAvailable", 0), *_left_in_cgroups()])
 

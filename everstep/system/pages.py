@@ -1,4 +1,4 @@
-"""Pages of mapped memory, made present before somebody has to wait for them.
+"""Pages of mapped memory, made present before a thread has to wait for them.
 
 A page that is touched for the first time costs a fault, 1.3 µs on the machine
 of docs/benchmarks/README.md; asked for in one call, many of them cost 0.3 µs each.

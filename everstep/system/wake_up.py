@@ -29,13 +29,13 @@ class WakeUp:
         return file in ready
 
     def ring(self) -> None:
-        """Let whoever waits in another thread, or would wait next, return at once."""
+        """Let a thread that waits, or would wait next, return at once."""
         with self._lock:
             if self._file >= 0:
                 os.eventfd_write(self._file, 1)
 
     def close(self) -> None:
-        """Close it; nobody waits any more."""
+        """Close it; no thread waits any more."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)

@@ -27,7 +27,7 @@ class Backup:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.turn = threading.Lock()
-        """Held by the connection that fills the file, and by whoever clears it."""
+        """Locked by the connection that fills the file, and to clear it."""
         self.generation = max((header.generation for header in self.headers()), default=0)
         """The newest that offered something; after a restart of the agent: of which something is held."""
         self.file: SlotFile | None = None

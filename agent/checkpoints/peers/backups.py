@@ -1,4 +1,4 @@
-"""The backups that this machine holds for other machines' ranks, and who may write them.
+"""The backups that this machine holds for other machines' ranks, and which connection may write them.
 
 Each is a checkpoint file of a few slots, ``backup-<rank>``, filled by one
 connection at a time. A transfer that breaks is resumed where it ended, by
@@ -46,7 +46,7 @@ class PeerBackups:
 
     @contextlib.contextmanager
     def transfer(self, offer: Offer, wire: Wire) -> Iterator[Transfer]:
-        """Take an offer; whoever filled the same backup before is cut off.
+        """Accept an offer; a connection that filled the same backup before is cut off.
 
         Raises:
             Fenced: the offer's generation was stopped.
@@ -117,7 +117,7 @@ class PeerBackups:
                 if backup.user:
                     backup.user.cut()
         for backup in backups:
-            # Who still allocates memory for a large one takes longer; the fence keeps it from counting.
+            # A connection that still allocates memory for a backup takes longer; the fence keeps it from counting.
             if backup.turn.acquire(timeout=TAKE_OVER_S):
                 backup.give_up()
                 backup.turn.release()
@@ -158,7 +158,7 @@ class PeerBackups:
     def remove_stale(self, before: int | None) -> bool:
         """Remove backups whose ranks send theirs elsewhere since the newest Launch.
 
-        Nobody tells this machine which those are. It shows when other ranks have
+        This machine is not told which those are. It shows when other ranks have
         sent something in the newest generation and these have not; still they are
         kept as long as a restart might need them.
 

@@ -50,7 +50,7 @@ class DataPort:
 
     Args:
         host: Where to listen; the port is chosen by the kernel.
-        tokens: Who may connect.
+        tokens: The keys of the jobs whose agents may connect.
 
     Raises:
         OSError: the address is not of this machine.
@@ -104,7 +104,7 @@ class DataPort:
     def _serve(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
         yield_the_core()
         try:
-            with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: whoever needs it makes a new one
+            with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: a new one is made when it is needed
                 self._converse(wire, job, request)
         except WireError as error:
             logger.warning("a connection to the data port is refused", peer=peer, reason=str(error))

@@ -1,9 +1,9 @@
-"""Handshakes of the data port: who connects waits here until it has shown that it knows a job's token.
+"""Handshakes of the data port: a client waits here until it has shown that it knows a job's token.
 
-Anybody who reaches the port can connect, and a connection costs nothing to
+Any program that reaches the port can connect, and a connection costs nothing to
 make. So one that has proven nothing gets no thread, little memory and little
 time; there are few of them, and only so many from one address. When there are
-more, the oldest goes, of the address that has most: whoever knows the token
+more, the oldest goes, of the address that has most: a client that knows the token
 shows it at once, and is not among the oldest.
 """
 
@@ -92,7 +92,7 @@ class Handshakes:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more; who waits is turned away."""
+        """Accept no more; clients that wait are refused."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

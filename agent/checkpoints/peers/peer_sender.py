@@ -120,7 +120,7 @@ class PeerSender:
         yield_the_core()
         retry_s = FIRST_RETRY_S
         while True:
-            # Who skips steps looks now and then whether the job stands still at one of them.
+            # A sender that skips steps looks now and then whether the job hangs at one of them.
             self._due.wait(STILL_S if self._stride > 1 else None)
             self._due.clear()
             if self._closing.is_set():

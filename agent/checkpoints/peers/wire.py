@@ -129,7 +129,7 @@ class Wire:
         set_patience(self._socket, seconds)
 
     def cut(self) -> None:
-        """Break the connection; whoever waits on it gets an error."""
+        """Break the connection; a thread that waits on it gets an error."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:

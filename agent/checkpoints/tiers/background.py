@@ -51,7 +51,7 @@ class Gate:
 
 
 def yield_the_disk() -> None:
-    """Let everybody else's reads and writes go before those of this thread, where the disk's scheduler minds.
+    """Let the reads and writes of all other threads go before those of this one, where the disk's scheduler minds.
 
     The lowest best-effort priority and not "idle", which may wait for ever.
     """

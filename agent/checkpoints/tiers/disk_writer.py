@@ -302,7 +302,7 @@ class DiskWriter:
         step.left.discard(rank)
         step.bytes += header.payload_bytes
         if not step.left:
-            # Before the last rank's file is told of: who hears of that may believe the rest.
+            # Before the last rank's file is reported: that implies the rest.
             self._done = max(self._done, step.number)
             self._retention.wrote(step.number)
             self._asked.discard(step.number)

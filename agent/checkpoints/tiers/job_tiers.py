@@ -40,7 +40,7 @@ MACHINES = "machines"
 """Folder beside a job's checkpoints with a file for each machine that writes there, which names the generation: where
 there are two of one generation, machines share the folder."""
 LISTING_S = 45.0
-"""Disks and remote storage that are not listed within this time do not answer, unless whoever asks says so."""
+"""Disks and remote storage that are not listed within this time do not answer, unless the request has another limit."""
 VERIFYING_S = 600.0
 """And this long when every byte is read."""
 
@@ -64,7 +64,7 @@ class JobTiers:
         self._remembers = True
         """Whether a later agent will know it: not where the disk was full."""
         self._looked = False
-        """Whether it was looked for on disk, which a thread may wait for and nobody else."""
+        """Whether it was read from disk, for which only a thread may wait."""
         self._closed = False
         self._problems = _Problems(place.saved)
         self._retention = DiskRetention(place)

@@ -148,7 +148,7 @@ class _RemoteRound:
             whole = [step for step in self._whole_on_disk() if step > newest]
             if not whole:
                 return
-            # Who is behind takes the roundest, so that machines which are behind by different amounts meet.
+            # A machine that is behind copies the roundest, so that machines which are behind by different amounts meet.
             step = max(whole, key=lambda step: (roundness(step), step))
             self._hold(step)
             try:

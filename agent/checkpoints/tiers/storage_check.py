@@ -85,7 +85,7 @@ def disk_problem(root: Path, job: str) -> str:
 
 
 def remote_problem(url: str, job: str) -> str:
-    """Why no checkpoint can be copied to remote storage; empty: it can, or nobody knows now."""
+    """Why no checkpoint can be copied to remote storage; empty: it can, or that is not known now."""
     name = f"probe-{uuid.uuid4().hex}"
     try:
         RemoteFolder(url, job).probe(name)

@@ -1,7 +1,7 @@
 """Clocks and power limits of GPUs: EUD was seen to leave them changed (ByteRobust, section 9), so they are compared.
 
 They are kept in a file from before a diagnostic until they are set back: it may be killed at any moment, and the agent
-with it. Whoever killed it sets them back, or the next agent as it starts.
+with it. The agent that killed it sets them back, or the next agent as it starts.
 """
 
 from __future__ import annotations

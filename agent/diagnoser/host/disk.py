@@ -59,7 +59,7 @@ class DiskTest(DiagnosticTest):
             return self.result(self.finding(FAILS, str(folder), str(error)))
 
     def _tested(self, folder: Path, blocks: int) -> DiagnosticResult:
-        # It has no name from its first moment on: whoever is killed leaves nothing.
+        # It has no name from its first moment on: a test that is killed leaves nothing.
         with tempfile.TemporaryFile(dir=folder) as file:
             descriptor = file.fileno()
             began = time.monotonic()

@@ -34,7 +34,7 @@ class Received:
 
 
 def hello(secret: str, position: int) -> bytes:
-    """What one end says first, so that it talks with nobody else."""
+    """The first bytes of one end, so that it talks with no other program."""
     return hmac.digest(secret.encode(), f"everstep nic test {position}".encode(), "sha256")
 
 

@@ -1,4 +1,4 @@
-"""The reference model's ranks: who shares a layer, a pipeline, or weights with whom, and how they exchange tensors.
+"""The reference model's ranks: which of them share a layer, a pipeline, or weights, and how they exchange tensors.
 
 Tensors cross from rank to rank through gloo, in main memory, on GPUs too: gloo adds in an order that depends on nothing
 but the number of ranks and the tensor's size, so what is compared is what the processors and GPUs computed.

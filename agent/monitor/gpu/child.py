@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer until nobody asks."""
+    """Answer until the agent is gone."""
     parser = argparse.ArgumentParser(prog="python -P -m agent.monitor.gpu.child", description=__doc__)
     parser.add_argument("--fake", type=Path, help="file that describes fake GPUs")
     parser.add_argument("--sys", type=Path, default=Path("/sys"))

@@ -122,7 +122,7 @@ class GpuInspection(Inspection):
         return self._process.read(self.limits.answer_s, self.limits.start_s)
 
     def _hangs(self, silent: GpusSilent) -> Look:
-        """What was found before still holds: nobody could look."""
+        """The findings of before stay: the GPUs could not be read."""
         missed = self.kept["missed"] = self.kept.get("missed", 0) + 1
         if silent.stuck and (stuck := procfs.process_of(self._process.pid)):
             self.kept["stuck"] = [stuck.pid, stuck.start]

@@ -152,7 +152,7 @@ class GpuReading:
     nvlinks: list[NvLinkReading] = field(default_factory=list)
     fabric: FabricReading | None = None
     processes: list[int] | None = None
-    """Process ids of who computes on it, as the machine itself numbers them."""
+    """Process ids of what computes on it, as the machine itself numbers them."""
     errors: dict[str, str] = field(default_factory=dict)
     """Field → why it could not be read, where it should have been: neither unsupported nor denied."""
 

@@ -107,14 +107,14 @@ class MountsInspection(Inspection):
         return look
 
     def _is_ours(self, mount: Mount) -> bool:
-        """On a disk, on the network, or where the agent or the settings need it; else it is somebody's own."""
+        """On a disk, on the network, or where the agent or the settings need it; else it is another user's own."""
         if mount.kind in PSEUDO or self.site.is_beside(Path(mount.point)):
             return False
         needed = mount.point in self.limits.required or Path(mount.point).is_relative_to(self.site.state_dir)
         return needed or mount.kind in NETWORK or mount.source.startswith("/dev/")
 
     def _silent_s(self, point: str) -> float:
-        """How long a file system owes an answer, if that is too long; nobody waits for it here."""
+        """How long a file system owes an answer, if that is too long; this thread does not wait for it."""
         asked = self._asked.get(point)
         if asked is None or asked.answered:
             self._asked = {point: question for point, question in self._asked.items() if not question.answered}

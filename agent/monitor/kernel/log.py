@@ -127,7 +127,7 @@ class KernelLogInspection(Inspection):
         pid = int(match["pid"])
         killed = next((rank for rank in self.site.ranks() if rank.pid == pid), None)
         if killed is None and self.site.beside:
-            return []  # of another agent, or of nobody here
+            return []  # of another agent, or of no job here
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
         return [(self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s)]

@@ -82,7 +82,7 @@ class KernelLog:
         self._wake_up.ring()
 
     def close(self) -> None:
-        """Close the device; nobody reads any more."""
+        """Close the device, which is not read any more."""
         self._wake_up.close()
         if self._file is not None:
             os.close(self._file)

@@ -1,4 +1,4 @@
-"""What counters say that only grow, until somebody resets them: pure.
+"""What counters say that only grow, until they are reset: pure.
 
 A counter that is smaller than before was reset or wrapped round; what it counted meanwhile is not known, and nothing is
 concluded of it.

@@ -42,7 +42,7 @@ DROPS = Reason(
 )
 ERROR_COUNTERS = ("rx_errors", "tx_errors")
 DROP_COUNTERS = ("rx_missed_errors", "rx_fifo_errors", "tx_dropped")
-"""Not ``rx_dropped``: it counts packets of protocols as well that nobody here wants."""
+"""Not ``rx_dropped``: it also counts packets of protocols that this machine does not use."""
 MEASURED = {
     "rx_bytes": ("node_network_receive_bytes_total", "bytes received"),
     "tx_bytes": ("node_network_transmit_bytes_total", "bytes sent"),

@@ -100,7 +100,7 @@ _OF_ALL = {
 _ACTIONS = {
     1: replace(RECOVERY_ACTION, means="reset the GPU", sure=True),
     2: replace(RECOVERY_ACTION, means="reboot the machine", remedy=Remedy.REBOOT, sure=True),
-    # What runs may go on until it is drained: nobody has to act at once.
+    # What runs may go on until it is drained: there is no need to act at once.
     3: replace(RECOVERY_ACTION, means="drain traffic between GPUs, then reset"),
     4: replace(RECOVERY_ACTION, means="drain, then reset the GPU"),
     5: replace(RECOVERY_ACTION, means="recover the IMEX domain", remedy=Remedy.CHECK_SETUP),
@@ -120,7 +120,7 @@ def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuProblem]:
     assert reading.trouble
     reason = _OF_ALL.get(reading.trouble, UNREADABLE)
     if reading.trouble is GpuTrouble.LIBRARY_MISSING and not had_gpus:
-        # Nobody says that this machine's GPUs are to be used, or the agent's container was not given them.
+        # Nothing says that this machine's GPUs are to be used, or the agent's container was not given them.
         reason = replace(reason, owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
     yield GpuProblem(reason, reason.means, reading.text)
 
