@@ -1,4 +1,4 @@
-"""What a launch tells the fork server: script, environment, files of each rank."""
+"""The request that a launch sends to the fork server: script, environment, and the files of each rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.slots.format import own_slots
 
 
 def check_launch(request: pb.LaunchRequest) -> None:
-    """Refuse what cannot run, before anything is forked.
+    """Refuse a launch that cannot run, before anything is forked.
 
     Raises:
         ConfigError: no ranks, a rank twice, or a script or folder that is not there.
@@ -32,7 +32,7 @@ def check_launch(request: pb.LaunchRequest) -> None:
 
 
 def folder_to_work_in(request: pb.LaunchRequest | pb.TryCodeRequest, script: Path) -> str:
-    """The working directory; where nobody named one, and the one by default is not on this machine, the script's own.
+    """The working directory: the script's folder where none is asked for, or the default one is not on this machine.
 
     Args:
         request: What is launched or tried.
@@ -111,7 +111,7 @@ def fork_arguments(
 
 
 def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, str]:
-    """What tells a rank how to keep its state."""
+    """The variables that say how a rank keeps its state."""
     options = request.checkpoint
     backups = options.backup_slots if options.backup and request.peers else 0
     return {

@@ -50,7 +50,7 @@ class Host:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def place(self, job: str, run: str = "", version_of: Callable[[int], int] = lambda _: 0) -> Place:
-        """Where the copies of a job's state lie."""
+        """The locations of the copies of a job's state."""
         return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates(), run, version_of)
 
     def spawn(self, work: Awaitable[Any]) -> None:
@@ -71,7 +71,7 @@ finds: often one that other machines cannot reach."""
 
 
 def interface_of(host: str) -> str:
-    """Name of the interface that has an address; empty: none has, or it is not known."""
+    """Name of the interface that has an address; empty: no interface has it, or it is not known."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:

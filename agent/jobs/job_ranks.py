@@ -1,4 +1,4 @@
-"""The ranks of one job on this machine: what is known of each, from its fork to what is told of its end."""
+"""The ranks of one job on this machine, each from its fork until its end was reported."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ logger = structlog.get_logger()
 
 
 class JobRanks:
-    """Kept in the job's record; the fork server's table is the truth about what was forked.
+    """The ranks as the job's record has them; the fork server's table is the truth about what was forked.
 
     Args:
         host: The machine.
-        record: Of the job; changed in place.
-        server_lives: Whether there is a fork server that would tell of an end.
+        record: The job's record; changed in place.
+        server_lives: Whether a fork server lives that would report an end.
     """
 
     def __init__(self, host: Host, record: JobRecord, server_lives: Callable[[], bool]) -> None:
@@ -55,19 +55,19 @@ class JobRanks:
         self.reports = Reports(self.shm)
         self.metrics = JobMetrics()
         self._drained = Reports(self.shm)
-        """Those of the thread that drains them."""
+        """The report files as the disk's thread opened them, which drains them."""
         self._watches: dict[tuple[int, int], Watch] = {}
-        """Generation and rank → who notices its end."""
+        """Generation and rank → the watch for its end."""
         self._endings: dict[tuple[int, int], EndingWatch] = {}
-        """The same → who notices that it begins to end."""
+        """Generation and rank → the watch for the beginning of its end."""
         self.killed: dict[int, float] = {}
-        """Since when each process dies that was killed, monotonic seconds."""
+        """Process that was killed and is not gone yet → since when, monotonic seconds."""
         self.keeps_output = True
         """Whether the newest launch could count on the disk for what its ranks print."""
         self._log = logger.bind(job=record.job)
 
     def record_rank(self, row: Mapping[str, Any]) -> RankRecord:
-        """Take a rank that the fork server tells of, and watch it."""
+        """Record a rank of the fork server's table, and watch it."""
         found = self.record.find(row["generation"], row["rank"])
         if found is None:
             fields = ("rank", "generation", "pid", "start_ticks", "forked_ns")
@@ -78,7 +78,7 @@ class JobRanks:
         return found
 
     def watch(self, rank: RankRecord) -> None:
-        """Notice the end of a rank whatever becomes of its fork server."""
+        """Watch for the end of a rank, whether its fork server lives or not."""
 
         def noticed() -> None:
             self._watches.pop(_key(rank), None)
@@ -92,13 +92,13 @@ class JobRanks:
         self._endings[_key(rank)] = EndingWatch(notice, lambda: self._begins_to_end(rank))
 
     def _begins_to_end(self, rank: RankRecord) -> None:
-        """Tell the end of a rank that is not gone yet: its memory may take minutes to be given back.
+        """Report the end of a rank whose process is not gone yet: the kernel may take minutes to free its memory.
 
         It lives on in the record, so that nothing is launched and no memory is read before it is gone.
         """
         end = ending_of(rank.pid, rank.start_ticks)
         if end is None or rank.end or rank.ending or rank.generation <= self.record.fenced or self.record.released:
-            return  # it did not end by itself, or is told already
+            return  # it did not end by itself, or was reported already
         rank.ending, rank.sequence = end, PENDING
         self.save()
         self.drain()
@@ -117,7 +117,7 @@ class JobRanks:
         self.ended(rank, end)
 
     def exit_reported(self, row: Mapping[str, Any]) -> None:
-        """The fork server tells of an end."""
+        """The fork server reports the end of a rank."""
         if row["rank"] < 0:
             return
         rank = self.record_rank(row)
@@ -125,7 +125,7 @@ class JobRanks:
         self.ended(rank, End(**row["exit"]))
 
     def ended(self, rank: RankRecord, end: End) -> None:
-        """Note the end of a rank, once, and tell it unless it was ours."""
+        """Record the end of a rank once, and report it unless a Stop caused it."""
         if rank.end:
             return
         if watch := self._watches.pop(_key(rank), None):
@@ -195,12 +195,12 @@ class JobRanks:
         self.save()
 
     def snapshot(self, rank: RankRecord) -> Snapshot | None:
-        """Where a rank stands."""
+        """How far a rank is; None: its report file is gone."""
         report = self.reports.get(rank.rank, rank.generation)
         return report.snapshot() if report else None
 
     async def last_output(self, rank: RankRecord) -> bytes:
-        """The end of what a rank wrote to stderr; nothing where the disk does not answer in time."""
+        """The end of what a rank wrote to stderr; empty where the disk does not answer in time."""
         path = self.log_path(rank.rank, "err")
         try:
             text = await self.host.reads.do(lambda: rank_logs.tail(path, rank_logs.SEARCHED_BYTES), OUTPUT_PATIENCE_S)
@@ -214,11 +214,11 @@ class JobRanks:
         return self.folder / "logs" / f"rank-{rank}.{suffix}"
 
     def output_path(self, rank: int, suffix: str) -> Path:
-        """Where a rank that is started now writes to: nowhere while the disk hangs, or it would hang with it."""
+        """Where a rank that is started now writes its output: nowhere while the disk hangs, or it would hang too."""
         return self.log_path(rank, suffix) if self.keeps_output else Path(os.devnull)
 
     def find_orphans(self) -> None:
-        """Record ranks that a dead fork server forked and nobody was told of: their report files name them."""
+        """Record ranks that a dead fork server forked and had not reported: their report files name them."""
         for path in self.shm.glob("report-*"):
             _, rank, generation = path.name.split("-")
             if not generation.isdecimal() or self.record.find(int(generation), int(rank)):
@@ -237,11 +237,11 @@ class JobRanks:
         self.save()
 
     def forget_other_boots(self, boot: str) -> None:
-        """Tell that ranks ended which ran before the machine was started anew, and never look for their numbers."""
+        """Report the end of ranks that ran before the machine was rebooted; their process ids may be others' now."""
         before, self.record.boot = self.record.boot, boot
         if before == boot:
             return
-        self._log.warning("the machine was started anew: nothing of the job runs", before=before)
+        self._log.warning("the machine was rebooted: nothing of the job runs", before=before)
         self.record.fork_server_pid = self.record.fork_server_ticks = 0
         self.record.stores = []
         for rank in self.record.living():
@@ -259,29 +259,29 @@ class JobRanks:
         self.record.generation = max([self.record.generation, *(r.generation for r in self.record.ranks)])
 
     def record_store(self, row: Mapping[str, Any]) -> StoreRecord:
-        """Take a rendezvous store that it tells of."""
+        """Record a rendezvous store of the fork server's table."""
         store = StoreRecord(**{name: row[name] for name in ("generation", "pid", "start_ticks", "port")})
         if store not in self.record.stores:
             self.record.stores.append(store)
         return store
 
     def mark(self, rank: RankRecord) -> str:
-        """What is in the environment of a rank and of all that it started."""
+        """The variable that is in the environment of a rank and of all processes that it started."""
         return f"{environment.REPORT_FILE}={self.reports.path(rank.rank, rank.generation)}"
 
     def drain(self) -> None:
-        """Have the step records of the newest generation kept; returns at once."""
+        """Have the step records of the newest generation copied to the disk; returns at once."""
         ranks = [(rank.rank, rank.generation) for rank in self.record.of(self.record.generation)]
         self.host.disk.run(("steps", self.record.job, self.record.generation), lambda: self._drain(ranks))
 
     def _drain(self, ranks: list[tuple[int, int]]) -> None:
-        """In the thread of the disk."""
+        """Copy them; runs in the disk's thread."""
         for rank, generation in ranks:
             if report := self._drained.get(rank, generation):
                 self.archive.drain(report)
 
     def report_metrics(self) -> None:
-        """Tell of jumps and declines that ranks report, once each."""
+        """Report jumps and declines of what ranks measure, once each."""
         for rank in self.record.of(self.record.generation):
             if report := self.reports.get(rank.rank, rank.generation):
                 for text in self.metrics.news(report):
@@ -293,7 +293,7 @@ class JobRanks:
         self.host.records.keep(self.record)
 
     def close(self) -> None:
-        """Watch nobody any more; the ranks go on."""
+        """Stop watching; the ranks go on."""
         for watch in self._watches.values():
             watch.close()
         for ending in self._endings.values():
@@ -301,7 +301,7 @@ class JobRanks:
 
 
 def to_exit(end: End) -> pb.Exit:
-    """An end as the schema says it."""
+    """An end as a message."""
     kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
     return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)
 

@@ -33,7 +33,7 @@ from everstep.system import private_files as private
 from everstep.system.procfs import is_alive, process_of
 
 RUN = "run"
-"""File in a job's shared memory: of which run it is. It lasts as long as the memory, whatever becomes of the record."""
+"""File in a job's shared memory with the id of its run. It lasts as long as the memory, even if the record is lost."""
 KILL_PATIENCE_S = 10.0
 """Ranks that are killed have this long to be gone before a command says that they are not yet."""
 NAMED = 4
@@ -66,7 +66,7 @@ class JobRunner:
     # The fork server.
 
     async def ensure_server(self) -> ForkServerClient:
-        """The job's fork server; starts one when there is none, or when that is of another release and idle."""
+        """The job's fork server; starts one where there is none, or where it runs other code and is idle."""
         if self._is_outdated():
             await self.end_server()
         if self.server and not self.server.lost:
@@ -81,13 +81,13 @@ class JobRunner:
                 self._starting = None
 
     def _is_outdated(self) -> bool:
-        """Whether the fork server was started by an agent of other code, and nothing of it runs."""
+        """Whether the fork server was started by an agent with other code, and runs no rank and no store."""
         if self.server is None or self.server.lost or self.record.living() or self.record.stores:
             return False
         return self.server.label != label_of(self.record.python, self.record.env)
 
     async def _fit_server(self, request: pb.StartStoreRequest | pb.LaunchRequest) -> None:
-        """Let a fork server with the imports of a launch take the place of another one, in which nothing runs."""
+        """Replace an idle fork server by one with the imports that a launch asks for."""
         wanted = (request.imports.python, dict(request.imports.env))
         if not request.HasField("imports") or (self.record.python, self.record.env) == wanted or self.record.living():
             return
@@ -124,7 +124,7 @@ class JobRunner:
         return server
 
     def attach(self, server: ForkServerClient) -> None:
-        """Take a fork server as this job's, with all that it has forked."""
+        """Make a fork server this job's, with all that it has forked."""
         self.server = server
         server.on_exit = self.ranks.exit_reported
         server.on_lost = lambda: self.host.spawn(self._server_lost(server))
@@ -134,7 +134,7 @@ class JobRunner:
             server.on_lost()
 
     async def _server_lost(self, server: ForkServerClient) -> None:
-        """The fork server died; its ranks live on, and we are their parent if it was our child."""
+        """The fork server died; its ranks live on, and this agent is their parent if it was the agent's child."""
         end = await self.host.reaper.end_of(server.pid, server.start_ticks)
         server.forget()
         self._log.warning("the fork server died; ranks live on", pid=server.pid, how=end.kind, value=end.value)
@@ -219,13 +219,13 @@ class JobRunner:
         )
 
     async def _look_at_disk(self) -> None:
-        """Before ranks are forked: their files are made by then, or the disk hangs and they get none."""
+        """Wait before ranks are forked until their log files are made; where the disk hangs they get none."""
         self.ranks.keeps_output = await self.host.disk.flush(OUTPUT_PATIENCE_S)
         if not self.ranks.keeps_output:
             self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
 
     async def _open_checkpoints(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
-        """Before ranks are forked: forget copies that they do not go on from, make the FIFO of saves, start to send."""
+        """Before ranks are forked: forget copies of an abandoned future, make the FIFO of saves, start backups."""
         if unforked or self.checkpoints.opened is None:
             launch = LaunchOptions.of(request)
             self.record.terms, self.record.emptied = launch.to_json(), False
@@ -234,7 +234,7 @@ class JobRunner:
             await asyncio.to_thread(self.checkpoints.launch, launch, unforked)
 
     async def resume_checkpoints(self) -> None:
-        """After a restart of the agent go on as the newest launch said, unless that was stopped or memory was lost."""
+        """Continue, after the agent's restart, what the newest launch asked for, unless it was stopped or lost."""
         if self.record.generation > 0 and not self.shm.is_dir():
             self.record.emptied, self.record.heard = True, 0
         if not self.record.terms or self.record.emptied:
@@ -256,19 +256,19 @@ class JobRunner:
         return ""
 
     def mark_memory(self) -> None:
-        """Say in shared memory of which run it is."""
+        """Write into the job's shared memory to which run it belongs."""
         if self.record.run:
             private.replace(private.make_folder(self.shm) / RUN, self.record.run)
 
     def is_unknown(self) -> bool:
-        """Whether the machine came here empty: its agent knows of no launch, or what was in shared memory is gone."""
+        """Whether nothing is known of the job: its agent has seen no launch, or its shared memory is gone."""
         return self.record.emptied or not self.record.prepared
 
     async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
         """Kill and fence every generation up to one; returns the ranks of the newest of them."""
         self.record.fenced = max(self.record.fenced, generation)
         self.record.heard = max(self.record.heard, generation)
-        self.host.records.fence(self.record)  # it holds from here on, whoever dies; the fork server keeps it too
+        self.host.records.fence(self.record)  # from here on it lasts if the agent dies; the fork server keeps it too
         for rank in self.record.living():
             if rank.generation <= generation:
                 self.ranks.killed.setdefault(rank.pid, time.monotonic() + grace_s)
@@ -294,7 +294,7 @@ class JobRunner:
         self.ranks.save()
 
     async def _kill_orphans(self, generation: int, grace_s: float) -> None:
-        """Kill what a dead fork server left."""
+        """Kill the ranks and stores that a dead fork server left."""
         ranks = [rank for rank in self.record.living() if rank.generation <= generation]
         for rank in ranks:
             ends = rank.ending or ending_of(rank.pid, rank.start_ticks)
@@ -315,16 +315,16 @@ class JobRunner:
             raise self._still_dying([pid])
 
     def _still_dying(self, pids: Iterable[int]) -> StillDying:
-        """Says who was killed and is not gone: ``rank 5 (pid 4711, state D) has been dying for 40 s``."""
+        """The error that names killed processes that are not gone: ``rank 5 (pid 4711, state D) has been dying …``."""
         ranks = {rank.pid: rank.rank for rank in self.record.living()}
-        said = []
+        texts = []
         for pid in pids:
             since = self.ranks.killed.setdefault(pid, time.monotonic() - KILL_PATIENCE_S)
             process = process_of(pid)
             state = process.state if process else "gone"
             who = f"rank {ranks[pid]} (pid {pid}, state {state})" if pid in ranks else f"process {pid}"
-            said.append(f"{who} has been dying for {max(time.monotonic() - since, 0):.0f} s")
-        return StillDying(listed(said, NAMED))
+            texts.append(f"{who} has been dying for {max(time.monotonic() - since, 0):.0f} s")
+        return StillDying(listed(texts, NAMED))
 
     async def release(self) -> int:
         """End the job here: fork server and shared memory; returns the bytes given back."""
@@ -354,14 +354,14 @@ class JobRunner:
         return freed
 
     async def detach(self) -> None:
-        """The agent ends, the job goes on."""
+        """Let go of the job as the agent ends; its ranks go on."""
         self.ranks.close()
         if self.server:
             await self.server.disconnect()
         await asyncio.to_thread(self.checkpoints.close)
 
     def check_present(self) -> None:
-        """Refuse to go on; for commands that waited for the lock, and the job ended meanwhile.
+        """Refuse a command that waited for the lock while the job ended.
 
         Raises:
             AgentError: the job is over here.

@@ -1,4 +1,4 @@
-"""A script is tried: run up to where it joins the job, in a process that has nothing to do with the job."""
+"""The trial of a script: it runs up to where it joins the job, in a process that has nothing to do with the job."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from everstep.system import private_files as private
 FOLDER = "trials"
 """In the agent's folder in shared memory."""
 OUTCOME = "outcome"
-"""File in the trial's folder: which process came to where it joins the job."""
+"""File in the trial's folder with the process that reached the call that joins the job."""
 MOST_TEXT = 8192
-"""Bytes of what a trial says; of more the end."""
+"""Bytes of a trial's output that are kept: the last ones."""
 ANSWER_S = 30.0
-"""A fork server has this much longer than the trial to say how it ended."""
+"""A fork server has this much longer than the trial to report how it ended."""
 LONGEST_S = 3600.0
 KEPT_NAMES = (environment.TOPOLOGY,)
-"""Of everstep's variables those that a trial gets: none that leads to what the job's ranks have."""
+"""The variables of everstep that a trial gets: none that leads to files of the job's ranks."""
 
 logger = structlog.get_logger()
 
 
 def forget_earlier(host: Host) -> None:
-    """Remove what trials of an earlier agent left; they ended with it."""
+    """Remove the folders of an earlier agent's trials; these ended with it."""
     shutil.rmtree(host.shm_dir / LIVE / FOLDER, ignore_errors=True)
 
 
@@ -69,17 +69,17 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
         cwd = folder_to_work_in(request, script)
         check_paths(str(script), cwd)
         with _own_folder(host) as own:
-            outcome = own / OUTCOME
+            outcome_file = own / OUTCOME
             arguments = {
                 "script": str(script),
                 "folder": folder,
                 "args": list(request.args),
                 "cwd": cwd,
-                "env": _environment(host, request, values) | {environment.TRIAL: str(outcome)},
+                "env": _environment(host, request, values) | {environment.TRIAL: str(outcome_file)},
             }
             end, output = await _run(host, request, own, arguments)
-            joined = _joined(outcome)
-    reply = _judged(end, output.replace(f"{folder}/", "") if folder else output, *joined)
+            joined = _joined(outcome_file)
+    reply = _outcome(end, output.replace(f"{folder}/", "") if folder else output, *joined)
     reply.seconds = time.monotonic() - began
     logger.info(
         "tried code",
@@ -92,7 +92,7 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
 
 
 async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Message) -> tuple[Message, str]:
-    """How it ended, as the fork server says, and what it printed. A fork server that dies meanwhile proves nothing."""
+    """How it ended, as the fork server reports, and what it printed. It is tried again where the fork server dies."""
     for last in (False, True):
         fifo = own / f"output-{last}"
         async with (
@@ -117,21 +117,21 @@ async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Mes
 
 
 def _joined(outcome: Path) -> tuple[int, str]:
-    """Pid of the process that came to where it joins the job (0: none did), and what it could not try."""
+    """Pid of the process that reached the call that joins the job (0: none did), and what it could not try."""
     with contextlib.suppress(OSError, ValueError):
         pid, _, note = outcome.read_text().partition(" ")
         return int(pid), note
     return 0, ""
 
 
-def _judged(end: Message, output: str, joined: int, note: str) -> pb.TryCodeReply:
-    """What the end of a trial means.
+def _outcome(end: Message, output: str, joined: int, note: str) -> pb.TryCodeReply:
+    """The outcome of a trial.
 
     Args:
-        end: As the fork server says it.
-        output: What it printed, the end of it.
-        joined: Pid of the process that came to where it joins the job; 0: none did.
-        note: What that one could not try.
+        end: How it ended, as the fork server reports it.
+        output: The end of what it printed.
+        joined: Pid of the process that reached the call that joins the job; 0: none did.
+        note: What that process could not try.
     """
     kind, value = end["exit"]["kind"], end["exit"]["value"]
     if joined and (joined == end["pid"] or (kind, value) == ("code", 0)):
@@ -156,7 +156,7 @@ def _last(text: str) -> str:
 
 
 def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str]) -> dict[str, str]:
-    """That of the rank that is tried, without what belongs to the job that runs."""
+    """The environment of the rank that is tried, without the variables of the job that runs."""
     env = {
         "OMP_NUM_THREADS": "1",
         **host.sockets,
@@ -168,7 +168,7 @@ def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, st
     cluster = {environment.CLUSTER}
     kept = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_") or name in cluster}
     kept |= {name: env[name] for name in KEPT_NAMES if name in env}
-    # Nobody listens there: a script that makes a store of its own does not meet the job's.
+    # Nothing listens at this port: a script that makes a store of its own does not meet the job's.
     kept |= {"MASTER_ADDR": host.address, "MASTER_PORT": str(_free_port(host.address))}
     return kept | {environment.JOB: request.job, environment.MACHINE: host.machine}
 
@@ -190,7 +190,7 @@ def _own_folder(host: Host) -> Iterator[Path]:
 
 
 class _Tail:
-    """The end of what comes through a FIFO: no disk is in the way, and no more is kept than is told."""
+    """The end of what is written to a FIFO: no disk delays it, and no more is kept than is reported."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -202,7 +202,7 @@ class _Tail:
         """Read it as long as the context lasts."""
         os.mkfifo(path, 0o600)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Without a writer of our own it would be at its end, and readable, before the first one came.
+        # Without a writer of our own it would be at its end, and readable, before the first writer opens it.
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         loop, output = asyncio.get_running_loop(), cls(descriptor)
         loop.add_reader(descriptor, output.read)
@@ -214,7 +214,7 @@ class _Tail:
             os.close(writer)
 
     def read(self) -> bool:
-        """Take what is there; returns whether there was anything."""
+        """Read what has been written; returns whether there was anything."""
         try:
             data = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:
@@ -223,7 +223,7 @@ class _Tail:
         return bool(data)
 
     def text(self) -> str:
-        """All that was kept, with what is there now."""
+        """The text that was kept, with what has been written by now."""
         while self.read():
             pass
         return self._tail.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Variables that a job names and each machine has the values of: they are in no message, history or record."""
+"""Variables that a job names and whose values each machine has: they are in no message, history or record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's side of the fork server: start it, find it again, talk to it."""
+"""The agent's side of a fork server: start it, find it again, send it requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from everstep.system.procfs import is_alive, of_descriptor, start_ticks
 Message = dict[str, Any]
 PROGRAM = Path(__file__).resolve().with_name("fork_server.py")
 START_TIMEOUT_S = 120.0
-"""A fork server that cannot fork after this long is given up (imports take 1-4 s)."""
+"""A fork server that cannot fork after this long is given up (its imports take 1-4 s), seconds."""
 REQUEST_TIMEOUT_S = 30.0
 LINE_LIMIT = 1 << 26
 
@@ -38,7 +38,7 @@ logger = structlog.get_logger()
 
 
 def inherited_environment() -> dict[str, str]:
-    """The agent's environment without what is meant for the agent alone.
+    """The agent's environment without the variables that are meant for the agent alone.
 
     The cluster's name stays: ``everstep down`` finds by it what belongs to a cluster.
     """
@@ -47,10 +47,10 @@ def inherited_environment() -> dict[str, str]:
 
 
 def label_of(python: str, env: Mapping[str, str]) -> str:
-    """Equal for fork servers that can stand in for one another: of the same interpreter, variables and code.
+    """A text that is equal for fork servers with the same interpreter, variables and code.
 
-    What a server has imported has to fit what its ranks import later, from the
-    files that are there then.
+    What a server has imported must fit what its ranks import later from the files
+    that are there then.
     """
     text = json.dumps([python or sys.executable, sorted(env.items()), _code()])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -58,7 +58,7 @@ def label_of(python: str, env: Mapping[str, str]) -> str:
 
 @functools.cache
 def _code() -> list[list[str | int]]:
-    """The files that ranks and fork servers import of ours, as they were when this agent began."""
+    """The files of everstep that ranks and fork servers import, as they were when this agent began."""
     root = PROGRAM.parents[2]
     paths = [*sorted((root / "everstep").rglob("*.py")), *sorted(PROGRAM.parent.glob("*.py"))]
     found: list[list[str | int]] = []
@@ -129,10 +129,10 @@ class ForkServerClient:
             raise
         except (OSError, AgentError) as error:
             kill_family(server.pid, server.start_ticks)
-            said = _last_line(log) or str(error)
+            reason = _last_line(log) or str(error)
             server.forget()
             interpreter = python or sys.executable
-            raise AgentError(f"the fork server with {interpreter} did not start: {said}") from error
+            raise AgentError(f"the fork server with {interpreter} did not start: {reason}") from error
         server.seconds = time.monotonic() - began
         return server
 
@@ -151,10 +151,10 @@ class ForkServerClient:
             server.forget()
             raise AgentError(f"the interpreter {python} cannot be started: {error}") from error
         except asyncio.CancelledError:
-            server.forget()  # by that it ends, should it be forked yet
+            server.forget()  # it ends once its socket has no name, even if it is forked only now
             raise
         if not server.pid:
-            # It may have forked one and died before it said so: that one ends with its socket, which is no other one's.
+            # The template may have forked one and died before it answered: that one ends with its socket's name.
             server.forget()
             return await cls._spawn(folder, python, env, None)
         server.start_ticks = start_ticks(server.pid)
@@ -174,7 +174,7 @@ class ForkServerClient:
             yield listener.fileno(), log.fileno()
 
     async def connect(self, timeout_s: float | None = REQUEST_TIMEOUT_S) -> None:
-        """Connect and learn the table; exits are told from then on."""
+        """Connect and read the table; exits are reported from then on."""
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         try:
@@ -228,7 +228,7 @@ class ForkServerClient:
         self.forget()
 
     async def disconnect(self) -> None:
-        """Leave the server running, without us."""
+        """Leave the server running without this agent."""
         self.on_lost = lambda: None
         self.lost = True
         if self._reading:
@@ -242,15 +242,15 @@ class ForkServerClient:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """What it has imported, by name, with versions."""
+        """The libraries that it has imported, by name, with versions."""
         return dict(self.table.get("libraries", {}))
 
     def living(self) -> int:
-        """How many ranks of its table run."""
+        """The number of ranks in its table that run."""
         return sum(1 for row in self.table["ranks"] if not row["exit"])
 
     def forget(self) -> None:
-        """Remove the socket's name and the log: a server that lives ends by itself."""
+        """Remove the socket's name and the log; a server that still lives then ends by itself."""
         self.path.unlink(missing_ok=True)
         for suffix in (".log", ".ready"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
@@ -275,7 +275,7 @@ class ForkServerClient:
 
 
 def _last_line(log: Path) -> str:
-    """What a fork server wrote last; empty: nothing, or its folder is gone."""
+    """The last line that a fork server wrote; empty: there is none, or its folder is gone."""
     with contextlib.suppress(OSError):
         return next(iter(log.read_text(errors="replace").strip().splitlines()[-1:]), "")
     return ""

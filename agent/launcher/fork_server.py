@@ -2,8 +2,8 @@
 
 Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_server.py``,
 with the interpreter of the job. It imports the standard library, torch and
-small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``); nothing that a training script could want to
-import under the same name.
+small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``), and no module whose name a training script could
+use for one of its own.
 
 It is the parent of the ranks and of the rendezvous stores, and it outlives the
 agent: a new agent connects, asks for the table and goes on. Its table is the
@@ -22,11 +22,11 @@ assign      job                                          the table
 fork        generation, fenced, script, args, cwd, env,  ranks: one entry each
             ranks: [{rank, env, report, stdout, stderr}]
 store       generation, fenced, host                     port, pid, start_ticks
-try         script, folder, args, cwd, env, output,      exit, once it ended; slow: it was not within the limit
+try         script, folder, args, cwd, env, output,      exit, once it ended; slow: it was killed at the limit
             limit_s
-kill        generation, grace_s                          the table once all are reaped, or what is left
+kill        generation, grace_s                          the table once all are reaped; left: those that are not
 reset                                                    the table, empty; the server is free again
-end                                                      nothing is left; then the server exits
+end                                                      empty, once all are reaped; then the server exits
 =========== ============================================ =======================================
 
 A pushed exit is ``{"event": "exit", "rank": …, "generation": …, "exit": …}``.
@@ -64,7 +64,7 @@ Message = dict[str, Any]
 
 PR_SET_CHILD_SUBREAPER = 36
 ABANDONED_CHECK_S = 2.0
-"""How often the server looks whether its socket still has a name."""
+"""Time between two checks whether the socket still has a name."""
 KILL_PATIENCE_S = 10.0
 """A kill is answered after this long even if something cannot be reaped."""
 KEPT_GENERATIONS = 8
@@ -105,8 +105,8 @@ PEER = struct.Struct("3i")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Noted(type(os.environ)):  # type: ignore[misc]
-    """Notes which variables are asked for by name."""
+class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]
+    """An environment that records which variables are read by name."""
 
     names: ClassVar[set[str]] = set()
 
@@ -117,21 +117,21 @@ class _Noted(type(os.environ)):  # type: ignore[misc]
 
 
 def libraries() -> dict[str, str]:
-    """Versions of what decides what ranks compute, by name."""
+    """The versions of the libraries that decide what ranks compute, by name."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     return found | {name: str(sys.modules[name].__version__) for name in ("numpy", "torch") if name in sys.modules}
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What the imports of the server leave for its ranks."""
+    """The traces that the server's imports leave for its ranks."""
 
     read: dict[str, str | None]
-    """Variables that were read meanwhile and what they were: another value in a rank comes too late."""
+    """Variables that the imports read, with their values: another value in a rank comes too late."""
     files: frozenset[int]
-    """Descriptors that were opened meanwhile, such as torch's logs; a rank keeps them."""
+    """Descriptors that the imports opened, such as torch's logs; a rank keeps them."""
     joins: tuple[types.ModuleType, ...]
-    """Modules that have torch's ``init_process_group`` by that name. To look for them in a rank copies their pages."""
+    """Modules that have torch's ``init_process_group`` by that name; to search in a rank would copy their pages."""
 
 
 def preload() -> Imported:
@@ -143,7 +143,7 @@ def preload() -> Imported:
     """
     gc.disable()  # nearly all that is imported stays: looking for garbage meanwhile is a quarter of the time
     before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()
-    os.environ.__class__ = _Noted
+    os.environ.__class__ = _RecordingEnviron
     try:
         for name in PRELOADED:
             importlib.import_module(name)
@@ -160,11 +160,11 @@ def preload() -> Imported:
     gc.collect()
     gc.freeze()
     gc.enable()
-    read = {name: before.get(name) for name in _Noted.names}
-    return Imported(read, frozenset(procfs.own_descriptors() - files), tuple(_that_join()))
+    read = {name: before.get(name) for name in _RecordingEnviron.names}
+    return Imported(read, frozenset(procfs.own_descriptors() - files), tuple(_modules_that_join()))
 
 
-def _that_join() -> list[types.ModuleType]:
+def _modules_that_join() -> list[types.ModuleType]:
     name = "init_process_group"
     begin, modules = getattr(sys.modules["torch.distributed"], name), list(sys.modules.values())
     return [module for module in modules if getattr(module, "__dict__", {}).get(name) is begin]
@@ -199,7 +199,7 @@ class Child:
     port: int = 0
     exit: Message | None = None
     stopped: bool = False
-    """It lived until it was told to stop."""
+    """It lived until a kill reached it."""
 
     def entry(self) -> Message:
         """The child as a row of the table."""
@@ -239,13 +239,13 @@ class Trial:
 
 
 class Scripts:
-    """The newest script, compiled once for all ranks: that is 5 ms of each rank's way to its first step."""
+    """The newest script, compiled once for all ranks: that saves each of them 5 ms before its first step."""
 
     def __init__(self) -> None:
         self._known: tuple[str, bytes, types.CodeType] | None = None
 
     def compiled(self, path: str) -> types.CodeType | None:
-        """The code of a script as it is now; None: the rank shall compile it, and tell of what is wrong."""
+        """The code of a script as it is now; None: the rank compiles it, and prints what is wrong."""
         try:
             source = Path(path).read_bytes()
             if self._known is None or self._known[:2] != (path, source):
@@ -288,7 +288,7 @@ class ForkServer:
     # The loop.
 
     def run(self) -> None:
-        """Serve until told to end, or until nobody can find the socket any more."""
+        """Serve until ``end``, or until the socket has no name any more."""
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.abandon())
@@ -314,7 +314,7 @@ class ForkServer:
                     self.abandon()
 
     def abandon(self) -> None:
-        """Kill everything and end: nobody can reach this server again."""
+        """Kill everything and end: no agent can reach this server again."""
         self.fenced = max(self.fenced, self.newest)
         self._signal_all(self.newest, signal.SIGKILL)
         self._kill_trials()
@@ -363,7 +363,7 @@ class ForkServer:
     def _drop(self, connection: Connection) -> None:
         self.connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
-        self._kill_trials(connection)  # nobody waits for them any more
+        self._kill_trials(connection)  # no agent waits for them any more
 
     def _send(self, connection: Connection, message: Message) -> None:
         connection.outbox += json.dumps(message).encode() + b"\n"
@@ -421,7 +421,7 @@ class ForkServer:
         }
 
     def _reset(self) -> Message:
-        """Forget a job that is over, its fences included; the next one finds a server like new."""
+        """Forget a job that is over, with its fence; the next job gets a server like new."""
         living = [child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit]
         if living or self.kills:
             raise RequestRefused("alive", f"processes {living} of {self.job} still live")
@@ -520,12 +520,12 @@ class ForkServer:
 
     def _trial_ended(self, trial: Trial, end: Message) -> None:
         if self._has_orphans():
-            kill_session(trial.pid)  # what it started ends with it
+            kill_session(trial.pid)  # the processes that it started end with it
         reply = {"ok": True, "id": trial.request["id"], "pid": trial.pid, "exit": end, "slow": trial.slow}
         self._send(trial.connection, reply)
 
     def _become_child(self, keep: int = -1) -> None:
-        """Leave nothing of the server open, and let no socket object close a number that is used anew."""
+        """Close all files of the server, and let no socket object close a descriptor that is used again."""
         signal.set_wakeup_fd(-1)
         self.listener.detach()
         for connection in self.connections.values():
@@ -538,7 +538,7 @@ class ForkServer:
     # Exits.
 
     def _reap(self) -> None:
-        """Collect all that ended, tell the subscribers, and clear away what they left."""
+        """Collect the children that ended, report them to the subscribers, and kill what they left behind."""
         known = {child.pid: child for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
         reaped = False
         while True:
@@ -566,14 +566,14 @@ class ForkServer:
                 self._send(connection, message)
 
     def _mine(self) -> set[int]:
-        """What was forked here and lives."""
+        """The processes that were forked here and live."""
         mine = {child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
         return mine | self.trials.keys()
 
     def _has_orphans(self) -> bool:
-        """Whether there may be processes that dead ranks or trials left behind; to look at all processes takes longer.
+        """Whether there may be processes that dead ranks or trials left behind; cheaper than reading all processes.
 
-        One may be missed while another child ends: that end is collected next, and it is asked again.
+        One may be missed while another child ends: that end is collected next, and the question is asked again.
         """
         found = procfs.children(os.getpid())
         return found is None or bool(found - self._mine())
@@ -587,16 +587,16 @@ class ForkServer:
             pid = process.pid
             if process.parent != os.getpid() or pid in mine or process.session in sessions:
                 continue
-            # A process that made a session of its own is told by the environment that it was
-            # started with. Where that fails too it lives until no rank is left.
-            if sessions and not self._of_the_dead(pid, process.session):
+            # A process with a session of its own is recognised by the environment that it was
+            # started with. Where that fails too, it lives until no rank is left.
+            if sessions and not self._was_left_behind(pid, process.session):
                 continue
-            found.append(pid)  # a zombie too: the next look collects it, unless a thread of it lives
+            found.append(pid)  # a zombie too: it is collected next, unless a thread of it lives
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return found
 
-    def _of_the_dead(self, pid: int, session: int) -> bool:
+    def _was_left_behind(self, pid: int, session: int) -> bool:
         """Whether a rank or a trial that is gone left a process behind."""
         dead = [child for child in self.ranks.values() if child.exit]
         if any(child.pid == session for child in dead):
@@ -660,10 +660,10 @@ class ForkServer:
 
 
 def fork() -> int:
-    """``os.fork``, tried again while the system is short of something.
+    """``os.fork``, tried again while memory or process numbers are short.
 
     Raises:
-        RequestRefused: it stays short.
+        RequestRefused: they stay short.
     """
     for attempt in range(5):
         try:
@@ -689,7 +689,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def user_of(connection: socket.socket) -> int:
-    """The user at the other end of a unix socket, as the kernel says."""
+    """The user at the other end of a unix socket, by the kernel."""
     _, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return int(uid)
 

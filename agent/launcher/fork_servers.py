@@ -19,13 +19,13 @@ from everstep.errors import AgentError, ForkServerLost
 from everstep.system import procfs
 
 ADOPT_PATIENCE_S = 2.0
-"""A fork server that says nothing for this long is waited for in the background."""
+"""A fork server that does not answer for this long is waited for in the background."""
 CHECK_S = 30.0
-"""The warm fork server is asked so often whether it answers, seconds."""
+"""Time between two checks whether the warm fork server answers, seconds."""
 CHECK_LIMIT_S = 10.0
-"""One that does not within this time is replaced, seconds."""
+"""A warm fork server that does not answer within this time is replaced, seconds."""
 AGAIN_S = (1.0, 60.0)
-"""Before one is started again that did not start, or died: at first and at most, seconds."""
+"""Wait before a warm fork server is started again that died or did not start: at first and at most, seconds."""
 
 logger = structlog.get_logger()
 
@@ -36,31 +36,31 @@ class ForkServers:
     def __init__(self, folder: Path, *, prewarm: bool, template: Path | None = None) -> None:
         self.folder = folder
         self.template = template
-        """Socket of the process from which fork servers are forked, where there is one."""
+        """Socket of the template from which fork servers are forked; None: there is none."""
         self.prewarm = prewarm
         self.problem = ""
-        """Why no warm fork server is there; empty: it is there, or still imports, or a job has it."""
+        """Why there is no warm fork server; empty: it is there, or still imports, or a job has it."""
         self._warm: asyncio.Task[ForkServerClient] | None = None
         self._wanted = False
-        """There is to be a warm one: no job has taken it."""
+        """A warm one is wanted: no job uses it."""
         self._died = asyncio.Event()
-        """The warm one did, or none could be started."""
+        """Set when the warm one died, or could not be started."""
         self._warm_label = label_of("", {})
         self._tried: dict[str, ForkServerClient] = {}
-        """By job: in which a script was tried, with other imports than the warm one has."""
+        """Job → the fork server in which its script was tried, with other imports than the warm one has."""
         self._trying: dict[str, asyncio.Lock] = {}
         self._silent: dict[asyncio.Task[None], ForkServerClient] = {}
-        """Greetings that were not answered yet."""
+        """Connection that was not answered yet → its fork server."""
 
     async def adopt(self, late: Callable[[ForkServerClient], None]) -> dict[str, ForkServerClient]:
-        """Find the fork servers that an earlier agent left, by job; end those that belong to nobody.
+        """Find the fork servers that an earlier agent left, by job; end those that belong to no job.
 
         To forget a server is to end it with all its ranks. Only one that is surely
-        dead or surely has no ranks is forgotten; one that says nothing (it was
+        dead or surely has no ranks is forgotten; one that does not answer (it was
         stopped, the machine is overloaded) is waited for as long as it takes.
 
         Args:
-            late: takes a server that answered later; it may be one of a job or of none.
+            late: Called with a server that answered later; it may belong to a job or to none.
         """
         found: dict[str, ForkServerClient] = {}
         silent = {self._greet(server): server for server in map(ForkServerClient, sorted(self.folder.glob("*.sock")))}
@@ -70,7 +70,7 @@ class ForkServers:
             if not greeting.done():
                 self._wait_for(server, greeting, late)
             elif greeting.exception():
-                server.forget()  # nobody listens any more: it is dead
+                server.forget()  # no process listens at its socket: it is dead
             elif server.job and server.living() > (found[server.job].living() if server.job in found else -1):
                 if other := found.get(server.job):
                     await other.end()
@@ -89,7 +89,7 @@ class ForkServers:
                     return await server.connect(None)
                 except (ConnectionRefusedError, FileNotFoundError):
                     raise
-                except OSError as error:  # e.g. its backlog is full: somebody listens
+                except OSError as error:  # e.g. its backlog is full: a process listens
                     logger.warning("no connection to a fork server yet", socket=str(server.path), reason=str(error))
                     await asyncio.sleep(ADOPT_PATIENCE_S)
 
@@ -125,7 +125,7 @@ class ForkServers:
         return await ForkServerClient.start(self.folder, python, env, self.template)
 
     async def keep_or_end(self, server: ForkServerClient) -> None:
-        """A server that serves no job: keep it as the warm one, or end it."""
+        """Keep a server that serves no job as the warm one, or end it."""
         if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
             self._keep(server)
         else:
@@ -143,14 +143,14 @@ class ForkServers:
 
     @property
     def warm(self) -> ForkServerClient | None:
-        """The one that waits for the next job; None: there is none, or it still imports."""
+        """The fork server that waits for the next job; None: there is none, or it still imports."""
         task = self._warm
         if task is None or not task.done() or task.cancelled() or task.exception():
             return None
         return None if task.result().lost else task.result()
 
     def warm_up(self) -> None:
-        """Start the fork server that the next job takes over, in the background."""
+        """Start the fork server for the next job, in the background."""
         if self.prewarm and self._warm is None:
             self._await_warm(self._start("", {}))
 
@@ -189,7 +189,7 @@ class ForkServers:
                     self.warm_up()
 
     async def _check(self) -> None:
-        """Ask the warm fork server whether it is there; one that is not is let go."""
+        """Check that the warm fork server answers; one that does not is given up."""
         task = self._warm
         if task is None or not task.done() or task.cancelled() or task.exception():
             return
@@ -225,8 +225,8 @@ class ForkServers:
     async def borrowed(self, job: str, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
         """A fork server in which a job's code is tried: the warm one where it fits, else one of its own.
 
-        It stays where it is: should a job take it meanwhile, what it forked goes on. One of its own is kept, for the
-        launch of what was tried, until the job takes it, needs one with other imports, or is over.
+        A job may take it over meanwhile: what it forked goes on. One of its own is kept for the launch of what was
+        tried, until the job takes it over, needs one with other imports, or is over.
 
         Raises:
             AgentError: none starts.
@@ -242,7 +242,7 @@ class ForkServers:
             yield server
 
     def _fitting(self, job: str, python: str, env: Mapping[str, str], *, leaves: bool) -> ForkServerClient | None:
-        """The one in which a job's code was tried, if it has the imports; ``leaves``: it is kept no longer."""
+        """The fork server in which a job's code was tried, if it has the imports; ``leaves``: it is kept no longer."""
         server = self._tried.get(job)
         if server is None or server.lost or server.label != label_of(python, env):
             return None
@@ -251,7 +251,7 @@ class ForkServers:
         return server
 
     async def forget(self, job: str) -> None:
-        """End what is kept for a job."""
+        """End the fork server that is kept for a job."""
         if server := self._tried.pop(job, None):
             await server.end()
 
@@ -269,7 +269,7 @@ class ForkServers:
         raise ForkServerLost("the warm fork server dies again and again; see the agent's log")
 
     async def give_back(self, server: ForkServerClient) -> None:
-        """The job of a server is over: keep it as the warm one where it fits, else end it."""
+        """Keep the server of a job that is over as the warm one where it fits, else end it."""
         if self.prewarm and self._warm is None and server.label == self._warm_label and not server.lost:
             try:
                 server.table = await server.request("reset")
@@ -304,7 +304,7 @@ class ForkServers:
 def _imports(path: Path) -> bool:
     """Whether a fork server still imports, and so has forked nothing.
 
-    What it forks was started with the socket's name too.
+    Ranks that it forked show the socket's name in their command lines too.
     """
     if path.with_suffix(".ready").exists():
         return False

@@ -1,4 +1,4 @@
-"""The agent's side of the template: ask it for a fork server, and how what it was the parent of ended."""
+"""The agent's side of the template: ask it for a fork server, or how a process ended whose parent it was."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import structlog
 from agent.launcher.processes import End
 
 BEGIN_LIMIT_S = 5.0
-"""A template that does not listen this long after it was asked for first is not waited for."""
+"""A template that does not listen by then is not waited for, seconds."""
 IMPORT_LIMIT_S = 120.0
-"""One that listens may still import, which takes 1-4 s; it is given up after this long."""
+"""A template that listens may still import, which takes 1-4 s; it is given up after this long."""
 ANSWER_LIMIT_S = 0.2
-"""A template that does not say within this time how a process ended does not say so."""
+"""A template has this long to answer how a process ended."""
 LOOK_S = 0.05
 
 logger = structlog.get_logger()

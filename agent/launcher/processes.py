@@ -1,4 +1,4 @@
-"""Processes of this machine: who lives, who ended how, and killing a whole session."""
+"""The ends of processes: how they are noticed, how a process ended, and how a whole session is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 REMEMBERED_ENDS = 1024
 NO_SESSION = -1
 STATUS_PATIENCE_S = 0.2
-"""How long to wait for the exit status of a process that is seen to be gone."""
+"""A process that is gone has this long until its exit status is known, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class End:
 
     @classmethod
     def of(cls, status: int, time_ns: int = 0) -> End:
-        """What a wait status says; ``time_ns``: when the process ended, 0: now."""
+        """The end that a wait status stands for; ``time_ns``: when the process ended, 0: now."""
         code = os.waitstatus_to_exitcode(status)
         return cls("signal" if code < 0 else "code", abs(code), time_ns or time.time_ns())
 
@@ -65,25 +65,25 @@ def kill_session(leader: int, variable: str = "") -> None:
 
 
 def kill_family(pid: int, ticks: int, variable: str = "") -> None:
-    """The same of a leader that may be gone, and never of another process that has its number by now.
+    """SIGKILL the session of a leader that may be gone, and never another process that has its number by now.
 
-    The kernel gives no number away while a session has it: where the number is
-    another's, nobody of the session is left.
+    The kernel does not reuse a number while a session has it: where another process
+    has the number, no process of the session is left.
 
     Args:
         pid: the leader's.
         ticks: when it started.
         variable: as for ``kill_session``.
     """
-    taken = start_ticks(pid) not in (0, ticks)
-    kill_session(NO_SESSION if taken else pid, variable)
+    is_reused = start_ticks(pid) not in (0, ticks)
+    kill_session(NO_SESSION if is_reused else pid, variable)
 
 
 class Reaper:
     """Makes this process the parent of last resort, and remembers how its children ended.
 
     Args:
-        others: Says how a process that started at some ticks ended, if it was not our child; None: nobody else knows.
+        others: Returns how a process ended that was not our child, by its pid and start; None: there is no such source.
     """
 
     def __init__(self, others: Callable[[int, int], Awaitable[End | None]] | None = None) -> None:
@@ -109,24 +109,24 @@ class Reaper:
                 self._ends.popitem(last=False)
 
     def forget(self, pid: int) -> None:
-        """A process lives: what is remembered is of an earlier one, which had its number."""
+        """Forget the end of an earlier process that had the number of one that lives now."""
         self._ends.pop(pid, None)
 
     async def end_of(self, pid: int, ticks: int) -> End:
-        """How a process that is gone ended, if it was our child or others know."""
+        """How a process that is gone ended; unknown unless it was our child or ``others`` knows."""
         deadline = time.monotonic() + STATUS_PATIENCE_S
         while time.monotonic() < deadline:
             self.reap()
             if end := self._ends.pop(pid, None):
                 return end
-            if self._others and (told := await self._others(pid, ticks)):
-                return told
+            if self._others and (end := await self._others(pid, ticks)):
+                return end
             await asyncio.sleep(0.01)
         return End("unknown", 0, time.time_ns())
 
 
 class Watch:
-    """Calls back once, within milliseconds, when a process ends, or soon when it is gone already.
+    """A watch that calls back once, within milliseconds, when a process has ended, or soon where it is gone already.
 
     Args:
         pid: Of the process.
@@ -140,7 +140,7 @@ class Watch:
         self._descriptor = -1
         with contextlib.suppress(ProcessLookupError):
             self._descriptor = os.pidfd_open(pid)
-        # Looked at after the descriptor was had, which stays with the process that it was opened for.
+        # Compared once the descriptor is open: it stays with the process that it was opened for.
         if self._descriptor < 0 or start_ticks(pid) != ticks:
             self.close()
             self._loop.call_soon(ended)
@@ -152,7 +152,7 @@ class Watch:
         self._ended()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -180,17 +180,17 @@ def ending_of(pid: int, ticks: int) -> End | None:
         None: it has not begun to end, ended well, is gone, or may not be asked.
     """
     process = process_of(pid)
-    # A program that the process became (exec) begins with such a notice as well: it does not end.
+    # A process that runs another program (exec) gives the same notice, and does not end.
     if process is None or process.start != ticks or not process.is_ending or not process.exit_status:
         return None
     return End.of(process.exit_status)
 
 
 class EndingWatch:
-    """Calls back once when a process begins to end, in a thread that waits for nothing else.
+    """A watch that calls back once when a process begins to end; it has a thread of its own.
 
     Args:
-        notice: Of the process; None: nobody will tell.
+        notice: The process's; None: the beginning of its end is not noticed.
         begins: Called in the loop.
     """
 
@@ -202,7 +202,7 @@ class EndingWatch:
             threading.Thread(target=self._wait, args=(notice,), name="ending", daemon=True).start()
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop watching; the thread ends within ``LOOK_S`` of ``end_notice``."""
         if self._notice is not None:
             self._notice.dropped = True
 

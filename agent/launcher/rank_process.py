@@ -1,4 +1,4 @@
-"""What a forked rank does before, around and after the user's script.
+"""The life of a forked rank before, around and after the user's script.
 
 Loaded by the fork server from this file, under a private name, so that no
 training script can take it for a module of its own. It runs in the child:
@@ -34,23 +34,23 @@ Message = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
-"""What a disk says that takes nothing more."""
+"""Errors of a disk that accepts no more data."""
 BESIDE = "beside another copy of it, pid"
-"""In the line that begins a generation: what must never be."""
+"""Text in the line that begins a generation, where the same rank runs twice; that must never happen."""
 REACH_STORE_S = 20.0
 """A rank that does not reach its rendezvous store for so long ends. torch waits for 5 to 30 minutes, and all
 other ranks with it."""
 REACH_AGAIN_S = 0.5
 NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EINVAL}
-"""What the kernel says where a network does not work; the last one of a route that is a black hole."""
+"""Errors of the kernel where a network does not work; the last one is of a route that drops all packets."""
 LONGEST_SOCKET = 107
-"""Bytes of the name of a socket, by the kernel."""
+"""Bytes that the name of a unix socket may have."""
 _OWN = {"TORCH_CUDA_SANITIZER"}
 """Variables that torch reads at import and ``fit_torch`` takes over."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _servers: list[Any] = []
-"""Of torch, in this process: they live as long as it does."""
+"""Torch's control servers in this process: they live as long as it does."""
 
 
 def run_rank(
@@ -65,7 +65,7 @@ def run_rank(
 ) -> NoReturn:
     """Become one rank: torchrun's environment, a session of its own, then the user's script.
 
-    ``code`` is the script, compiled; None: this rank compiles it, and says what is wrong with it. ``read`` are the
+    ``code`` is the compiled script; None: this rank compiles it, and prints what is wrong with it. ``read`` has the
     variables that the server's imports read.
     """
     status = 1
@@ -81,8 +81,8 @@ def run_rank(
         os.environ.clear()
         os.environ.update(request["env"] | row["env"])
         report = _open_report(row["report"])
-        # From here on an agent finds the rank through its report file, whoever has died. Before,
-        # it must not outlive the server, or nobody would know of it.
+        # From here on an agent finds the rank through its report file, even if the server died. Before,
+        # it must not outlive the server, or no agent would know of it.
         _libc.prctl(PR_SET_PDEATHSIG, 0)
         os.chdir(request["cwd"])
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -92,9 +92,9 @@ def run_rank(
             f"pid {os.getpid()}, {stamp}" + (f", {BESIDE} {other}" if other else ""),
             file=sys.stderr,
         )
-        tell_of_ignored(read)
+        warn_of_ignored(read)
         fit_torch()
-        _answer_agent()
+        _start_control_server()
         _watch_optimizer(rank, report)
         fit_path(request["script"])
         reach_store(os.environ)
@@ -115,19 +115,19 @@ def run_rank(
 
 
 def _other_copy(lock: Path) -> str:
-    """Pid of another process that is this rank and lives; empty: there is none, as must always be.
+    """Pid of another living process that is this rank; empty: there is none, as it must be.
 
     The lock is this process's until it ends, and no child's.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError:  # no room for a file: nobody can say
+    except OSError:  # no room for a file: it is not known
         return ""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return os.read(descriptor, 20).decode(errors="replace") or "unknown"
-    with contextlib.suppress(OSError):  # no room: who comes meanwhile cannot say which pid
+    with contextlib.suppress(OSError):  # no room: another copy could not name this pid
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     return ""
@@ -141,10 +141,10 @@ def generation_marker(rank: int, generation: int) -> str:
 def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None:
     """Connect to the rendezvous store once, before the script does: it listens before any rank is forked.
 
-    The first rank of each machine does so for all of them: thousands of connections more are no help to a store.
+    The first rank of each machine does so for all of its ranks: a store is spared thousands of connections.
 
     Raises:
-        ConnectionError: no packet gets through to its machine, or back. What else may be wrong torch finds out.
+        ConnectionError: no packet reaches its machine, or comes back. Torch reports all other errors itself.
     """
     address = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if env.get("WORLD_SIZE", "1") == "1" or env.get("LOCAL_RANK", "0") != "0" or not all(address):
@@ -196,13 +196,13 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
 
 
 def _failed(report: Any, status: int) -> None:
-    """An error leaves the loop as ``break`` does: take that back, for the rank may take long to end now."""
+    """Undo the mark that the loop was left, as an error leaves it like ``break``: the rank may take long to end now."""
     if report is not None and status:
         report.unmark("loop_left")
 
 
 def reset_signals() -> None:
-    """Signals as a program finds them that was just started."""
+    """Reset signals to what a program has that was just started."""
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
             signal.signal(number, signal.SIG_DFL)
@@ -217,7 +217,7 @@ def redirect(stdout: str, stderr: str) -> None:
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
         try:
             opened = os.open(path, flags, 0o600)
-        except OSError:  # no room for a new file: a rank is worth more than what it prints
+        except OSError:  # no room for a new file: the rank runs without its output
             opened = os.open(os.devnull, flags & os.O_ACCMODE)
         if opened != number:
             os.dup2(opened, number)
@@ -232,7 +232,7 @@ def redirect(stdout: str, stderr: str) -> None:
 
 
 class _Output(io.FileIO):
-    """A log file. What finds no room is lost, and the script that prints it goes on."""
+    """A log file that drops what has no room on the disk, so that the script goes on."""
 
     def write(self, data: Any) -> int:
         try:
@@ -253,8 +253,8 @@ def _open_report(path: str) -> Any:
     return report
 
 
-def tell_of_ignored(read: Mapping[str, str | None]) -> None:
-    """Say which variables of this rank come too late: its fork server imported torch without them."""
+def warn_of_ignored(read: Mapping[str, str | None]) -> None:
+    """Print which variables of this rank come too late: its fork server imported torch without them."""
     late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _OWN)
     if late:
         print(
@@ -265,7 +265,7 @@ def tell_of_ignored(read: Mapping[str, str | None]) -> None:
 
 
 def fit_torch() -> None:
-    """What torch and numpy read at import or share with the server, taken from this rank's own environment."""
+    """Set anew from this rank's environment what torch and numpy read at import, or share with the server."""
     import numpy.random
     import torch
     import torch.distributed
@@ -284,21 +284,21 @@ def fit_torch() -> None:
     numpy.random.seed()
 
 
-def _answer_agent() -> None:
-    """Start torch's own server in this process: its threads tell the agent the flight record, whatever Python does.
+def _start_control_server() -> None:
+    """Start torch's control server in this process: its threads send the agent the flight record, even in a hang.
 
-    Nothing depends on it: where it cannot be started, a hang is judged without the record.
+    Where it cannot be started, a hang is judged without the record.
     """
     path = os.environ.get("EVERSTEP_CONTROL_SOCKET", "")
     if not path or len(os.fsencode(path)) > LONGEST_SOCKET:
         return
     kept = os.dup(2)
     quiet = os.open(os.devnull, os.O_WRONLY)
-    mask = os.umask(0o077)  # nobody else's socket
+    mask = os.umask(0o077)  # only this user may connect
     try:
         from torch._C._distributed_c10d import _WorkerServer
 
-        os.dup2(quiet, 2)  # it says in the rank's own output that it listens
+        os.dup2(quiet, 2)  # it would print into the rank's output that it listens
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
         _servers.append(_WorkerServer(path))
@@ -313,15 +313,15 @@ def _answer_agent() -> None:
 
 
 def fit_path(script: str) -> None:
-    """Let modules be found that lie beside the script, or where this process's ``PYTHONPATH`` says."""
+    """Let modules be found beside the script, and in the folders of this process's ``PYTHONPATH``."""
     extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
-    # What the server knew of folders is forgotten: files may be newer than its imports.
+    # Forget what the server knew of folders: files may be newer than its imports.
     importlib.invalidate_caches()
 
 
 def _watch_optimizer(rank: int, report: Any) -> None:
-    """Count optimizer steps, so that a script that knows nothing of everstep shows progress too."""
+    """Count optimizer steps, so that a script without everstep shows progress too."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -347,7 +347,7 @@ def _watch_optimizer(rank: int, report: Any) -> None:
 
 
 def exit_code(error: SystemExit) -> int:
-    """The exit code that a ``sys.exit`` stands for; prints its message, where it has one."""
+    """The exit code of a ``sys.exit``; prints its message, where it has one."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):

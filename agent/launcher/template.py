@@ -4,8 +4,8 @@ Where several agents share a computer, as in a local cluster, each needs a fork
 server, and importing torch takes each of them seconds of CPU. The template
 imports once. A fork server that is forked from it is in milliseconds what one
 that an agent started itself is in seconds: leader of its own session, with its
-own command line, its own log and the environment that its agent gave
-it. An agent alone on its machine needs no template.
+own command line, its own log and the environment that its agent asked for.
+An agent alone on its machine needs no template.
 
 Run by the supervisor as a program of its own, ``python -P …/agent/launcher/template.py``.
 It may die at any time: its fork servers live on, and agents start theirs
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 ABANDONED_CHECK_MS = 2000
-"""How often the template looks whether its socket still has a name."""
+"""Time between two checks whether its socket still has a name."""
 ASKING_LIMIT_S = 5.0
-"""An agent that connects and does not say what it wants within this time is left."""
+"""An agent that connects and sends no whole request within this time is dropped."""
 REMEMBERED_ENDS = 1024
 _OWN_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
@@ -133,7 +133,7 @@ class Template:
         return {"ok": True, "pid": self._fork(request, listener, log)}
 
     def _refuse(self, request: dict[str, Any]) -> str:
-        """Why the fork server that is asked for cannot be forked from here; empty: it can."""
+        """Why a fork server cannot be forked from here; empty: it can."""
         env = _single_threaded(request["env"])
         if late := sorted(name for name, value in self.imported.read.items() if env.get(name) != value):
             return f"{', '.join(late)} differ from what was read when torch was imported"
@@ -150,7 +150,7 @@ class Template:
             for number in procfs.own_descriptors() - self.imported.files - {0, 1, 2, listener}:
                 os.close(number)
             fork_server.serve([*request["arguments"], "--socket-fd", str(listener)], lambda: self.imported)
-        except BaseException as error:  # nothing of the template's may run here
+        except BaseException as error:  # no code of the template may run in the child
             sys.excepthook(type(error), error, error.__traceback__)
         os._exit(1)
 
@@ -166,7 +166,7 @@ def _become(command: list[str], env: dict[str, str], log: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in _OWN_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    # Who was started in a script's background ignores it, which an agent's children do not: the agent handles it.
+    # A process that a script started in the background ignores SIGINT; an agent's children do not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(_single_threaded(env))

@@ -1,4 +1,4 @@
-"""What a process does that tries a script: all that a rank does up to where the script joins the job, and no more.
+"""The process that tries a script: it does what a rank does up to where the script joins the job, and no more.
 
 Loaded by the fork server as ``rank_process.py`` is, and after it. First every module of the snapshot is compiled,
 which leaves the compiled ones beside their sources for the ranks to come. Then the script runs, until it calls
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 SIZES_UNKNOWN = "it makes its process group before it calls everstep.join(): whether its sizes fit was not tried"
 MOST_ERRORS = 4
-"""Files that do not compile and are shown; the others are counted."""
+"""Files that do not compile and are named; the others are counted."""
 
 
 def run_trial(
@@ -58,7 +58,7 @@ def run_trial(
         os.environ.clear()
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
-        rank_process.tell_of_ignored(read)
+        rank_process.warn_of_ignored(read)
         code = None
         if request["folder"]:
             if not all_compile(Path(request["folder"]), Path(request["script"])):
@@ -102,7 +102,7 @@ def end_at_barriers(joins: Sequence[types.ModuleType]) -> None:
 
 
 def knows_everstep() -> bool:
-    """Whether the script means to join the job: it has imported what does so."""
+    """Whether the script means to join the job: it has imported everstep or ``join``."""
     import everstep
 
     return any(value is everstep or value is everstep.join for value in vars(sys.modules["__main__"]).values())
@@ -111,7 +111,7 @@ def knows_everstep() -> bool:
 def all_compile(folder: Path, script: Path) -> bool:
     """Compile all modules of a snapshot, and print what is wrong with those that do not.
 
-    A file that no other one seems to import may be anything, such as data of a test, and is only told of.
+    A file that no other file seems to import may be anything, such as data of a test: it is only printed.
     """
     broken: dict[Path, str] = {}
     keeps, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # the folder is no user's

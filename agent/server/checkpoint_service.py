@@ -1,4 +1,4 @@
-"""The rpcs on copies of training state."""
+"""The rpcs about copies of training state."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
 MOST_RESTORES = 8
-"""Shards that one Restore brings at once."""
+"""Shards that one Restore copies at the same time."""
 DISK_PATIENCE_S = 5.0
-"""A disk that does not answer within this time does not hold up a Stop."""
+"""A Stop does not wait longer for a disk, seconds."""
 
 logger = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         return pb.CheckpointsReply(checkpoints=[*memory, *below])
 
     async def CheckStorage(self, request: pb.CheckStorageRequest, context: Context) -> pb.CheckStorageReply:  # noqa: N802
-        """Whether checkpoints can be written where they are to go; what hangs is not judged."""
+        """Whether checkpoints can be written where they are to go; storage that hangs is left out."""
         try:
             check_job(request.job)
         except ConfigError as error:
@@ -69,7 +69,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         return pb.CheckStorageReply(problems=await storage_check.problems(looks), missing=missing)
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
-        """Bring copies into own slots, verified."""
+        """Copy states into own slots, and verify them."""
 
         async def carry_out() -> pb.RestoreReply:
             runner = self.jobs.present(request.job)
@@ -116,7 +116,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         return pb.AlignBackupsReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
-        """Where other agents send and fetch the job's state, and the token for it."""
+        """The port and the token with which another agent sends and fetches the job's state."""
         try:
             check_job(request.job)
             if self.jobs.port_of(request.job) is None:
@@ -134,10 +134,10 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         )
 
     async def copies_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
-        """What Stop answers: by headers, whatever the size, and small own slots verified.
+        """The copies that Stop answers: all by their headers, and small own slots verified.
 
         Args:
-            runner: Of the job.
+            runner: The job's.
             verify_bytes: Own slots are verified where all of them have no more bytes; None: in any case.
         """
         place, tiers = runner.checkpoints.place, runner.checkpoints.tiers
@@ -152,7 +152,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
 
 
 def check_restore(request: pb.RestoreRequest) -> None:
-    """Refuse what makes no sense.
+    """Refuse a Restore without shards, or with a rank twice.
 
     Raises:
         ConfigError: no shards, or a rank twice.

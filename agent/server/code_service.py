@@ -1,4 +1,4 @@
-"""The rpcs on versions of a job's code."""
+"""The rpcs about versions of a job's code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CodeService(CheckpointsService):
             raise
 
     async def PutCode(self, chunks: AsyncIterator[pb.CodeChunk], context: Context) -> pb.PutCodeReply:  # noqa: N802
-        """Take a snapshot."""
+        """Receive a snapshot."""
         try:
             return await self.host.code.put(chunks)
         except (EverstepError, OSError) as error:
@@ -59,7 +59,7 @@ class CodeService(CheckpointsService):
 
 
 def align(runner: JobRunner, generation: int, step: int) -> pb.AlignRanksReply:
-    """Ask the ranks of a generation to wait; says how far they are."""
+    """Ask the ranks of a generation to wait at the end of a step; returns how far they are."""
     reports = [
         runner.ranks.reports.get(rank.rank, generation)
         for rank in runner.record.living()

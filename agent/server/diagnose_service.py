@@ -19,7 +19,7 @@ logger = structlog.get_logger()
 
 
 class DiagnoseService(CheckpointsService):
-    """Diagnose."""
+    """The rpc Diagnose."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         super().__init__(jobs)
@@ -27,7 +27,7 @@ class DiagnoseService(CheckpointsService):
         self.diagnoser = Diagnoser(host.machine, host.address, host.state_dir, host.sockets)
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> AsyncIterator[pb.DiagnoseReply]:  # noqa: N802
-        """Run tests; what they say is told as they end."""
+        """Run tests; each result is sent as its test ends."""
         try:
             if request.job:
                 check_job(request.job)
@@ -40,7 +40,7 @@ class DiagnoseService(CheckpointsService):
             await context.abort(status_of(error), str(error))
 
     def _check_idle(self, request: pb.DiagnoseRequest) -> None:
-        """Tests take what ranks need, and what they measure beside ranks says nothing.
+        """Refuse tests while ranks live: tests use what ranks need, and measure nothing true beside them.
 
         Raises:
             AgentError: ranks live here, or a job is here for which the tests are not asked.
@@ -59,7 +59,7 @@ class DiagnoseService(CheckpointsService):
 
 
 class TraceService(CheckpointsService):
-    """Stacks."""
+    """The rpc Stacks."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         super().__init__(jobs)

@@ -21,14 +21,14 @@ logger = structlog.get_logger()
 
 
 class Numbered(Protocol):
-    """What is carried out once for each request id."""
+    """A request that is carried out once for each id."""
 
     request_id: str
     job: str
 
 
 class Command(Numbered, Protocol):
-    """What every command carries."""
+    """The fields of every command."""
 
     run: str
 

@@ -1,4 +1,4 @@
-"""What the agent's rpcs share: jobs by name, carrying a command out once, errors as gRPC statuses."""
+"""The jobs of a machine by name; commands are carried out once, and errors become gRPC statuses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JobRegistry:
         return {record.code for record in records if record.code and not record.released}
 
     def port_of(self, job: str) -> JobPort | None:
-        """What the data port may give and take for a job; None when it is not known here. Called in any thread."""
+        """What the data port may send and receive for a job; None: the job is not here. Called in any thread."""
         runner = self.runners.get(job)
         return runner.checkpoints.job_port if runner and not runner.record.released else None
 
@@ -83,9 +83,9 @@ class JobRegistry:
             raise
 
     async def _turn_to(self, job: str, run: str) -> None:
-        """Throw away what an earlier run of a job's name left here, before anything of a newer one is done.
+        """Remove what an earlier run of a job's name left here, before a command of a newer run is carried out.
 
-        Such remains are there when the agent was down, or failed, at the earlier run's end.
+        Such remains are there where the agent was down, or failed, at the earlier run's end.
 
         Raises:
             Fenced: the run is the older one, and the newer one is not over.
@@ -121,7 +121,7 @@ class JobRegistry:
         return freed
 
     async def end_others_than(self, job: str) -> None:
-        """Before ranks of a job, or of one of its replays, are started: only one of them is on a machine.
+        """End replays of a job before its ranks, or those of another replay, start: only one of them is on a machine.
 
         Raises:
             AgentError: it is a replay, and the job itself runs here.
@@ -187,7 +187,7 @@ class JobRegistry:
 
 
 def _set_aside(folder: Path) -> None:
-    """An earlier job of a name leaves its logs, which are kept until the next one."""
+    """Keep the logs of the earlier job of a name beside the new one's, until the next job of that name."""
     if folder.exists():
         previous = folder.with_name(f"{folder.name}.previous")
         shutil.rmtree(previous, ignore_errors=True)
@@ -195,7 +195,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def check_job(job: str) -> None:
-    """Refuse what is no name of a job or of one of its replays; it becomes the name of folders.
+    """Refuse a text that is no name of a job or of a replay: it becomes the name of folders.
 
     Raises:
         ConfigError: it is none.

@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus: what inspections say and measure, where ranks and copies of their state stand."""
+"""The metrics of an agent: results of inspections, progress of ranks, and copies of their state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ METRICS = described(
 
 
 def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
-    """All that an agent knows now. Called in its event loop; nothing is looked at for it, and no disk read."""
+    """The samples of now. Called in the event loop; no inspection runs for it, and no disk is read."""
     host = jobs.host
     samples = Samples(METRICS, machine=host.machine)
     samples.add("agent_info", 1, version=everstep.__version__)

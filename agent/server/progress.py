@@ -13,7 +13,7 @@ from everstep.system.procfs import state_of
 
 
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
-    """Where each rank of a job's newest generation stands."""
+    """How far each rank of a job's newest generation is."""
     found = []
     disk = f"the state folder cannot be written: {problem}" if (problem := runner.host.disk.problem) else ""
     for rank in runner.record.of(runner.record.generation):

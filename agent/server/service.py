@@ -36,18 +36,18 @@ from everstep.system.procfs import boot_id, is_alive
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 STOPPED_S = 0.1
-"""A rank whose process is stopped is told of within this time."""
+"""A rank whose process is stopped is reported within this time."""
 ROOM_PATIENCE_S = 0.1
 CLEAR_S = 10.0
-"""Inspections that do not look again within this time are not waited for, seconds."""
+"""Inspections that take longer to look again are not waited for, seconds."""
 STEPS_PATIENCE_S = 5.0
-"""A disk that takes longer to take the newest steps is not waited for."""
+"""A disk that takes longer to write the newest steps is not waited for, seconds."""
 
 logger = structlog.get_logger()
 
 
 class AgentService(DiagnoseService, CodeService, TraceService):
-    """Serves one machine."""
+    """The rpcs of one machine's agent."""
 
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
         super().__init__(jobs)
@@ -95,7 +95,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return adopted
 
     def _rebuild(self, server: ForkServerClient) -> JobRunner:
-        """A job whose record is lost: what runs is kept, and its fences."""
+        """Make a job's record anew from its fork server: what runs is kept, and the fence."""
         logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
         run = ""
         with contextlib.suppress(OSError):
@@ -167,7 +167,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return reply
 
     async def _room(self) -> pb.Room:
-        """What is free; of a disk that hangs what it said last."""
+        """Free memory and disk; of a disk that hangs the last number is reported."""
         self.host.disk.run("room", self._look_at_disk)
         await self.host.disk.flush(ROOM_PATIENCE_S)
         return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
@@ -281,11 +281,11 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return await self.jobs.command("Release", request, pb.ReleaseReply, context, carry_out)
 
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:  # noqa: N802
-        """What the inspections say now; nothing is looked at for the answer."""
+        """The newest results of all inspections; none runs for the answer."""
         return inspect_reply(self.host.machine, time.time_ns(), self._monitor.states())
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802
-        """Let events count no more, and begin anew with what is compared; what is still so is found again at once."""
+        """Forget events and what is compared; a fault that is still there is found again at once."""
         cleared = self._monitor.clear(request.reason)
         await self._monitor.cleared(CLEAR_S)
         return pb.ClearReply(cleared=cleared)
@@ -298,13 +298,13 @@ class AgentService(DiagnoseService, CodeService, TraceService):
     # Streams.
 
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> AsyncIterator[pb.Observation]:  # noqa: N802
-        """The observation log, then live."""
+        """The observations that are kept, then new ones."""
         active = self._findings if request.active_findings else tuple
         async for observation in self.host.log.follow(request.after_sequence, request.job, active):
             yield observation
 
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
-        """Where each rank stands: on change, and once a second."""
+        """How far each rank is: on change, and once a second."""
         interval = min(max(request.interval_s, PROGRESS_FLOOR_S), PROGRESS_CEILING_S)
         sent, sent_at = b"", 0.0
         while True:
@@ -323,7 +323,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             await self._until_shown(runner, reply, interval)
 
     async def _until_shown(self, runner: JobRunner | None, shown: pb.ProgressReply, interval_s: float) -> None:
-        """Wait until ranks are to be shown again: after an interval, or at once when the process of one is stopped."""
+        """Wait until progress is to be sent again: after an interval, or at once when a rank's process is stopped."""
         until = time.monotonic() + interval_s
         while (left_s := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, STOPPED_S))
