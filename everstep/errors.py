@@ -8,7 +8,7 @@
     │   └── NoSuchFolder        the folder of a job's code is not on this machine
     ├── TopologyError        sizes that do not multiply, a rank that does not exist
     ├── CheckpointError      a checkpoint buffer cannot be written or read
-    │   ├── CorruptCheckpoint   its header, length or checksum does not hold
+    │   ├── CorruptCheckpoint   its header, length or checksum is wrong
     │   └── CopyInterrupted     a file on its way was given up
     ├── AgentError           a node agent refused a command or did not answer
     │   ├── AgentUnreachable
@@ -17,19 +17,19 @@
     │   ├── StillDying       ranks were killed and are not gone yet: ask again
     │   ├── Fenced           the command belongs to a generation that was stopped
     │   ├── ForkServerLost   the fork server died while it was needed
-    │   ├── CannotLook       an inspection of the machine cannot look
-    │   ├── WireError        who is at the other end of a data port broke the protocol
-    │   └── BackupRefused    an offer of a backup is not taken
+    │   ├── CannotLook       an inspection cannot inspect its part of the machine
+    │   ├── WireError        the other side of a data port broke the protocol
+    │   └── BackupRefused    an offer of a backup is refused
     ├── ClusterError         the local cluster cannot be started or is not up
-    │   ├── TreeUnknown      which processes are the cluster's is not known
-    │   └── SoakStuck        the job of a soak does not come to its next gate
+    │   ├── TreeUnknown      the processes of the cluster are not known
+    │   └── SoakStuck        the job of a soak does not reach its next gate
     ├── CannotInject         a fault is known and cannot be injected here
-    │   └── NoCluster        the cluster of a drill does not come up (a ClusterError too)
+    │   └── NoCluster        the cluster of a drill does not start (a ClusterError too)
     ├── DumpError            a dump, record or table of timings cannot be read
     ├── LedgerError          the ledger cannot be opened or migrated
     ├── DamagedCode          an archive of code is not what its digest says
     ├── VersionStoreError    the store of versions does not answer, or lacks what is asked for
-    └── NoticeError          a receiver did not take a notice
+    └── NoticeError          a receiver did not accept a notice
 
 A message says what was wrong, with which value, and what to do. ``agent/statuses.py`` has the gRPC statuses that stand
 for them between agent and control plane.
@@ -61,7 +61,7 @@ class CheckpointError(EverstepError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A checkpoint's header, length or checksum does not hold."""
+    """A checkpoint's header, length or checksum is wrong."""
 
 
 class CopyInterrupted(CheckpointError):
@@ -97,7 +97,7 @@ class ForkServerLost(AgentError):
 
 
 class CannotLook(AgentError):
-    """An inspection cannot look: a tool is missing, denied or silent. That is no fault of the machine."""
+    """An inspection cannot inspect: a tool is missing, denied or silent. That is no fault of the machine."""
 
 
 class WireError(AgentError):
@@ -105,9 +105,9 @@ class WireError(AgentError):
 
 
 class BackupRefused(AgentError):
-    """An offer is not taken, for a reason that another offer may not meet.
+    """An offer of a backup is refused; a later offer may be accepted.
 
-    ``newest`` is the step that is held already and is not older; -1: that is not why.
+    ``newest`` is a step, not older than the offered one, that the peer has already; -1: there is another reason.
     """
 
     def __init__(self, reason: str, newest: int = -1) -> None:
@@ -120,23 +120,23 @@ class ClusterError(EverstepError):
 
 
 class TreeUnknown(ClusterError):
-    """The supervisor is not there, so that it is not known which processes are the cluster's."""
+    """The supervisor is gone, so the processes of the cluster are not known."""
 
 
 class SoakStuck(ClusterError):
-    """The job of a soak does not come to the next gate; the message says how it stands."""
+    """The job of a soak does not reach its next gate; the message describes its state."""
 
 
 class CannotInject(EverstepError):
-    """A fault that is known but cannot be injected here; the message says why."""
+    """A fault is known but cannot be injected here; the message says why."""
 
 
 class NoCluster(CannotInject, ClusterError):
-    """The cluster of a drill does not come up; the message says why."""
+    """The cluster of a drill does not start; the message says why."""
 
 
 class DumpError(EverstepError):
-    """A dump, record or table that an analysis reads is not what it is taken for."""
+    """A dump, record or table for an analysis cannot be read."""
 
 
 class LedgerError(EverstepError):
@@ -144,7 +144,7 @@ class LedgerError(EverstepError):
 
 
 class DamagedCode(EverstepError):
-    """An archive of code is not what its digest says."""
+    """An archive of code does not match its digest."""
 
 
 class VersionStoreError(EverstepError):
@@ -152,4 +152,4 @@ class VersionStoreError(EverstepError):
 
 
 class NoticeError(EverstepError):
-    """A receiver did not take a notice; the message says why."""
+    """A receiver did not accept a notice; the message says why."""

@@ -81,7 +81,7 @@ def main() -> None:
         first = found["step"]
         if rank == 0:
             print(f"going on from step {first}", flush=True)
-    dist.barrier()  # nobody writes a checkpoint before all have read it
+    dist.barrier()  # no rank writes a checkpoint before all ranks have read it
     parallel = nn.parallel.DistributedDataParallel(model)
     for step in range(first, args.steps):
         began = time.monotonic()

@@ -9,8 +9,8 @@ The memory of a new file is allocated slot by slot: the first save waits for its
 own slot, the others are made ready by the copying thread when it has nothing
 else to do.
 
-A save is committed only if nothing that it copied was changed meanwhile by
-somebody else than an optimizer; else it is given up, a warning names the tensor,
+A save is committed only if nothing that it copied was changed meanwhile,
+except by an optimizer; otherwise it is given up, a warning names the tensor,
 and from then on everything is copied before training goes on.
 """
 
