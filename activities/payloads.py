@@ -1,4 +1,4 @@
-"""How inputs and results cross Temporal: as JSON, squeezed where they are large, encrypted where there is a key.
+"""How inputs and results cross Temporal: as JSON, compressed where they are large, encrypted where there is a key.
 
 A payload of Temporal may have 2 MB. What the machines of 10,240 ranks answer to
 a stop is 9 MB of JSON, mostly the same words again and again, and 1 MB of
@@ -23,15 +23,15 @@ from temporalio.converter import DataConverter, DefaultFailureConverterWithEncod
 from activities.payload_keys import Keys, decrypted, encrypted
 from everstep.rank.environment import PAYLOAD_KEY_FILE
 
-SQUEEZED_FROM = 512 * 1024
-"""Bytes from which a payload is squeezed: evidence of several hundred ranks."""
+COMPRESSED_FROM = 512 * 1024
+"""Bytes from which a payload is compressed: evidence of several hundred ranks."""
 LEVEL = 1
 """Of zlib: 9 MB take a tenth of a second."""
 ENCODING = b"binary/zlib"
 
 
 class Codec(PayloadCodec):
-    """Squeezes large payloads, in a thread, so that nothing waits for it, then encrypts; takes all kinds.
+    """Compresses large payloads, in a thread, so that nothing waits for it, then encrypts; takes all kinds.
 
     Args:
         keys: None: nothing is encrypted, and what is encrypted cannot be read.
@@ -41,15 +41,15 @@ class Codec(PayloadCodec):
         self._keys = keys
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Squeeze what is large, encrypt all if there is a key."""
-        squeezed = [
-            await asyncio.to_thread(_squeezed, payload) if len(payload.data) >= SQUEEZED_FROM else payload
+        """Compress what is large, encrypt all if there is a key."""
+        compressed = [
+            await asyncio.to_thread(_compressed, payload) if len(payload.data) >= COMPRESSED_FROM else payload
             for payload in payloads
         ]
-        return await encrypted(self._keys, squeezed)
+        return await encrypted(self._keys, compressed)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Give back what was encrypted and squeezed.
+        """Give back what was encrypted and compressed.
 
         Raises:
             ConfigError: something is encrypted, and its key is not here.
@@ -64,13 +64,13 @@ def _plain(payload: Payload) -> Payload:
     return Payload.FromString(zlib.decompress(payload.data))
 
 
-def _squeezed(payload: Payload) -> Payload:
+def _compressed(payload: Payload) -> Payload:
     return Payload(metadata={"encoding": ENCODING}, data=zlib.compress(payload.SerializeToString(), LEVEL))
 
 
 def packed_bytes(text: str) -> int:
     """Bytes of a text as it crosses Temporal."""
-    return len(text) if len(text) < SQUEEZED_FROM else len(zlib.compress(text.encode(), LEVEL))
+    return len(text) if len(text) < COMPRESSED_FROM else len(zlib.compress(text.encode(), LEVEL))
 
 
 DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_codec=Codec())

@@ -23,7 +23,7 @@ from everstep.model.state_copy import StateCopy, Tier
 PACKED_LIMIT = 900_000
 """Bytes of evidence as it crosses Temporal: a search may add as much again."""
 HELD_LIMIT = 4000
-"""Copies in one payload, about 250 bytes each and squeezed 25; more where one step of all ranks has more."""
+"""Copies in one payload, about 250 bytes each and compressed 25; more where one step of all ranks has more."""
 DAMAGED_LIMIT = 100
 """Damaged copies that are named."""
 FINDINGS_LIMIT = 64

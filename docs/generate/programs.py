@@ -41,13 +41,14 @@ def _rows(name: str, line: str) -> Iterator[tuple[str, str, str]]:
 def _row(called: str, command: Any, line: str) -> tuple[str, str, str]:
     arguments = [_argument(param) for param in command.params if param.param_type_name == "argument"]
     options = [param.opts[0] for param in command.params if param.param_type_name == "option"]
+    options = [option for option in options if "completion" not in option]
     return code(" ".join([called, *arguments])), line, ", ".join(map(code, options))
 
 
 def _argument(param: Any) -> str:
-    name = param.metavar or param.name.upper()
-    name = f"{name}…" if param.nargs == -1 else name
-    return name if param.required else f"[{name}]"
+    name = (param.metavar or param.name.upper()).removesuffix("...").strip("[]")
+    several = "…" if param.nargs == -1 and not name.endswith("…") else ""
+    return f"{name}{several}" if param.required else f"[{name}{several}]"
 
 
 def faults() -> str:
@@ -57,6 +58,9 @@ def faults() -> str:
         "[Drills](../guides/drills.md) explains how a fault is injected and a recovery is judged.\n\n"
         f"{table(('fault', 'options', 'what happens', 'why no soak draws it'), rows)}"
     )
+
+
+METRIC = ("metric", "labels", "meaning")
 
 
 def metrics() -> str:
@@ -86,9 +90,6 @@ def metrics() -> str:
             table(("metric", "meaning"), temporal),
         )
     )
-
-
-METRIC = ("metric", "labels", "meaning")
 
 
 def _metric(metric: Described) -> tuple[str, str, str]:

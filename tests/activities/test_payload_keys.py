@@ -13,7 +13,7 @@ from temporalio.converter import DataConverter
 
 from activities.payload_keys import ENCODING as ENCRYPTED
 from activities.payload_keys import Keys
-from activities.payloads import DATA_CONVERTER, SQUEEZED_FROM, Codec, data_converter
+from activities.payloads import COMPRESSED_FROM, DATA_CONVERTER, Codec, data_converter
 from everstep.errors import ConfigError
 from everstep.model.evidence import Evidence
 from everstep.rank.environment import PAYLOAD_KEY_FILE
@@ -36,13 +36,13 @@ def test_every_payload_comes_back_with_its_metadata(data: bytes, metadata: dict[
     assert FIRST.encrypted(payload).data != sent.data, "no nonce is used twice"
 
 
-@pytest.mark.parametrize("size", [10, SQUEEZED_FROM])
+@pytest.mark.parametrize("size", [10, COMPRESSED_FROM])
 async def test_small_and_large_ones_are_encrypted(size: int) -> None:
     evidence = Evidence(generation=3, problem="secret" * size)
     [payload] = await with_keys(FIRST).encode([evidence])
     assert payload.metadata["encoding"] == ENCRYPTED
     assert b"secret" not in payload.SerializeToString()
-    assert len(payload.data) < 20_000, "large ones are squeezed first"
+    assert len(payload.data) < 20_000, "large ones are compressed first"
     assert await with_keys(FIRST).decode([payload], [Evidence]) == [evidence]
 
 

@@ -1,8 +1,8 @@
-"""Large inputs and results cross Temporal squeezed, small ones as they are."""
+"""Large inputs and results cross Temporal compressed, small ones as they are."""
 
 from __future__ import annotations
 
-from activities.payloads import DATA_CONVERTER, ENCODING, SQUEEZED_FROM
+from activities.payloads import COMPRESSED_FROM, DATA_CONVERTER, ENCODING
 from everstep.model.evidence import Evidence
 
 
@@ -12,7 +12,7 @@ async def test_small_payloads_stay_readable() -> None:
 
 
 async def test_large_payloads_come_back_as_they_were() -> None:
-    evidence = Evidence(generation=3, problem="x" * SQUEEZED_FROM)
+    evidence = Evidence(generation=3, problem="x" * COMPRESSED_FROM)
     [payload] = await DATA_CONVERTER.encode([evidence])
     assert payload.metadata["encoding"] == ENCODING
     assert len(payload.data) < 10_000

@@ -17,7 +17,7 @@ from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Offer, Request, as_message, parse
 from agent.checkpoints.peers.handshake import Handshakes
 from agent.checkpoints.peers.tokens import Tokens
-from agent.checkpoints.peers.wire import STALL_S, Message, Wire, session_key
+from agent.checkpoints.peers.wire import SILENT_S, Message, Wire, session_key
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
 from everstep.slots.format import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
@@ -120,7 +120,7 @@ class DataPort:
         if job_port is None:
             raise WireError(f"job {job[:40]!r} is not known here")
         while True:
-            wire.set_patience(STALL_S)
+            wire.set_patience(SILENT_S)
             match parse(request):
                 case Offer() as offer:
                     take(wire, offer, job_port.received)

@@ -8,7 +8,7 @@ from enum import Enum
 
 from agent.checkpoints.peers.copy_requests import Offer
 from agent.checkpoints.peers.rate_limit import Limiter
-from agent.checkpoints.peers.wire import STALL_S, Message, Wire
+from agent.checkpoints.peers.wire import SILENT_S, Message, Wire
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
 
@@ -55,9 +55,9 @@ def put(
     wire.send(offer.model_dump())
     reply = wire.receive()
     if reply.get("allocating"):
-        wire.set_patience(STALL_S + header.payload_bytes * offer.slots / ALLOCATE_BYTES_PER_S)
+        wire.set_patience(SILENT_S + header.payload_bytes * offer.slots / ALLOCATE_BYTES_PER_S)
         reply = wire.receive()
-        wire.set_patience(STALL_S)
+        wire.set_patience(SILENT_S)
     if "have" not in reply:
         return _refusal(reply)
     start = at = int(reply["have"])

@@ -30,7 +30,7 @@ MAC_BYTES = 32
 MESSAGE_LIMIT = 64 << 10
 """Bytes of one message; far more than any needs."""
 CHUNK_LIMIT = 256 << 20
-STALL_S = 10.0
+SILENT_S = 10.0
 """A side that makes no progress for so long is given up."""
 _U32 = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
@@ -207,7 +207,7 @@ class Greeting:
         Raises:
             WireError: the message is not authentic, or no JSON object.
         """
-        prepare(connection, STALL_S)
+        prepare(connection, SILENT_S)
         wire, begin = Wire(connection, key, client=False), self._begin()
         return wire, wire._read(bytes(self._got[begin:-MAC_BYTES]), bytes(self._got[-MAC_BYTES:]))
 
@@ -260,7 +260,7 @@ def session_key(token: bytes, job: str, server_nonce: bytes, client_nonce: bytes
 
 
 def connect(
-    host: str, port: int, job: str, token: bytes, *, connect_s: float = STALL_S, patience_s: float = STALL_S
+    host: str, port: int, job: str, token: bytes, *, connect_s: float = SILENT_S, patience_s: float = SILENT_S
 ) -> Wire:
     """Connect to a data port as a client.
 

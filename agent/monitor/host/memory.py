@@ -57,7 +57,7 @@ class MemoryInspection(Inspection):
         table = meminfo(self.site.proc)
         total, available = table["MemTotal"], min(table["MemAvailable"], memory_available())
         most = self.kept["most"] = max(total, self.kept.get("most", 0))
-        stalled = pressure("memory", self.site.proc)
+        waiting = pressure("memory", self.site.proc)
         findings = []
         if available < self.limits.available_share * total:
             seen = f"{size_text(available)} of {size_text(total)} available"
@@ -68,6 +68,6 @@ class MemoryInspection(Inspection):
         measures = {
             "memory_total_bytes": float(total),
             "memory_available_bytes": float(available),
-            "memory_stalled_ratio": stalled.get("full avg60", 0.0) / 100,
+            "memory_stalled_ratio": waiting.get("full avg60", 0.0) / 100,
         }
         return Look(findings, measures, {"memory": size_text(total)})
