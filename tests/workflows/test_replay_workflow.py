@@ -21,6 +21,7 @@ from activities.heartbeat import heartbeating
 from activities.payloads import DATA_CONVERTER
 from everstep.decisions.blame.replay.group_jobs import repeats_of
 from everstep.decisions.blame.replay.groups import plan_replay
+from everstep.decisions.blame.replay.kept_runs import bounded
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -139,7 +140,7 @@ async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_a
     """What comes in the first repeat counts in the last one."""
 
     async def group(given: ReplayOnGroup) -> GroupRun:
-        found = computed_alike(given).model_copy(update={"seconds": 10.0, "states": ["s"] * 3000})
+        found = bounded(computed_alike(given).model_copy(update={"seconds": 10.0, "states": ["s"] * 3000}))
         if (given.group, given.repeat) in {("row 2", 2), ("column 1", 5)}:
             return found.model_copy(update=NAN)
         if (given.group, given.repeat) == ("row 1", 1):
