@@ -15,8 +15,8 @@ from typing import NamedTuple
 from activities.agents.convert import exit_of
 from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
+from activities.watching.pending_faults import PendingFaults
 from activities.watching.shown import FirstShown, Shown, stored
-from activities.watching.untold import UntoldFaults
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.clocks import stream_shift_ns
@@ -99,9 +99,9 @@ class JobView:
     """Generation → how long it has not stepped."""
     _slow: SlowWatch = field(default_factory=SlowWatch)
     """How long the newest generation has stepped more slowly than before."""
-    _slow_told_ns: int = 0
+    _slow_accepted_ns: int = 0
     """When that was told last; 0: never."""
-    faults: UntoldFaults = field(default_factory=UntoldFaults)
+    faults: PendingFaults = field(default_factory=PendingFaults)
     """Of its machines, that its workflow was not told."""
     _stopped_ns: int = 0
     """When the end of a generation was told last: its incident asks the machines for what they had found by then."""
@@ -155,12 +155,12 @@ class JobView:
         is_stopped = self._newest in self.reported
         return heard if untold is None or is_stopped else min(heard, untold - 1)
 
-    def told(self, anomaly: Anomaly, now_ns: int) -> None:
+    def accepted(self, anomaly: Anomaly, now_ns: int) -> None:
         """The job's workflow knows of an anomaly."""
         if anomaly.symptom is Symptom.MACHINE_FAULT:
-            self.faults.told(anomaly, now_ns)
+            self.faults.accepted(anomaly, now_ns)
         elif anomaly.symptom is Symptom.SLOW:
-            self._slow_told_ns = now_ns
+            self._slow_accepted_ns = now_ns
         else:
             self.reported.add(anomaly.generation)
             self._stopped_ns = now_ns
@@ -269,13 +269,15 @@ class JobView:
             for anomaly in anomalies(facts):
                 if anomaly.symptom is Symptom.MACHINE_FAULT:
                     self.faults.offered(anomaly, due(facts))
-                elif anomaly.symptom is Symptom.SLOW and self._is_slow_told(now_ns):
+                elif anomaly.symptom is Symptom.SLOW and self._is_slow_reported(now_ns):
                     continue
                 yield anomaly
 
-    def _is_slow_told(self, now_ns: int) -> bool:
+    def _is_slow_reported(self, now_ns: int) -> bool:
         """Whether the job's workflow was told lately that it is slow: it looked into it, or does."""
-        return bool(self._slow_told_ns) and now_ns - self._slow_told_ns < self.spec.policy.slow.again_after_s * 1e9
+        return (
+            bool(self._slow_accepted_ns) and now_ns - self._slow_accepted_ns < self.spec.policy.slow.again_after_s * 1e9
+        )
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
         """What the rules look at. Call it often: how long nothing happened is known from looking."""
@@ -301,7 +303,7 @@ class JobView:
             silent=self.silent(now_ns),
             unheard_s=self._unheard_s(now_ns),
             findings=self.faults.all(),
-            faults_told=self.faults.told_ns,
+            faults_accepted=self.faults.accepted_ns,
             hang_check=self._hang_check[1] if self._hang_check and self._hang_check[0] == self.steps_seen else None,
             machine_names=[machine.name for machine in self.machines],
         )

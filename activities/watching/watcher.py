@@ -30,18 +30,17 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
-from activities.watching.acknowledging import Acknowledging
-from activities.watching.asking import ASK_S, asking
+from activities.watching.acknowledger import Acknowledger
+from activities.watching.copy_requests import ASK_S, copy_requests
+from activities.watching.hang_sampler import HangSampler
 from activities.watching.job_view import BARE_S, Finished, JobView
-from activities.watching.looking import Looking
-from activities.watching.with_workflow import learn_from, update_of
 from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import Once
 from everstep.decisions.keep.disk_schedule import Agreed
 from everstep.errors import EverstepError
-from everstep.model.incident import Anomaly
+from everstep.model.incident import GOES_ON, Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
@@ -149,7 +148,7 @@ class Watcher:
             if before := before or self._before.pop(workflow_id, None):
                 watched.goes_on_from(before)
             if known:
-                learn_from(watched, known)
+                _learn_from(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
         self.watched[workflow_id].machines_of = max(generation, self.watched[workflow_id].machines_of or 0)
 
@@ -188,7 +187,7 @@ class Watcher:
                 asyncio.create_task(loop(job))
                 for loop in (self._judge, self._persist, self._align, self._ask_what_runs, self._look_closely)
             ]
-            tasks.append(asyncio.create_task(Acknowledging(self._agents, job, self.watched).run()))
+            tasks.append(asyncio.create_task(Acknowledger(self._agents, job, self.watched).run()))
             try:
                 async for machine in in_turns(job.machines):
                     tasks.append(asyncio.create_task(self._observe(job, machine)))
@@ -263,7 +262,7 @@ class Watcher:
 
     async def _look_closely(self, job: JobView) -> None:
         """Look at the ranks of a job that stands still; the end of a step ends that."""
-        await Looking(self._agents, job).run()
+        await HangSampler(self._agents, job).run()
 
     async def _ask_what_runs(self, job: JobView) -> None:
         """Ask the workflow where a generation runs that is new, and what runs while a machine knows nothing of it: that
@@ -277,7 +276,7 @@ class Watcher:
             asked_s = time.monotonic()
             with contextlib.suppress(Exception):  # asked again
                 state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
-                learn_from(job, state)
+                _learn_from(job, state)
                 if newer is not None:
                     self.ensure(state.spec, state.machines, state, generation=newer)
 
@@ -285,7 +284,7 @@ class Watcher:
         """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
         last_sent: tuple[int, Agreed] | None = None
         sent_at, pace = -math.inf, ShareOfTime()
-        async with asking(self._agents, job.machines) as ask:
+        async with copy_requests(self._agents, job.machines) as ask:
             await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
             while True:
                 pace.begin()
@@ -310,7 +309,7 @@ class Watcher:
     async def _align(self, job: JobView) -> None:
         """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
         last_sent, pace = None, ShareOfTime()
-        async with asking(self._agents, job.machines) as ask:
+        async with copy_requests(self._agents, job.machines) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
             while True:
                 pace.begin()
@@ -362,9 +361,26 @@ class Watcher:
                     return True
                 await asyncio.sleep(RETRY_S)
         if isinstance(verdict, Anomaly):
-            job.told(verdict, steady_ns())
+            job.accepted(verdict, steady_ns())
         else:
             job.reported.add(generation)
         self.reported[name] += 1
         log.info("reported", verdict=name, generation=generation, observation=getattr(verdict, "id", ""))
         return True
+
+
+def update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
+    """The update that reports a verdict to the job's workflow: its name, argument, and an id that is the same for all
+    watchers."""
+    if isinstance(verdict, Finished):
+        return "finished", verdict.generation, f"finished-{verdict.generation}"
+    if verdict.symptom in GOES_ON:
+        return "observe", verdict, f"observe-{verdict.id}"
+    return "report", verdict, f"report-{verdict.generation}"
+
+
+def _learn_from(job: JobView, state: JobState) -> None:
+    """Apply what a job's workflow says of itself."""
+    job.faults.known = state.observed_told
+    if state.status == "running":
+        job.runs(state.generation, max(state.resume_step, 1), steady_ns())

@@ -151,7 +151,7 @@ class JobFacts:
     """Machine → since when its agent has said nothing, as far as that was watched, seconds."""
     findings: Sequence[FindingSeen] = ()
     """In the order in which they were heard of."""
-    faults_told: Mapping[str, int] = field(default_factory=dict)
+    faults_accepted: Mapping[str, int] = field(default_factory=dict)
     """Reason code → when such a fault of a machine was reported to the job last."""
 
 

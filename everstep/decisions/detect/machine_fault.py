@@ -37,7 +37,7 @@ def due(facts: JobFacts) -> list[FindingSeen]:
         if seen.finding.verdict is Health.FAULTY and facts.now_ns - seen.heard_ns >= WAIT_S * 1e9:
             groups[seen.finding.reason].append(seen)
     for reason, group in groups.items():
-        told_ns = facts.faults_told.get(reason)
+        told_ns = facts.faults_accepted.get(reason)
         lately = told_ns is not None and facts.now_ns - told_ns < LATELY_S * 1e9
         gathers = lately or len({seen.machine for seen in group}) > 1
         if not gathers or facts.now_ns - group[0].heard_ns >= GATHER_S * 1e9:

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.watching.job_view import JobView
-from activities.watching.untold import FINDINGS_KEPT
+from activities.watching.pending_faults import FINDINGS_KEPT
 from activities.watching.watcher import Watcher
 from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
@@ -35,7 +35,7 @@ def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None
     assert anomalies(job, 100 * S) == []
     [told] = anomalies(job, 102 * S)
     assert (told.rule, told.symptom, told.id) == ("machine-fault", Symptom.MACHINE_FAULT, "m1-7")
-    job.told(told, 103 * S)
+    job.accepted(told, 103 * S)
     assert anomalies(job, 103 * S) == []
     assert job.reported == set()
 
@@ -100,7 +100,7 @@ def test_a_burst_is_told_once() -> None:
     [told] = anomalies(job, 111 * S)
     assert (told.machines, len(told.findings) + told.more_findings) == (["m0", "m1"], FINDINGS_KEPT)
     job.found("m1", finding(FINDINGS_KEPT), 111 * S)
-    job.told(told, 112 * S)
+    job.accepted(told, 112 * S)
     assert [seen.id for seen in job.faults.all()] == [f"m1-{FINDINGS_KEPT}"]
 
 
@@ -112,7 +112,7 @@ def test_what_was_found_before_a_crash_was_told_is_part_of_its_incident() -> Non
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", finding(since_s=100), 100 * S)
-    job.told(crash(), 101 * S)
+    job.accepted(crash(), 101 * S)
     job.found("m1", finding(8, since_s=100), 111 * S)  # told late
     show(job, 112 * S, 20, generation=2)
     assert anomalies(job, 120 * S) == []
@@ -121,7 +121,7 @@ def test_what_was_found_before_a_crash_was_told_is_part_of_its_incident() -> Non
 def test_what_is_found_after_a_crash_was_told_is_told_once_the_job_runs_again() -> None:
     job = watched()
     show(job, 100 * S, 20)
-    job.told(crash(), 101 * S)
+    job.accepted(crash(), 101 * S)
     job.found("m1", finding(since_s=106), 106 * S)
     show(job, 120 * S, 20, generation=2)
     assert [told.id for told in anomalies(job, 120 * S)] == ["m1-7"]
@@ -167,14 +167,14 @@ async def test_a_fault_is_needed_until_the_workflow_took_it() -> None:
     hear(job, finding(10), 110 * S)
     [told] = anomalies(job, 120 * S)
     assert job.needs_no_more("m1") == 9
-    job.told(told, 120 * S)
+    job.accepted(told, 120 * S)
     assert job.needs_no_more("m1") == 10
 
 
 async def test_a_job_that_is_stopped_holds_back_nothing() -> None:
     job = watched()
     show(job, 100 * S, 20)
-    job.told(crash(), 101 * S)
+    job.accepted(crash(), 101 * S)
     hear(job, finding(since_s=105), 105 * S)
     assert job.needs_no_more("m1") == 7
     show(job, 120 * S, 20, generation=2)
@@ -204,7 +204,7 @@ def test_what_is_active_as_the_watch_begins_is_reported_once() -> None:
     job.found("m0", active("m0", verdict="unknown"), 100 * S)
     [reported] = anomalies(job, 102 * S)
     assert (reported.id, reported.machines) == ("m1-gpu-gpu-hot", ["m1"])
-    job.told(reported, 102 * S)
+    job.accepted(reported, 102 * S)
     assert anomalies(job, 110 * S) == []
     job.found("m1", active(), 120 * S)  # the stream began again
     assert anomalies(job, 130 * S) == []

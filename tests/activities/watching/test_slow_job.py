@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from activities.watching.job_view import JobView
-from activities.watching.with_workflow import update_of
+from activities.watching.watcher import update_of
 from agent.v1 import agent_pb2 as pb
 from everstep.model.incident import Anomaly, Symptom
 from tests.activities.watching.test_job_view import S, anomalies, progress, watched
@@ -32,7 +32,7 @@ def test_it_is_told_after_two_minutes_and_the_generation_is_watched_further() ->
     assert (found.symptom, found.rule, found.generation) == (Symptom.SLOW, "slow-steps", 1)
     assert update_of(found) == ("observe", found, f"observe-{found.id}")
 
-    job.told(found, 220 * S)
+    job.accepted(found, 220 * S)
     assert 1 not in job.reported
     assert slow_for(job, 221, 200) == [], "told; the job's workflow looks into it"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from activities.ledger.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
-from activities.watching.acknowledging import Acknowledging
+from activities.watching.acknowledger import Acknowledger
 from activities.watching.watcher import Watcher
 from agent.client import AgentClients
 from agent.reporting.observations import OF_NO_JOB
@@ -68,16 +68,16 @@ async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place)
 
 async def test_a_fault_is_kept_until_all_jobs_on_its_machine_took_it() -> None:
     one, other, pool = watched(), watched(), AgentClients()
-    telling = Acknowledging(pool, one, {"job/one": one, "job/other": other})
+    telling = Acknowledger(pool, one, {"job/one": one, "job/other": other})
     for job in (one, other):
         show(job, 100 * S, 20)
     hear(one, finding(7), 100 * S)
     for told in one.verdicts(110 * S):
-        one.told(told, 110 * S)  # type: ignore[arg-type]  # no end of a job
+        one.accepted(told, 110 * S)  # type: ignore[arg-type]  # no end of a job
     assert telling._up_to("m1", OF_NO_JOB) == 0, "the other job was not told that there is one"
     hear(other, finding(7), 100 * S)
     assert telling._up_to("m1", OF_NO_JOB) == 6, "it does not know of the fault"
     for told in other.verdicts(110 * S):
-        other.told(told, 110 * S)  # type: ignore[arg-type]
+        other.accepted(told, 110 * S)  # type: ignore[arg-type]
     assert telling._up_to("m1", OF_NO_JOB) == 7
     await pool.close()

@@ -74,9 +74,9 @@ def test_what_comes_over_some_seconds_is_told_together_and_one_alone_does_not_wa
 
 def test_after_one_was_told_others_of_the_same_reason_are_gathered() -> None:
     told = {"gpu-lost": 70 * S}
-    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_told=told)) is None
-    assert MACHINE_FAULT.find(facts(findings=many(1, 90), faults_told=told)) is not None
-    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_told={"gpu-lost": 30 * S})) is not None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_accepted=told)) is None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 90), faults_accepted=told)) is not None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_accepted={"gpu-lost": 30 * S})) is not None
 
 
 def test_a_fault_of_another_reason_does_not_wait_for_those_that_are_gathered() -> None:

@@ -1,7 +1,7 @@
-"""Looks at the ranks of a job that stands still: whether it hangs, or has a long phase.
+"""Samples the ranks of a job that does not step: does it hang, or is this a long phase?
 
-Nothing is looked at while steps come as they always did: a look holds a rank up for some milliseconds. Several watchers
-look each for itself, and agents let one look at a time.
+No sample is taken while steps come as they always did: a sample delays a rank by some milliseconds. Each watcher
+samples for itself, and agents serve one sample at a time.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.detect.hang import SAMPLE_AGAIN, apart_s, first_sample_s
 
 TICK_S = 0.1
-"""Between two looks at how long nothing happened, seconds."""
+"""Between two checks how long no rank has stepped, seconds."""
 
 LEAST_S = 0.3
-"""From the end of one look to the next, seconds."""
+"""From the end of one sample to the next, seconds."""
 
 log = structlog.get_logger("watcher")
 
 
-class Looking:
-    """Watches one job for as long as it is watched."""
+class HangSampler:
+    """Samples the ranks of one job, as long as the job is watched."""
 
     def __init__(self, agents: AgentClients, job: JobView) -> None:
         self._agents = agents
         self._job = job
 
     async def run(self) -> None:
-        """Look whenever it stands still for too long, and again as long as it does; never returns."""
+        """Sample whenever no rank has stepped for too long, and again as long as none does; never returns."""
         job = self._job
         seen, due_s = job.steps_seen, 0.0
         while True:
@@ -58,7 +58,7 @@ class Looking:
                 job.looked_at(seen, check)
 
     async def _twice(self, apart: float) -> HangCheck | None:
-        """What two looks show; None: a step came in between."""
+        """The result of two samples; None: a step came in between."""
         job, seen = self._job, self._job.steps_seen
         looks = []
         for wait_s in (apart, 0.0):

@@ -1,4 +1,4 @@
-"""Faults of a job's machines that its workflow was not told yet; no input or output here."""
+"""Faults of a job's machines that its workflow has not accepted yet; no input or output here."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from everstep.model.finding import Finding, Health, MachineFinding
 from everstep.model.incident import Anomaly
 
 FINDINGS_KEPT = 1000
-"""Of inspections, that the job was not told; more of them say nothing new."""
+"""Findings of inspections that are kept for a job; more of them add nothing."""
 Key = tuple[str, str, str]
 
 
-class UntoldFaults:
-    """Of one job."""
+class PendingFaults:
+    """The pending faults of one job."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, FindingSeen]] = defaultdict(dict)
-        """Machine → what it is about → what its inspections say now."""
+        """Machine → what a finding is about → the finding that is active now."""
         self._offered: dict[str, set[str]] = {}
-        """Id of the newest anomaly that tells some → ids of their observations."""
-        self.told_ns: dict[str, int] = {}
-        """Reason code → when the job's workflow took one last."""
+        """Id of the newest anomaly that reports some → ids of their observations."""
+        self.accepted_ns: dict[str, int] = {}
+        """Reason code → when the job's workflow accepted one last."""
         self.known: Mapping[str, int] = {}
-        """What faults are about → when the job's workflow took them last, nanoseconds of the wall clock."""
+        """What faults are about → when the job's workflow accepted them last, nanoseconds of the wall clock."""
 
     def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
-        """An inspection found something, or what it had found is over.
+        """An inspection reported a finding, or the end of one.
 
         What was active when the stream began may have been reported before there was anybody to hear it.
         """
@@ -45,27 +45,27 @@ class UntoldFaults:
         return finding.key in self._seen[machine] or self.known.get(about, -1) >= finding.since_ns
 
     def offered(self, anomaly: Anomaly, faults: Iterable[FindingSeen]) -> None:
-        """What an anomaly tells."""
+        """Note which faults an anomaly reports."""
         self._offered = {anomaly.id: {seen.id for seen in faults}}
 
-    def told(self, anomaly: Anomaly, now_ns: int) -> None:
-        """The job's workflow took an anomaly."""
-        self.told_ns |= {found.finding.reason: now_ns for found in anomaly.findings}
+    def accepted(self, anomaly: Anomaly, now_ns: int) -> None:
+        """The job's workflow accepted an anomaly: the faults that it reports are pending no more."""
+        self.accepted_ns |= {found.finding.reason: now_ns for found in anomaly.findings}
         self.known = {**self.known, **{found.about: found.finding.since_ns for found in anomaly.findings}}
         gone = self._offered.get(anomaly.id, {anomaly.id})
         self.drop(lambda seen: seen.id in gone)
 
     def drop(self, is_gone: Callable[[FindingSeen], bool]) -> None:
-        """Nobody has to be told of some."""
+        """Forget faults that need not be reported."""
         for machine, findings in self._seen.items():
             self._seen[machine] = {key: seen for key, seen in findings.items() if not is_gone(seen)}
 
     def first(self, machine: str) -> int | None:
-        """The oldest observation of a machine that tells one; None: there is none."""
+        """The number of a machine's oldest observation that reports a pending fault; None: there is none."""
         return min((seen.sequence for seen in self._seen[machine].values() if seen.sequence), default=None)
 
     def all(self) -> list[FindingSeen]:
-        """In the order in which they were heard of."""
+        """All pending faults, in the order in which their reports were received."""
         found = [seen for findings in self._seen.values() for seen in findings.values()]
         return sorted(found, key=lambda seen: seen.heard_ns)
 

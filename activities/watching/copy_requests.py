@@ -1,4 +1,4 @@
-"""Asking all machines of a job for something to do with copies of state; nobody waits for a silent one."""
+"""Requests to all machines of a job about copies of state; no request waits for a silent machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
 ASK_S = 2.0
-"""An agent that does not take a request on copies of state within this time is left out, seconds."""
+"""An agent that does not accept a request about copies of state within this time is left out, seconds."""
 Call = Callable[[AgentClient], Awaitable[object]]
 
 log = structlog.get_logger("watcher")
 
 
 @contextlib.asynccontextmanager
-async def asking(agents: AgentClients, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
-    """Gives a function that sends a call to each machine of some, unless its last call has not ended yet."""
+async def copy_requests(agents: AgentClients, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
+    """Yield a function that sends a call to each of the machines, unless its last call has not ended yet."""
     asked: dict[str, asyncio.Task[None]] = {}
     rounds: set[asyncio.Task[None]] = set()
     silent: set[str] = set()

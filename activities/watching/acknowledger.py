@@ -1,4 +1,4 @@
-"""Telling agents what they may forget; nobody waits for a silent one."""
+"""Acknowledges observations to agents, which may forget them then; a silent agent is not waited for."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ ACKNOWLEDGE_S = 30.0
 log = structlog.get_logger("watcher")
 
 
-class Acknowledging:
-    """Tells the agents of one job which observations the workflow, or the ledger, has.
+class Acknowledger:
+    """Acknowledges to the agents of one job the observations that the workflow, or the ledger, has.
 
-    What is never acknowledged is told again to the next watcher, and the workflow says that it is dealt with.
+    An observation that is never acknowledged is reported again to the next watcher, and the workflow
+    answers that it has it.
 
     Args:
         agents: How they are reached.
