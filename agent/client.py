@@ -1,6 +1,6 @@
-"""Talk to node agents: one method per rpc, gRPC's errors as everstep's.
+"""Clients of node agents: one method for each rpc, gRPC's errors as everstep's.
 
-Security comes from the environment unless given: ``EVERSTEP_AGENT_CA_FILE``
+Security comes from the environment unless it is an argument: ``EVERSTEP_AGENT_CA_FILE``
 (turns TLS on), ``EVERSTEP_AGENT_TOKEN_FILE``, and for client certificates
 ``EVERSTEP_AGENT_CERT_FILE`` with ``EVERSTEP_AGENT_KEY_FILE``.
 """
@@ -25,22 +25,22 @@ from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJo
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Also the time that a connection has to come about, TLS included; many at once, or far away, need it.
+    # Also the time limit for making a connection, TLS included; many at once, or far away, need it.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A machine that vanished without a word is noticed by an open stream.
+    # By these pings an open stream notices a machine that vanished.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 << 20),
-    # Agents are reached directly; a proxy for the internet must not stand between.
+    # Agents are reached directly, and through no proxy for the internet.
     ("grpc.enable_http_proxy", 0),
 ]
 
 CONNECTING = 64
-"""Connections that one pool makes at once."""
-HOLD_S = 0.2
-"""A connection that has not come about by then lets the next one begin: it may be to a machine that is gone."""
+"""Connections that are made at the same time."""
+TURN_S = 0.2
+"""A connection that is not made by then lets the next one begin: its machine may be gone."""
 
 UNDER_WAY = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
@@ -49,12 +49,12 @@ Reply = TypeVar("Reply")
 
 
 class AgentClient:
-    """One agent. Every method may raise what :func:`translate` names.
+    """The client of one agent. Every method may raise the errors that :func:`translate` returns.
 
     Args:
         address: ``host:port`` of the agent.
         security: CA, token and certificate; by default from the environment.
-        gate: How many may connect at once, with other clients of a pool; by default nobody else is minded.
+        gate: Bounds how many clients connect at the same time; by default there is no bound.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class AgentClient:
         """Bring a snapshot of code to the machine.
 
         Args:
-            digest: What it is.
+            digest: The snapshot's name.
             size: Bytes of the archive.
-            archive: Its pieces; it may be left before its end, where the machine has it already.
-            timeout_s: For all of it.
+            archive: Its pieces; not all are read where the machine has it already.
+            timeout_s: Limit for the whole transfer.
         """
 
         async def chunks() -> AsyncIterator[pb.CodeChunk]:
@@ -150,21 +150,21 @@ class AgentClient:
     async def align_backups(
         self, request: pb.AlignBackupsRequest, *, timeout_s: float | None = 5.0
     ) -> pb.AlignBackupsReply:
-        """Say which step every rank has, and which one to back up next."""
+        """Tell the agent which step every rank has, and which one to back up next."""
         return await self._call(self._stub.AlignBackups, request, timeout_s)
 
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.OpenExchangeReply:
-        """Where the agent takes and gives state, and the token for it; called by other agents."""
+        """The port and the token for sending and fetching state; called by other agents."""
         return await self._call(self._stub.OpenExchange, request, timeout_s)
 
     async def inspect(self, *, timeout_s: float | None = 5.0) -> pb.InspectReply:
-        """What the machine's inspections say now."""
+        """The newest results of the machine's inspections."""
         return await self._call(self._stub.Inspect, pb.InspectRequest(), timeout_s)
 
     async def clear(self, reason: str, *, timeout_s: float | None = 15.0) -> pb.ClearReply:
-        """Let events with a reason code count no more, begin anew with what is compared, and look again."""
+        """Forget events with a reason code and what is compared, and inspect again."""
         return await self._call(self._stub.Clear, pb.ClearRequest(reason=reason), timeout_s)
 
     async def release(self, request: pb.ReleaseRequest, *, timeout_s: float | None = None) -> pb.ReleaseReply:
@@ -174,7 +174,7 @@ class AgentClient:
     async def acknowledge(
         self, request: pb.AcknowledgeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.AcknowledgeReply:
-        """Say which observations need not be kept."""
+        """Tell the agent which observations need not be kept."""
         return await self._call(self._stub.Acknowledge, request, timeout_s)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
@@ -182,7 +182,7 @@ class AgentClient:
         return self._stream(self._stub.Observe, request)
 
     def progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
-        """Where each rank stands, on change and once a second; endless."""
+        """How far each rank is, on change and once a second; endless."""
         return self._stream(self._stub.Progress, request)
 
     def steps(self, request: pb.StepsRequest) -> AsyncIterator[pb.StepsReply]:
@@ -194,7 +194,7 @@ class AgentClient:
         return self._stream(self._stub.ReadLog, request)
 
     def diagnose(self, request: pb.DiagnoseRequest) -> AsyncIterator[pb.DiagnoseReply]:
-        """Run diagnostic tests; what they say, as they end."""
+        """Run diagnostic tests; each result comes as its test ends."""
         return self._stream(self._stub.Diagnose, request)
 
     async def stacks(self, request: pb.StacksRequest, *, timeout_s: float | None = None) -> pb.StacksReply:
@@ -236,14 +236,14 @@ class AgentClient:
             call.cancel()
 
     async def _connect(self) -> None:
-        """Wait for a place to connect, where many do; whether it succeeds, the call itself tells."""
+        """Wait for a turn to connect, where many clients do; the call itself shows whether it succeeded."""
         state = self.channel.get_state()
         if self._gate is None or state is not grpc.ChannelConnectivity.IDLE:
             return
         async with self._gate:
             state = self.channel.get_state(try_to_connect=True)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HOLD_S):
+                async with asyncio.timeout(TURN_S):
                     while state in UNDER_WAY:
                         await self.channel.wait_for_state_change(state)
                         state = self.channel.get_state(try_to_connect=True)
@@ -254,26 +254,30 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
 
     ``agent/statuses.py`` has the table.
     """
-    said = error.details() or error.code().name
+    details = error.details() or error.code().name
     kind = error_of(error.code())
     if kind is AgentUnreachable:
-        return AgentUnreachable(f"the agent at {address} did not answer: {said}{_tls_hint(address, said, tls=tls)}")
-    return kind(f"the agent at {address} refused: {said}" if kind in (AgentError, UnknownJob, CodeMissing) else said)
+        return AgentUnreachable(
+            f"the agent at {address} did not answer: {details}{_tls_hint(address, details, tls=tls)}"
+        )
+    return kind(
+        f"the agent at {address} refused: {details}" if kind in (AgentError, UnknownJob, CodeMissing) else details
+    )
 
 
-def _tls_hint(address: str, said: str, *, tls: bool) -> str:
-    """What may be wrong with certificates, where gRPC's own words do not say it."""
-    if "CERTIFICATE_VERIFY_FAILED" in said:
+def _tls_hint(address: str, details: str, *, tls: bool) -> str:
+    """The likely mistake with certificates, where gRPC's own words do not name it."""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
         return f". Its certificate is not signed by the authority in {CA_FILE}, has expired, or names another host"
-    if tls and ("Socket closed" in said or "handshake" in said.lower()):
+    if tls and ("Socket closed" in details or "handshake" in details.lower()):
         return f". Where agents ask for client certificates, name one in {CERT_FILE} and {KEY_FILE}"
-    if "Socket closed" in said and not is_loopback(address.rpartition(":")[0]):
+    if "Socket closed" in details and not is_loopback(address.rpartition(":")[0]):
         return f". It speaks TLS, perhaps: name its authority in {CA_FILE}"
     return ""
 
 
 class AgentClients:
-    """Clients by address, each made once."""
+    """The clients of all agents by address, each made once."""
 
     def __init__(self, security: ClientSecurity | None = None) -> None:
         self._security = security

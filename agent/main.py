@@ -51,13 +51,13 @@ from everstep.system import private_files as private
 from everstep.system.procfs import boot_id
 
 SPARED = ("checkpoints", CODE)
-"""In the state folder: may be a link to a larger disk, and is as private as its owner wants it; code may have
-links of ours, and is checked apart."""
+"""Folders in the state folder that may be links to a larger disk, and as private as their owner wants; code has links
+of its own, and is checked separately."""
 DRAIN_S = 0.2
 """Step records are copied out of the mapped files this often; their ring holds 4096."""
 ROTATE_S = 1.0
 CLOSE_S = 2.0
-"""What waits for the disk when the agent ends has this long."""
+"""Writes that wait for the disk when the agent ends have this long, seconds."""
 COLLECT_AFTER = (700, 10, 10)
 """Thresholds of Python's garbage collector once all is imported, its own ones: what waits to be collected may hold
 buffers of copies."""
@@ -83,13 +83,13 @@ class AgentOptions:
     template: Path | None = None
     """Socket of a template to fork it from; None: the agent starts it."""
     security: ServerSecurity = field(default_factory=ServerSecurity)
-    """What callers must show …"""
+    """What callers must present …"""
     peers: ClientSecurity = field(default_factory=ClientSecurity)
-    """… and what this agent shows others."""
+    """… and what this agent presents to other agents."""
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
-    """How its inspections are set."""
+    """The settings of its inspections."""
     metrics: str = ""
-    """``host:port`` of what Prometheus reads; empty: nothing is served."""
+    """``host:port`` where metrics are served for Prometheus; empty: they are not."""
     log_bytes: int = 64 << 20
     """A rank's log is rotated beyond this size."""
     log_backups: int = 3
@@ -225,7 +225,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
 
 
 async def _metrics(options: AgentOptions, jobs: JobRegistry, monitor: Monitor) -> contextlib.AsyncExitStack:
-    """Serve what Prometheus reads, where that is wanted, until what is returned is closed."""
+    """Serve metrics, where that is wanted, until the returned stack is closed."""
     served = contextlib.AsyncExitStack()
     if options.metrics:
         from agent.exposition import MetricsServer
@@ -267,7 +267,7 @@ def _rotated(folder: Path, suffix: str, options: AgentOptions) -> list[Path]:
 
 @contextlib.contextmanager
 def _only_agent(folder: Path) -> Iterator[None]:
-    """Hold the state folder: two agents on one would write over each other."""
+    """Lock the state folder: two agents with one folder would overwrite each other's files."""
     with open(folder / "agent.lock", "a", opener=private.open_file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

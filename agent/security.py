@@ -1,8 +1,8 @@
 """TLS and the bearer token between the control plane and an agent, and among agents.
 
-Whoever may call an agent runs programs as its user. So every call needs the
-token, on loopback too, where all users of the machine are; beyond loopback TLS
-is required as well. Tokens and keys are given by file paths, never by value.
+A caller of an agent can run programs as its user. So every call needs the token,
+on loopback too, which all users of the machine can reach; beyond loopback TLS is
+required as well. Tokens and keys are named by file paths, never by value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CERT_FILE = environment.AGENT_CERT_FILE
 KEY_FILE = environment.AGENT_KEY_FILE
 
 SOON_DAYS = 14.0
-"""A certificate that ends before is warned of."""
+"""A certificate that ends within so many days is warned of."""
 MAKE_TOKEN = "make one with '(umask 077; openssl rand -hex 32 > FILE)'"
 
 logger = structlog.get_logger()
@@ -203,7 +203,7 @@ DAY_S = 86_400.0
 
 
 def check_pair(cert: Path, key: Path) -> float:
-    """Look whether a certificate and its key can be used today.
+    """Check that a certificate and its key can be used today.
 
     Returns:
         Days until the certificate ends.

@@ -23,9 +23,9 @@ STATUSES: dict[type[Exception], grpc.StatusCode] = {
     OSError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AgentError: grpc.StatusCode.ABORTED,
 }
-"""What an agent answers; of an error that fits several the first counts, and what fits none is ``ABORTED`` too."""
+"""Error → the status that an agent answers; the first that fits counts, and an error that fits none is ``ABORTED``."""
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-"""What gRPC says by itself: nobody answered, or not in time."""
+"""The statuses that gRPC makes itself: there was no answer, or not in time."""
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
@@ -34,7 +34,7 @@ def status_of(error: Exception) -> grpc.StatusCode:
 
 
 def error_of(status: grpc.StatusCode) -> type[Exception]:
-    """The error that a status stands for: the control plane's, for whom an agent's full disk is a refusal."""
+    """The control plane's error for a status; an agent's full disk is a refusal to it."""
     if status in NO_ANSWER:
         return AgentUnreachable
     found = next((kind for kind, one in STATUSES.items() if one is status), AgentError)

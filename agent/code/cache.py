@@ -2,14 +2,14 @@
 
 ::
 
-    code/<digest>/          the files of a snapshot; nobody is to write them
-    code/<digest>.json      its index, written last: without it the folder counts for nothing
-    code/.coming-…          what is received or unpacked now
-    code/.going-…           what is removed now
+    code/<digest>/          the files of a snapshot; they are not to be changed
+    code/<digest>.json      its index, written last: without it the folder is no snapshot
+    code/.coming-…          a snapshot that is received or unpacked now
+    code/.going-…           a snapshot that is removed now
 
-A snapshot is verified by its digest as it comes. Later a look at its index says cheaply whether a file was changed or
-is gone: size and times of each, two microseconds a file. What was added is not minded: Python compiles modules beside
-their sources, and scripts may write there too.
+A snapshot is verified by its digest when it arrives. Later a comparison with its index shows cheaply whether a file was
+changed or is gone: size and times of each, two microseconds a file. Added files do not count: Python compiles modules
+beside their sources, and scripts may write there too.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, CodeFile,
 FOLDER = "code"
 """In the state folder."""
 KEPT = 20
-"""Snapshots that are kept; beyond that the ones used longest ago go."""
+"""Snapshots that are kept; of more the least recently used ones are removed."""
 KEPT_BYTES = 2_000_000_000
-"""Of all files of them."""
+"""Bytes of all their files that are kept."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
-"""Of an archive: more than one of the largest snapshot takes."""
+"""Bytes of the largest archive that is accepted: more than the largest snapshot needs."""
 IN_MEMORY = 1 << 20
 """Bytes of an archive that is unpacked without being written first."""
 CHUNK_PATIENCE_S = 30.0
-"""Whoever brings a snapshot and says nothing for this long is left."""
+"""A sender of a snapshot that is silent for this long is dropped, seconds."""
 LOOK_PATIENCE_S = 5.0
-"""A disk that does not say within this time whether a snapshot is whole is not waited for."""
+"""A disk has this long to show whether a snapshot is complete, seconds."""
 
 COMING, GOING = ".coming-", ".going-"
 
@@ -69,7 +69,7 @@ class FileSeen:
     size: int
     mtime_ns: int
     ctime_ns: int
-    """Any change moves it, and nobody can set it back."""
+    """Every change moves it, and no program can set it back."""
 
     @classmethod
     def of(cls, folder: Path, path: str, kind: str) -> FileSeen:
@@ -82,11 +82,11 @@ class FileSeen:
 
 @dataclass(slots=True)
 class CodeCache:
-    """One for each agent. No method waits for a disk in the event loop.
+    """The cache of one agent. No method waits for a disk in the event loop.
 
     Args:
-        folder: Is made when it is needed.
-        reads: Where what may hang is done.
+        folder: It is made when it is needed.
+        reads: Runs the work that may hang.
         machine: Its name, for messages.
     """
 
@@ -94,33 +94,33 @@ class CodeCache:
     reads: Reads
     machine: str
     in_use: Callable[[], Set[str]] = frozenset
-    """Digests that jobs on this machine run: they are kept."""
+    """Returns the digests that jobs on this machine run: they are kept."""
     bytes: int = 0
-    """Of all snapshots, as of the last look."""
+    """Bytes of all snapshots, when they were counted last."""
     snapshots: int = 0
     _pinned: Counter[str] = field(default_factory=Counter)
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of whoever makes, removes or counts snapshots."""
+    """Held by the thread that makes, removes or counts snapshots."""
     _token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """In the names of what is half done and this agent's."""
+    """In the names of this agent's unfinished folders."""
 
     async def recover(self) -> None:
-        """Remove what an agent that was killed left half done."""
+        """Remove the unfinished folders of an agent that was killed."""
         await self.reads.do(self._sweep)
 
     async def has(self, digests: Iterable[str]) -> list[str]:
-        """Which of some snapshots are here, whole as far as a look at their files says."""
+        """Which of some snapshots are here, complete as far as their files' sizes and times show."""
         wanted = [digest for digest in digests if DIGEST.fullmatch(digest)]
         return await self.reads.do(lambda: [digest for digest in wanted if self._is_whole(digest)])
 
     async def put(self, chunks: AsyncIterator[pb.CodeChunk]) -> pb.PutCodeReply:
-        """Take a snapshot that is sent; it is here whole, or not at all.
+        """Receive a snapshot; it is here complete, or not at all.
 
         Raises:
-            ConfigError: it is not announced as a snapshot is.
-            DamagedCode: what came is not what was announced.
-            AgentError: the disk has no room, or whoever sends it fell silent.
+            ConfigError: the first chunk does not announce a snapshot.
+            DamagedCode: the archive is not the one that was announced.
+            AgentError: the disk has no room, or the sender fell silent.
         """
         began = time.monotonic()
         first = await _next(chunks)
@@ -153,7 +153,7 @@ class CodeCache:
         return pb.PutCodeReply(bytes=unpacked, seconds=seconds)
 
     async def script(self, digest: str, script: str, *, verified: bool = False) -> Path:
-        """The path of a script in a snapshot; ``verified``: that is read whole, and removed where it is damaged.
+        """The path of a script in a snapshot; ``verified``: all files are read, and a damaged snapshot is removed.
 
         Raises:
             CodeMissing: the snapshot is not here, or is damaged: it has to be brought.
@@ -178,7 +178,7 @@ class CodeCache:
 
     @contextlib.contextmanager
     def kept(self, digest: str) -> Iterator[None]:
-        """A snapshot that is not removed meanwhile."""
+        """Keep a snapshot from being removed meanwhile."""
         self._pinned[digest] += 1
         try:
             yield
@@ -190,7 +190,7 @@ class CodeCache:
     async def _received(
         self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path
     ) -> bytearray | None:
-        """Take an archive as it comes: returned where it is small, else in a file of its own."""
+        """Receive an archive: a small one is returned, a larger one is written to a file."""
         if first.bytes <= IN_MEMORY:
             archive = bytearray(first.data)
             while len(archive) <= first.bytes and (chunk := await _next(chunks)) is not None:
@@ -249,7 +249,7 @@ class CodeCache:
         return sum(file.bytes for file in files)
 
     def _is_whole(self, digest: str) -> bool:
-        """Whether no file of a snapshot was changed since it was unpacked, or is gone; it counts as used."""
+        """Whether no file of a snapshot was changed or removed since it was unpacked; it counts as used."""
         rows = self._rows(digest)
         if rows is None:
             return False
@@ -266,7 +266,7 @@ class CodeCache:
         return True
 
     def _is_sound(self, digest: str) -> bool:
-        """Whether a snapshot has the contents that its digest says."""
+        """Whether the contents of a snapshot match its digest."""
         rows, folder = self._rows(digest), self.folder / digest
         if rows is None or not self._is_whole(digest):
             return False
@@ -292,7 +292,7 @@ class CodeCache:
             return None
 
     def _prune(self) -> None:
-        """Remove what was used longest ago, beyond what is kept."""
+        """Remove the least recently used snapshots beyond those that are kept."""
         found = []
         for index in self.folder.glob("*.json"):
             with contextlib.suppress(OSError):
@@ -321,7 +321,7 @@ class CodeCache:
             self._prune()
 
     def _remove(self, digest: str) -> None:
-        """First the index: from then on it is not here."""
+        """Remove a snapshot, first its index: from then on it is not here."""
         self._index(digest).unlink(missing_ok=True)
         going = self.folder / f"{GOING}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):

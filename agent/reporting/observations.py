@@ -1,4 +1,4 @@
-"""The numbered log of what this machine saw, kept until the control plane acknowledged it.
+"""The numbered log of a machine's observations, each kept until the control plane acknowledged it.
 
 Lines of JSON in shared memory and on disk (``live.py``). The first line says after
 which number the log begins and in which boot of the machine it was written. No number
@@ -24,7 +24,7 @@ from everstep.system.procfs import boot_id
 REBOOT_LEAP = 1000
 """More than can be lost unwritten in a crash of the machine."""
 OF_NO_JOB = "*"
-"""What is acknowledged instead of a job's: that of the machine alone; no job has such a name."""
+"""Stands for the observations of the machine alone where one acknowledges a job's; no job has such a name."""
 KEPT = 10_000
 """Unacknowledged observations beyond this number are dropped, the oldest first."""
 
@@ -39,9 +39,9 @@ class ObservationLog:
         self._machine = machine
         self._entries: list[pb.Observation] = []
         self.last = 0
-        """The newest number that was given."""
+        """The newest number."""
         self.restored = 0
-        """The newest number that an earlier agent's log has."""
+        """The newest number in the log of an earlier agent."""
         self._changed = asyncio.Event()
         self._lines = 0
         boot = boot_id()
@@ -51,7 +51,7 @@ class ObservationLog:
 
     @property
     def waiting(self) -> int:
-        """How many observations were not acknowledged yet."""
+        """The number of observations that are not acknowledged yet."""
         return len(self._entries)
 
     def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
@@ -86,7 +86,7 @@ class ObservationLog:
     def acknowledge(self, up_to: int, job: str = "") -> None:
         """Forget what is up to a number: of one job, of no job (``OF_NO_JOB``), or of all (empty).
 
-        What is of no job (an agent began) is nobody's to acknowledge but who has written it down.
+        What is of no job (an agent started) is acknowledged by the caller that wrote it to the ledger.
         """
         kept = [e for e in self._entries if e.sequence > up_to or not _is_of(e, job)]
         if len(kept) == len(self._entries):
@@ -99,7 +99,7 @@ class ObservationLog:
             self._write(json.dumps({"acknowledged": up_to, "job": job}).encode() + b"\n")
 
     def forget(self, job: str) -> None:
-        """The job is over: nobody needs its observations."""
+        """Forget the observations of a job that is over."""
         self._entries = [e for e in self._entries if e.job != job]
         self._rewrite()
 

@@ -1,4 +1,4 @@
-"""The captured output of ranks: rotation by size, reading, and the traceback in it."""
+"""The captured output of ranks: its rotation by size, its reading, and the exception in it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def of_generation(text: bytes, generation: int) -> bytes:
         if int(mark[1]) == generation:
             end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
             return text[mark.end() : end]
-    # The mark was rotated away or is further back: all of it, if nothing says otherwise.
+    # The marker was rotated away or is further back: all of the text, unless another marker is in it.
     return b"" if marks else text
 
 

@@ -24,7 +24,7 @@ REPLY_RECORDS = 1000
 
 
 class StepArchive:
-    """The step records of one job on this machine. One thread drains; any may ask for tokens and read."""
+    """The step records of one job on this machine. One thread drains; all threads may read and ask for tokens."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class StepArchive:
         self._tokens: dict[int, int] = {}
 
     def drain(self, report: ReportFile) -> int:
-        """Append what a report file holds and the archive does not; returns the number of records."""
+        """Append the records of a report file that the archive lacks; returns their number."""
         generation, start = self._position(report.rank)
         if generation > report.generation:
             return 0
@@ -67,9 +67,9 @@ class StepArchive:
         """Records of a rank with ``step >= from_step``, as they were reported, in portions.
 
         Args:
-            rank: Whose.
-            from_step: The first.
-            version_of: Which version of the job's code a generation ran; 0: not known.
+            rank: The rank.
+            from_step: The first step.
+            version_of: Returns the version of the job's code that a generation ran; 0: not known.
         """
         with contextlib.suppress(FileNotFoundError), self._path(rank).open("rb") as file:
             while data := file.read(REPLY_RECORDS * _RECORD.size):
@@ -153,7 +153,7 @@ class Reports:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmap all."""
+        """Unmap all files."""
         for report in self._open.values():
             report.close()
         self._open.clear()

@@ -2,7 +2,7 @@
 
 What must not be lost with the agent lies in shared memory (``live.py``); the disk has
 it a moment later, for the time after a reboot. A write that fails is kept, made
-again every second, and said aloud; what is kept is bounded, for a file that grows by
+again every second, and logged; what is kept is bounded, for a file that grows by
 lines is written anew once too many of them wait.
 """
 
@@ -25,7 +25,7 @@ from everstep.system import private_files as private
 RETRY_S = 1.0
 """Between two attempts of a write that failed."""
 SILENT_S = 2.0
-"""A disk that is busy with one write for longer is said to hang."""
+"""A disk that is busy with one write for longer is reported to hang, seconds."""
 LOOK_S = 0.005
 
 logger = structlog.get_logger()
@@ -33,7 +33,7 @@ logger = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Contents:
-    """What a file is to have: new contents or none, then lines."""
+    """The bytes that wait for one file: new contents or none, then lines."""
 
     whole: bytes | None = None
     lasting: bool = False
@@ -41,12 +41,12 @@ class _Contents:
 
 
 class StateDisk:
-    """One for each agent. Every method but ``close`` returns at once."""
+    """The writes of one agent. Every method but ``flush`` and ``close`` returns at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._fresh: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
-        """What was never tried, in order."""
+        """Work that was not tried yet, in order."""
         self._failed: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
         self._files: dict[Path, _Contents] = {}
         self._again_at = 0.0
@@ -56,7 +56,7 @@ class StateDisk:
         self._thread: threading.Thread | None = None
 
     def put(self, path: Path, contents: bytes, *, lasting: bool = False) -> None:
-        """Give a file other contents; what was asked for it before and is not written yet is not."""
+        """Replace a file's contents, and what waits to be written to it."""
         with self._changed:
             self._files[path] = _Contents(contents, lasting)
             self._queue(path, lambda: self._write(path))
@@ -70,14 +70,14 @@ class StateDisk:
             return sum(map(len, waiting.lines))
 
     def forget(self, path: Path) -> None:
-        """Write nothing more of what was asked for a file."""
+        """Drop what waits to be written to a file."""
         with self._changed:
             self._files.pop(path, None)
             self._fresh.pop(path, None)
             self._failed.pop(path, None)
 
     def run(self, key: Hashable, work: Callable[[], object]) -> None:
-        """Do something else in the thread, once; with the same key only the latest that has not begun."""
+        """Run other work in the thread, once; of what waits with the same key only the newest runs."""
         with self._changed:
             self._queue(key, work)
 
@@ -90,7 +90,7 @@ class StateDisk:
         return self._problem
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was asked for was tried; False when the disk hangs meanwhile."""
+        """Wait until everything that waits was tried; False where the disk hangs meanwhile."""
         deadline = time.monotonic() + timeout_s
         while self._fresh or self._busy_since:
             if time.monotonic() > deadline:
@@ -99,7 +99,7 @@ class StateDisk:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Try all that waits once more, and end; a disk that hangs is left to itself."""
+        """Try everything that waits once more, and end; a disk that hangs is not waited for."""
         with self._changed:
             self._closing = True
             self._fresh = OrderedDict([*self._failed.items(), *self._fresh.items()])
@@ -177,7 +177,7 @@ class StateDisk:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to a file all or nothing; raises OSError."""
+    """Add all of the data to a file, or nothing; raises OSError."""
     with open(path, "ab", buffering=0, opener=private.open_file) as file:
         before = os.fstat(file.fileno()).st_size
         try:

@@ -1,4 +1,4 @@
-"""What the agent knows about one job, in a file that survives the agent."""
+"""The record of one job, in a file that survives the agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankRecord(BaseModel):
     forked_ns: int
     end: End | None = None
     ending: End | None = None
-    """How it ends by itself, told by the kernel while it was still there; it was told from then on."""
+    """How it ends by itself, noticed while its process was still there, and reported from then on."""
     stopped: bool = False
     """It lived until a Stop killed it."""
     exception: str = ""
@@ -31,7 +31,7 @@ class RankRecord(BaseModel):
     classification: Classification | None = None
     """What ended it; None: it lived until a Stop killed it, or its output was not read yet."""
     sequence: int = 0
-    """Number of the observation of its end; 0: none was due; -1: it is still to come."""
+    """Number of the observation of its end; 0: none is due; -1: it is to be made."""
 
     @property
     def exit_code(self) -> int | None:
@@ -56,13 +56,13 @@ class JobRecord(BaseModel):
 
     job: str
     run: str = ""
-    """Which run of its name, ``everstep/model/run_id.py``; empty: nobody said."""
+    """Which run of its name, ``everstep/model/run_id.py``; empty: not known."""
     boot: str
-    """During which start of the machine its processes were started, ``boot_id``."""
+    """The boot of the machine during which its processes were started, ``boot_id``."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     revision: int = 0
-    """Counts what was written: of two copies the later one."""
+    """Number of the write: of two copies the one with the higher number counts."""
     prepared: bool = False
     """False when only a fence is known, from a Stop that came before any Prepare."""
     generation: int = 0
@@ -73,9 +73,9 @@ class JobRecord(BaseModel):
     fork_server_ticks: int = 0
     released: bool = False
     terms: str = ""
-    """What the newest Launch said about copies of state, ``LaunchOptions.to_json``."""
+    """The newest Launch's options for copies of state, ``LaunchOptions.to_json``."""
     emptied: bool = False
-    """What it had in shared memory was gone when the agent came up, and nothing was launched since."""
+    """Its shared memory was gone when the agent started, and nothing was launched since."""
     code: str = ""
     """Digest of the snapshot that the newest Launch ran; empty: it ran in place."""
     versions: list[tuple[int, int]] = Field(default_factory=list)
@@ -92,7 +92,7 @@ class JobRecord(BaseModel):
         return sorted((r for r in self.ranks if r.generation == generation), key=lambda r: r.rank)
 
     def launched(self, generation: int, code: str, version: int) -> None:
-        """Note what a generation runs."""
+        """Record the code and the version that a generation runs."""
         self.code = code
         self.versions = [(first, known) for first, known in self.versions if first < generation]
         if self.version_of(generation) != version:
@@ -103,7 +103,7 @@ class JobRecord(BaseModel):
         return next((version for first, version in reversed(self.versions) if first <= generation), 0)
 
     def living(self) -> list[RankRecord]:
-        """Ranks whose end was not seen."""
+        """The ranks that are not known to have ended."""
         return [r for r in self.ranks if r.end is None]
 
     def prune(self) -> None:

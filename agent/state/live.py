@@ -1,9 +1,9 @@
-"""What an agent knows, in shared memory at once and in its state folder as soon as the disk takes it.
+"""The agent's records: in shared memory at once, and in its state folder as soon as the disk has written them.
 
-``<shm-dir>/_agent`` outlives the agent as the ranks do, and no disk is waited for
-there. The copies in the state folder count only where it is gone: after a reboot, or
-when shared memory was full. Then everything that ran is gone too, and what the last
-moments wrote may be missing.
+``<shm-dir>/_agent`` outlives the agent as the ranks do, and no write to it waits for a
+disk. The copies in the state folder count only where it is gone: after a reboot, or
+when shared memory was full. Then everything that ran is gone too, and the newest
+lines may be missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from everstep.system import private_files as private
 FOLDER = "_agent"
 """In the agent's folder in shared memory; no job can have that name."""
 WAITING_BYTES = 4 << 20
-"""Lines that wait for the disk are replaced by the file's whole contents beyond this."""
+"""Where more bytes of lines wait for the disk, the whole file is written anew."""
 FENCE_BYTES = 4096
 
 logger = structlog.get_logger()
@@ -46,10 +46,10 @@ class LiveLines:
         self._disk = disk
         self._file: FileIO | None = None
         self.complete = path.exists() or copy is None
-        """Whether nothing can be missing in what ``read`` returns."""
+        """Whether ``read`` surely returns all lines."""
 
     def read(self) -> list[bytes]:
-        """The lines that an earlier agent wrote; what follows the last line feed was never finished."""
+        """The lines that an earlier agent wrote; a last line without a line feed is incomplete, and dropped."""
         for path in (self.path, self._copy):
             if path is not None and path.exists():
                 *lines, torn = path.read_bytes().split(b"\n")
@@ -92,7 +92,7 @@ class LiveLines:
         self._file = None
 
     def _lose(self, reason: str) -> None:
-        """Without room for all of it there had better be nothing: the copy on disk is what counts then."""
+        """Remove the file where not all lines have room: then the copy on disk counts."""
         logger.error("nothing is kept in shared memory", path=str(self.path), reason=reason)
         self.close()
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class LiveRecords:
         self._disk = disk
 
     def load(self) -> Iterator[JobRecord]:
-        """The records that earlier agents wrote, of each job the latest, with its fence."""
+        """The newest record of each job that earlier agents wrote, with its fence."""
         latest: dict[str, JobRecord] = {}
         paths = [*self._folder.glob("*.json"), *self._jobs.glob(f"*/{FILE}")]
         for path in sorted(paths):
@@ -132,9 +132,9 @@ class LiveRecords:
             yield record
 
     def begin(self, record: JobRecord) -> None:
-        """A job that this agent did not have, or another run of its name: nothing is fenced yet.
+        """Begin the fence of a job that is new here, or of another run of its name: nothing is fenced yet.
 
-        Room for its fence is taken now: it must not be wanting when it is needed.
+        Its room is reserved now, so that it cannot lack when it is needed.
         """
         try:
             private.make_folder(self._folder)
@@ -143,12 +143,12 @@ class LiveRecords:
             logger.error("a fence has no room in shared memory", job=record.job, reason=str(error))
 
     def fence(self, record: JobRecord) -> None:
-        """Keep what is fenced, in room that is there; nothing can fail or wait."""
+        """Write the fence into its reserved room; this cannot fail or wait."""
         with contextlib.suppress(OSError), open(self._fence(record.job), "r+b", 0, opener=private.open_file) as file:
             file.write(_fence_page(record))
 
     def keep(self, record: JobRecord) -> None:
-        """Keep a record as it is now."""
+        """Write a record as it is now."""
         record.revision += 1
         text = record.model_dump_json().encode()
         path = self._folder / f"{record.job}.json"

@@ -1,4 +1,4 @@
-"""Reads of files on disks that may hang, in threads that nobody has to wait for."""
+"""Reads of files on disks that may hang, in threads that do not have to be waited for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeVar
 from everstep.errors import AgentError
 
 MOST = 64
-"""Reads that may hang at once; further ones are refused."""
+"""Reads that may be under way at the same time; further ones are refused."""
 
 T = TypeVar("T")
 
 
 class Reads:
-    """One for each agent. The event loop's own threads are left to what must not wait for such reads."""
+    """The reads of one agent. The event loop's own threads stay free for work that must not wait for such reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,9 +27,9 @@ class Reads:
         """The result of ``work``, which runs in a thread of its own.
 
         Raises:
-            TimeoutError: it takes longer; it is left to itself.
+            TimeoutError: it takes longer; its thread goes on.
             AgentError: too many reads hang already.
-            Exception: whatever it raises.
+            Exception: the error that ``work`` raises.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()

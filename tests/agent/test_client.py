@@ -83,7 +83,7 @@ async def test_an_agent_that_is_slow_to_connect_is_reached(pool: AgentClients) -
 async def test_a_pool_connects_to_many_agents_a_few_at_a_time(
     pool: AgentClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "HOLD_S", 3600.0)
+    monkeypatch.setattr(client_module, "TURN_S", 3600.0)
     async with slow_agent(0.05) as (slow, port):
         agents = [pool.get(f"127.0.{1 + n // 200}.{1 + n % 200}:{port}") for n in range(4 * CONNECTING)]
         found = await asyncio.gather(*(agent.describe(timeout_s=60) for agent in agents))
