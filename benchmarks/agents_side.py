@@ -104,7 +104,7 @@ class Agents:
         for client in (first, second):
             await client.prepare(pb.PrepareRequest(request_id="prepare", job=job), timeout_s=START_S)
         store = await first.start_store(
-            pb.StartStoreRequest(request_id="store", job=job, generation=1, world_size=len(launches)), timeout_s=START_S
+            pb.StartStoreRequest(request_id="store", job=job, generation=1), timeout_s=START_S
         )
         request = pb.LaunchRequest(
             request_id="launch",

@@ -120,7 +120,7 @@ class SimulatedAgent(FakeAgent):
         self.news.set()
         now = time.time_ns()
         ranks = [pb.RankProcess(rank=one.rank, pid=1000 + one.rank, forked_ns=now) for one in request.ranks]
-        return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=ranks)
+        return pb.LaunchReply(generation=request.generation, ranks=ranks)
 
     def _stop(self, request: pb.StopRequest) -> pb.StopReply:
         """How the ranks ended, and their own copies and a neighbour's of two steps."""

@@ -88,7 +88,6 @@ def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
     return [
         pb.RankLaunch(
             rank=rank,
-            local_rank=local,
             env={
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local),

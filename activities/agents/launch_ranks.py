@@ -121,7 +121,6 @@ class LaunchRanks(Activity[Launched]):
             request_id=request_id(),
             job=spec.name,
             generation=self.generation,
-            world_size=spec.topology().world_size,
             run=run,
             begins_run=self.begins_run,
             imports=imports_of(spec),

@@ -236,7 +236,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                     await self.diagnoser.end("ranks are started")
                     ranks = await runner.launch(whole)
             started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
-            return pb.LaunchReply(generation=request.generation, resume_step=request.resume_step, ranks=started)
+            return pb.LaunchReply(generation=request.generation, ranks=started)
 
         return await self.jobs.command("Launch", request, pb.LaunchReply, context, carry_out)
 

@@ -360,14 +360,12 @@ class StartStoreRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
-    WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
-    world_size: _builtins.int
     run: _builtins.str
     begins_run: _builtins.bool
     """as in LaunchRequest"""
@@ -381,14 +379,13 @@ class StartStoreRequest(_message.Message):
         request_id: _builtins.str = ...,
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
-        world_size: _builtins.int = ...,
         run: _builtins.str = ...,
         begins_run: _builtins.bool = ...,
         imports: Global___Imports | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "imports", b"imports", "job", b"job", "request_id", b"request_id", "run", b"run", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "imports", b"imports", "job", b"job", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,10 +994,8 @@ class RankLaunch(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     RANK_FIELD_NUMBER: _builtins.int
-    LOCAL_RANK_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    local_rank: _builtins.int
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """RANK, LOCAL_RANK, … of this rank"""
@@ -1009,12 +1004,11 @@ class RankLaunch(_message.Message):
         self,
         *,
         rank: _builtins.int = ...,
-        local_rank: _builtins.int = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "local_rank", b"local_rank", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1025,22 +1019,19 @@ class LaunchReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
-    RESUME_STEP_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
-    resume_step: _builtins.int
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProcess]: ...
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
-        resume_step: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankProcess] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "ranks", b"ranks", "resume_step", b"resume_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1485,7 +1476,7 @@ class CheckStorageReply(_message.Message):
     """what of env_from is not here; empty: nothing"""
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what will not get better by itself; none: all is well"""
+        """what will not get better by itself; none: checkpoints can be written"""
 
     def __init__(
         self,
@@ -1958,7 +1949,7 @@ Global___ForkServerDied: _TypeAlias = ForkServerDied  # noqa: Y015
 
 @_typing.final
 class MetricNoted(_message.Message):
-    """A jump or a decline that a rank of this machine reports; nothing is done about it."""
+    """A jump or a decline of what a rank measures; nothing is done about it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2689,7 +2680,7 @@ Global___SavedState: _TypeAlias = SavedState  # noqa: Y015
 
 @_typing.final
 class Milestones(_message.Message):
-    """When a rank of this generation got where, ns; 0: not yet."""
+    """When a rank of this generation reached each point, ns; 0: not yet."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2940,7 +2931,7 @@ class TestToRun(_message.Message):
     name: _builtins.str
     """agent/diagnoser/all.py has them"""
     settings: _builtins.str
-    """other than by default, as JSON"""
+    """settings that are not the defaults, as JSON"""
     def __init__(
         self,
         *,
@@ -3221,7 +3212,7 @@ class StacksReply(_message.Message):
     """when it began"""
     seconds: _builtins.float
     left_out: _builtins.str
-    """what was there and is not told; empty: nothing"""
+    """what was left out; empty: nothing"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TracedProcess]:
         """of each rank that lives, the rank itself first"""

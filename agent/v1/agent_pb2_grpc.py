@@ -193,14 +193,14 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PutCode(self, request_iterator, context):
-        """Bring one here: verified by its digest, and there whole or not at all.
+        """Send a snapshot: it is verified by its digest, and kept complete or not at all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TryCode(self, request, context):
-        """Run a script up to where it joins the job, apart from the job, and say how that ended.
+        """Run a script up to where it joins the job, apart from the job; returns how that ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,8 +221,8 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Kill every rank of generations <= the given one, fence them, and return
-        the evidence and the checkpoints that this machine holds.
+        """Kill every rank of generations up to one, fence them, and return how the ranks ended
+        and the checkpoints that this machine holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,7 +250,7 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Progress(self, request, context):
-        """Where each rank stands, repeated at an interval.
+        """How far each rank is, repeated at an interval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,14 +285,14 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Restore(self, request, context):
-        """Bring copies into this machine's own slots, from a peer, disk or remote.
+        """Copy states into this machine's own slots, from a peer, disk or remote storage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Persist(self, request, context):
-        """Write a coming step to disk as well, and keep the one that is whole everywhere.
+        """Write a coming step to disk as well, and keep the newest one that is complete on all machines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,14 +306,14 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """What the inspections of this machine say now.
+        """The newest results of this machine's inspections.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more.
+        """A fault that an event reported, e.g. a line of the kernel log, was repaired: it counts no more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -327,16 +327,16 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Diagnose(self, request, context):
-        """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
-        here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+        """Run diagnostic tests on this machine one after the other, and send their results. Refused while ranks live
+        here; where a stopped job is here, the caller has to name it. A Launch ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stacks(self, request, context):
-        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one look at a
-        time.
+        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one sample at
+        a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

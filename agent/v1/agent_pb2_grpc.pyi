@@ -35,16 +35,16 @@ class AgentStub:
     HasCode: _aio.UnaryUnaryMultiCallable[_agent_pb2.HasCodeRequest, _agent_pb2.HasCodeReply]
     """Which snapshots of code this machine has."""
     PutCode: _aio.StreamUnaryMultiCallable[_agent_pb2.CodeChunk, _agent_pb2.PutCodeReply]
-    """Bring one here: verified by its digest, and there whole or not at all."""
+    """Send a snapshot: it is verified by its digest, and kept complete or not at all."""
     TryCode: _aio.UnaryUnaryMultiCallable[_agent_pb2.TryCodeRequest, _agent_pb2.TryCodeReply]
-    """Run a script up to where it joins the job, apart from the job, and say how that ended."""
+    """Run a script up to where it joins the job, apart from the job; returns how that ended."""
     AlignRanks: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignRanksRequest, _agent_pb2.AlignRanksReply]
     """All ranks end the same step and wait there, until they are stopped."""
     Launch: _aio.UnaryUnaryMultiCallable[_agent_pb2.LaunchRequest, _agent_pb2.LaunchReply]
     """Start this machine's ranks of one generation."""
     Stop: _aio.UnaryUnaryMultiCallable[_agent_pb2.StopRequest, _agent_pb2.StopReply]
-    """Kill every rank of generations <= the given one, fence them, and return
-    the evidence and the checkpoints that this machine holds.
+    """Kill every rank of generations up to one, fence them, and return how the ranks ended
+    and the checkpoints that this machine holds.
     """
     Release: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReleaseRequest, _agent_pb2.ReleaseReply]
     """The job is over: end its fork server, give back its shared memory. Logs stay."""
@@ -53,7 +53,7 @@ class AgentStub:
     Acknowledge: _aio.UnaryUnaryMultiCallable[_agent_pb2.AcknowledgeRequest, _agent_pb2.AcknowledgeReply]
     """Observations up to and including a sequence number need not be kept."""
     Progress: _aio.UnaryStreamMultiCallable[_agent_pb2.ProgressRequest, _agent_pb2.ProgressReply]
-    """Where each rank stands, repeated at an interval."""
+    """How far each rank is, repeated at an interval."""
     Steps: _aio.UnaryStreamMultiCallable[_agent_pb2.StepsRequest, _agent_pb2.StepsReply]
     """Step records (loss, gradient norm, tokens, time) kept for a job."""
     ReadLog: _aio.UnaryStreamMultiCallable[_agent_pb2.ReadLogRequest, _agent_pb2.LogChunk]
@@ -63,24 +63,24 @@ class AgentStub:
     CheckStorage: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckStorageRequest, _agent_pb2.CheckStorageReply]
     """Whether this machine can write where a job's checkpoints are to go. Leaves nothing behind."""
     Restore: _aio.UnaryUnaryMultiCallable[_agent_pb2.RestoreRequest, _agent_pb2.RestoreReply]
-    """Bring copies into this machine's own slots, from a peer, disk or remote."""
+    """Copy states into this machine's own slots, from a peer, disk or remote storage."""
     Persist: _aio.UnaryUnaryMultiCallable[_agent_pb2.PersistRequest, _agent_pb2.PersistReply]
-    """Write a coming step to disk as well, and keep the one that is whole everywhere."""
+    """Write a coming step to disk as well, and keep the newest one that is complete on all machines."""
     AlignBackups: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignBackupsRequest, _agent_pb2.AlignBackupsReply]
     """Which step every rank has in its own memory and at its peer, and which one to back up next."""
     Inspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.InspectRequest, _agent_pb2.InspectReply]
-    """What the inspections of this machine say now."""
+    """The newest results of this machine's inspections."""
     Clear: _aio.UnaryUnaryMultiCallable[_agent_pb2.ClearRequest, _agent_pb2.ClearReply]
-    """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more."""
+    """A fault that an event reported, e.g. a line of the kernel log, was repaired: it counts no more."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Called by other agents: where to send or fetch state, and the token for it."""
     Diagnose: _aio.UnaryStreamMultiCallable[_agent_pb2.DiagnoseRequest, _agent_pb2.DiagnoseReply]
-    """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
-    here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+    """Run diagnostic tests on this machine one after the other, and send their results. Refused while ranks live
+    here; where a stopped job is here, the caller has to name it. A Launch ends it.
     """
     Stacks: _aio.UnaryUnaryMultiCallable[_agent_pb2.StacksRequest, _agent_pb2.StacksReply]
-    """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one look at a
-    time.
+    """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one sample at
+    a time.
     """
 
 class AgentServicer(metaclass=_abc_1.ABCMeta):
@@ -122,7 +122,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_agent_pb2.CodeChunk],
         context: _aio.ServicerContext[_abc.AsyncIterator[_agent_pb2.CodeChunk], _abc.Awaitable[_agent_pb2.PutCodeReply]],
     ) -> _abc.Awaitable[_agent_pb2.PutCodeReply]:
-        """Bring one here: verified by its digest, and there whole or not at all."""
+        """Send a snapshot: it is verified by its digest, and kept complete or not at all."""
 
     @_abc_1.abstractmethod
     def TryCode(
@@ -130,7 +130,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.TryCodeRequest,
         context: _aio.ServicerContext[_agent_pb2.TryCodeRequest, _abc.Awaitable[_agent_pb2.TryCodeReply]],
     ) -> _abc.Awaitable[_agent_pb2.TryCodeReply]:
-        """Run a script up to where it joins the job, apart from the job, and say how that ended."""
+        """Run a script up to where it joins the job, apart from the job; returns how that ended."""
 
     @_abc_1.abstractmethod
     def AlignRanks(
@@ -154,8 +154,8 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.StopRequest,
         context: _aio.ServicerContext[_agent_pb2.StopRequest, _abc.Awaitable[_agent_pb2.StopReply]],
     ) -> _abc.Awaitable[_agent_pb2.StopReply]:
-        """Kill every rank of generations <= the given one, fence them, and return
-        the evidence and the checkpoints that this machine holds.
+        """Kill every rank of generations up to one, fence them, and return how the ranks ended
+        and the checkpoints that this machine holds.
         """
 
     @_abc_1.abstractmethod
@@ -188,7 +188,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ProgressRequest,
         context: _aio.ServicerContext[_agent_pb2.ProgressRequest, _abc.AsyncIterator[_agent_pb2.ProgressReply]],
     ) -> _abc.AsyncIterator[_agent_pb2.ProgressReply]:
-        """Where each rank stands, repeated at an interval."""
+        """How far each rank is, repeated at an interval."""
 
     @_abc_1.abstractmethod
     def Steps(
@@ -228,7 +228,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.RestoreRequest,
         context: _aio.ServicerContext[_agent_pb2.RestoreRequest, _abc.Awaitable[_agent_pb2.RestoreReply]],
     ) -> _abc.Awaitable[_agent_pb2.RestoreReply]:
-        """Bring copies into this machine's own slots, from a peer, disk or remote."""
+        """Copy states into this machine's own slots, from a peer, disk or remote storage."""
 
     @_abc_1.abstractmethod
     def Persist(
@@ -236,7 +236,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.PersistRequest,
         context: _aio.ServicerContext[_agent_pb2.PersistRequest, _abc.Awaitable[_agent_pb2.PersistReply]],
     ) -> _abc.Awaitable[_agent_pb2.PersistReply]:
-        """Write a coming step to disk as well, and keep the one that is whole everywhere."""
+        """Write a coming step to disk as well, and keep the newest one that is complete on all machines."""
 
     @_abc_1.abstractmethod
     def AlignBackups(
@@ -252,7 +252,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.InspectRequest,
         context: _aio.ServicerContext[_agent_pb2.InspectRequest, _abc.Awaitable[_agent_pb2.InspectReply]],
     ) -> _abc.Awaitable[_agent_pb2.InspectReply]:
-        """What the inspections of this machine say now."""
+        """The newest results of this machine's inspections."""
 
     @_abc_1.abstractmethod
     def Clear(
@@ -260,7 +260,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ClearRequest,
         context: _aio.ServicerContext[_agent_pb2.ClearRequest, _abc.Awaitable[_agent_pb2.ClearReply]],
     ) -> _abc.Awaitable[_agent_pb2.ClearReply]:
-        """Somebody repaired what an event told of, e.g. a line of the kernel log: it counts no more."""
+        """A fault that an event reported, e.g. a line of the kernel log, was repaired: it counts no more."""
 
     @_abc_1.abstractmethod
     def OpenExchange(
@@ -276,8 +276,8 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.DiagnoseRequest,
         context: _aio.ServicerContext[_agent_pb2.DiagnoseRequest, _abc.AsyncIterator[_agent_pb2.DiagnoseReply]],
     ) -> _abc.AsyncIterator[_agent_pb2.DiagnoseReply]:
-        """Run diagnostic tests on this machine, and tell what they say, one after the other. Refused while ranks live
-        here; where a stopped job is here, whoever asks has to name it. A Launch ends it.
+        """Run diagnostic tests on this machine one after the other, and send their results. Refused while ranks live
+        here; where a stopped job is here, the caller has to name it. A Launch ends it.
         """
 
     @_abc_1.abstractmethod
@@ -286,8 +286,8 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.StacksRequest,
         context: _aio.ServicerContext[_agent_pb2.StacksRequest, _abc.Awaitable[_agent_pb2.StacksReply]],
     ) -> _abc.Awaitable[_agent_pb2.StacksReply]:
-        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one look at a
-        time.
+        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one sample at
+        a time.
         """
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: _aio.Server) -> None: ...

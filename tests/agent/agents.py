@@ -131,8 +131,7 @@ class Job:
 
     def launch_request(self, generation: int = 1, request_id: str = "") -> pb.LaunchRequest:
         ranks = [
-            pb.RankLaunch(rank=rank, local_rank=rank, env={"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(self.ranks)
+            pb.RankLaunch(rank=rank, env={"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(self.ranks)
         ]
         return pb.LaunchRequest(
             request_id=request_id or f"launch-{generation}",

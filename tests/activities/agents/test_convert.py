@@ -55,7 +55,8 @@ def test_ranks_of_a_machine_are_consecutive() -> None:
 
     launches = rank_launches(spec, 2)
 
-    assert [(one.rank, one.local_rank, one.env["GROUP_RANK"]) for one in launches] == [(4, 0, "2"), (5, 1, "2")]
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
+    assert [tuple(launch.env[name] for name in names) for launch in launches] == [("4", "0", "2"), ("5", "1", "2")]
 
 
 def test_only_what_is_read_at_import_makes_a_fork_server_of_its_own() -> None:

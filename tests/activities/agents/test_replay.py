@@ -215,7 +215,7 @@ async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningA
 
     async def launch(job: str, generation: int) -> None:
         await agent.client.prepare(pb.PrepareRequest(job=job, run="r1"), timeout_s=60)
-        store = pb.StartStoreRequest(job=job, generation=generation, world_size=1, run="r1", begins_run=True)
+        store = pb.StartStoreRequest(job=job, generation=generation, run="r1", begins_run=True)
         started = await agent.client.start_store(store, timeout_s=60)
         env = {"MASTER_ADDR": started.host, "MASTER_PORT": str(started.port), "WORLD_SIZE": "1"}
         env |= {"EVERSTEP_TOPOLOGY": "1,1,1,1,pp-dp-tp"}

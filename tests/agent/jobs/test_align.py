@@ -38,7 +38,7 @@ async def launch(
 ) -> None:
     """A job of two ranks of one machine that train together."""
     client = job.agent.client
-    store = await client.start_store(pb.StartStoreRequest(job=job.name, generation=generation, world_size=2))
+    store = await client.start_store(pb.StartStoreRequest(job=job.name, generation=generation))
     request = job.launch_request(generation)
     request.resume_step, request.version = resume_step, version
     request.checkpoint.disk, request.checkpoint.disk_keep = True, 10

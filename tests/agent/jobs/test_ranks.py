@@ -130,7 +130,7 @@ async def test_a_stopped_generation_cannot_start(agent: RunningAgent) -> None:
         with pytest.raises(Fenced, match=f"generation {generation} of .* was stopped"):
             await job.launch(generation)
         with pytest.raises(Fenced):
-            await agent.client.start_store(pb.StartStoreRequest(job=job.name, generation=generation, world_size=2))
+            await agent.client.start_store(pb.StartStoreRequest(job=job.name, generation=generation))
     assert len((await job.launch(4)).ranks) == 2
     with pytest.raises(AgentError, match="still lives"):
         await job.launch(5)
@@ -210,7 +210,7 @@ store.set(rank, "here " + rank)
 print(store.get(str(1 - int(rank))).decode())
 """
     job = await prepared(agent, script)
-    request = pb.StartStoreRequest(request_id="store", job=job.name, generation=1, world_size=2)
+    request = pb.StartStoreRequest(request_id="store", job=job.name, generation=1)
     store = await agent.client.start_store(request)
     assert await agent.client.start_store(request) == store
     launch = job.launch_request()
@@ -221,7 +221,7 @@ print(store.get(str(1 - int(rank))).decode())
     assert alive(store.pid)
     await job.stop()
     assert not alive(store.pid)
-    fresh = await agent.client.start_store(pb.StartStoreRequest(job=job.name, generation=2, world_size=2))
+    fresh = await agent.client.start_store(pb.StartStoreRequest(job=job.name, generation=2))
     assert fresh.pid != store.pid
     await job.release()
     assert not alive(fresh.pid)

@@ -208,7 +208,7 @@ async def test_the_first_launch_of_a_run_is_asked_for_whatever_its_number(tmp_pa
         await job.prepare()
         request = job.launch_request(7)
         request.begins_run = True
-        store = pb.StartStoreRequest(request_id="store", job=job.name, generation=7, world_size=1, begins_run=True)
+        store = pb.StartStoreRequest(request_id="store", job=job.name, generation=7, begins_run=True)
         await agent.client.start_store(store, timeout_s=60)
         reply = await agent.client.launch(request, timeout_s=60)
         assert reply.generation == 7 and len(reply.ranks) == job.ranks

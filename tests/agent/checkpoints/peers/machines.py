@@ -112,7 +112,7 @@ class Machines:
             request_id=f"launch-{generation}-{self.run}",
             job=self.job,
             generation=generation,
-            ranks=[pb.RankLaunch(rank=index, local_rank=0, env={"RANK": str(index), "LOCAL_RANK": "0"})],
+            ranks=[pb.RankLaunch(rank=index, env={"RANK": str(index), "LOCAL_RANK": "0"})],
             script=str(self.script),
             args=[str(SIZE), str(pause), str(int(self.in_step) and len(self.agents))],
             resume_step=resume_step,
