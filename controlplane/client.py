@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import getpass
 import os
 import zlib
@@ -19,6 +20,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, W
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.payloads import data_converter
@@ -28,7 +30,6 @@ from controlplane.inventory import Inventory, inventory_path, load
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.temporal_server import configured
 from controlplane.progress import ProgressFeed
-from controlplane.quiet_runtime import quiet_runtime
 from controlplane.references import JobRun, option_of, parse_incident
 from everstep.base.text import one_line
 from everstep.errors import ClusterError, ConfigError, LedgerError, NoSuchJob
@@ -105,12 +106,12 @@ class Control:
                 client = await Client.connect(
                     **ClientConfig.load_client_connect_config(),
                     data_converter=data_converter(),
-                    runtime=quiet_runtime(),
+                    runtime=_quiet_runtime(),
                 )
             else:
                 namespace = cluster.namespace if cluster else "default"
                 client = await Client.connect(
-                    address, namespace=namespace, data_converter=data_converter(), runtime=quiet_runtime()
+                    address, namespace=namespace, data_converter=data_converter(), runtime=_quiet_runtime()
                 )
         except RuntimeError as error:
             hint = f"'everstep up{option_of(cluster.name)}' starts it" if cluster else "check TEMPORAL_ADDRESS"
@@ -395,3 +396,10 @@ class Control:
 
 def _status(status: WorkflowExecutionStatus | None) -> str:
     return status.name.lower().replace("_", " ") if status is not None else "unknown"
+
+
+@functools.cache
+def _quiet_runtime() -> Runtime:
+    """The SDK's runtime for a terminal: it logs errors only, since everstep reports retries itself."""
+    errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
+    return Runtime(telemetry=TelemetryConfig(logging=errors))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from controlplane.client import Control
-from controlplane.updates import ask
+from controlplane.operator_updates import ask
 from everstep.errors import ClusterError, NoSuchFolder
 from everstep.model.job_state import job_workflow_id
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controlplane.pool import pool_state
+from controlplane.machine_pool import pool_state
 from drills.clusters.local import DrillCluster
 from drills.inject.put_back import OUT_OF_USE
 from everstep.errors import AgentError, EverstepError

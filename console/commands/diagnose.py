@@ -122,7 +122,7 @@ async def _idle(control: Control, names: list[str]) -> list[Machine]:
     Raises:
         ConfigError: there is no such machine, a job has it, or no machine is left.
     """
-    from controlplane.pool import pool_state
+    from controlplane.machine_pool import pool_state
     from everstep.base.text import listed
     from everstep.errors import ConfigError
     from everstep.model.pool import PoolPlace

@@ -349,8 +349,8 @@ async def _answer(answer: str, reference: str, note: str, cluster: str, *, accep
 
 async def _approve(reference: str, by: str, note: str, cluster: str) -> int:
     from controlplane.client import Control
+    from controlplane.operator_updates import approve as ask_approval
     from controlplane.references import parse_incident
-    from controlplane.updates import approve as ask_approval
 
     job, _ = parse_incident(reference)
     async with await Control.connect(cluster) as control:

@@ -137,7 +137,7 @@ async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bo
 
 
 async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
-    from controlplane.pool import pool_state
+    from controlplane.machine_pool import pool_state
     from controlplane.queries.machines import ask_machines, with_places
 
     reports, pool = await asyncio.gather(ask_machines(control.agents, _known(control, names)), pool_state(control))

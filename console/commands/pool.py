@@ -60,7 +60,7 @@ def release(
 
 async def _move(what: Literal["evict", "release"], machines: list[str], reason: str, cluster: str) -> int:
     from controlplane.client import Control
-    from controlplane.pool import move_machine
+    from controlplane.machine_pool import move_machine
 
     async with await Control.connect(cluster) as control:
         for machine in machines:

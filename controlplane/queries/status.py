@@ -13,13 +13,14 @@ from pydantic import BaseModel, Field
 from agent.v1 import agent_pb2 as pb
 from controlplane.client import Control
 from controlplane.progress import JobProgress, RankView, merge, views_of
+from controlplane.queries.checkpoints import ask_for_copies, report_of
 from controlplane.queries.last_step import last_step
 from controlplane.queries.metrics import MetricsReport, metrics_report
-from controlplane.queries.remaining_checkpoints import remaining_checkpoint
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
 from controlplane.queries.time_lost import TimeLost, lost_of
 from controlplane.references import JobRun
 from everstep.base.text import what_went_wrong
+from everstep.decisions.keep.starts import left_by_earlier_run
 from everstep.decisions.training_time.ettr import Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState
@@ -30,6 +31,9 @@ from workflows.version_page import pending_text
 DESCRIBE_S = 1.5
 """An agent that needs longer is called silent."""
 LAST_INCIDENTS = 5
+
+DISKS_S = 3.0
+"""Disks that have not been listed by then are not waited for; remote storage takes longer and is not asked."""
 
 
 class RankStatus(BaseModel):
@@ -350,3 +354,23 @@ async def ettr_of(
     with suppress(EverstepError):
         return await ledger.call(type(ledger).ettr, job, now_ns=now_ns, window_s=window_s, quiet_since_ns=quiet_ns)
     return None
+
+
+async def remaining_checkpoint(control: Control, state: JobState) -> str:
+    """The newest step on disk that the job can go on from; its memory was given back."""
+    see = f"everstep checkpoints {state.spec.name}{control.option}"
+    checkpoint = state.spec.checkpoint.model_copy(update={"remote_url": ""})
+    disks = state.spec.model_copy(update={"checkpoint": checkpoint})
+    try:
+        async with asyncio.timeout(DISKS_S):
+            held, silent = await ask_for_copies(control.agents, disks, state.machines)
+    except (AgentError, TimeoutError):
+        return f"not known: the machines did not answer ({see})"
+    report = report_of(disks, state.machines, left_by_earlier_run(held, state.spec.topology()), silent)
+    unknown = bool(silent or report.unlisted)
+    if report.restorable:
+        text = f"step {report.restorable[0]} on disk"
+    else:
+        text = "no step of all ranks that can be seen on disk" if unknown else "no step of all ranks on disk"
+    remote = f", and what is at {state.spec.checkpoint.remote_url}" if state.spec.checkpoint.remote_url else ""
+    return f"{text}{remote}; its memory was given back ({see})"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from controlplane.client import Control
-from controlplane.pool import pool_state
+from controlplane.machine_pool import pool_state
 from everstep.base.text import listed
 from everstep.errors import ClusterError, ConfigError
 from everstep.model.job import JobSpec

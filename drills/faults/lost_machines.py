@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from controlplane.local import power
-from controlplane.pool import move_machine, pool_state
+from controlplane.machine_pool import move_machine, pool_state
 from drills.faults.devices import FAKE_GPUS, write_fake_gpus
 from drills.faults.fault import Fault
 from drills.inject.context import LOOK_S, DrillContext

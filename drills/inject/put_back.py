@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 
-from controlplane.pool import move_machine, pool_state
+from controlplane.machine_pool import move_machine, pool_state
 from drills.clusters.local import DrillCluster
 from drills.inject.context import LOOK_S, DrillContext
 from everstep.errors import ClusterError, EverstepError

@@ -11,8 +11,7 @@ import pytest
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console.views.status_text import job_facts, machine_rows
-from controlplane.queries.remaining_checkpoints import remaining_checkpoint
-from controlplane.queries.status import JobReport, MachineStatus, RankStatus
+from controlplane.queries.status import JobReport, MachineStatus, RankStatus, remaining_checkpoint
 from controlplane.queries.time_lost import TimeLost
 from everstep.errors import AgentUnreachable
 from everstep.model.checkpoint_policy import CheckpointPolicy

@@ -10,7 +10,7 @@ from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from controlplane.client import Control
-from controlplane.updates import ask
+from controlplane.operator_updates import ask
 from everstep.errors import ConfigError
 from everstep.model.pool import OperatorMove, PoolState, pool_workflow_id
 
