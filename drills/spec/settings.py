@@ -47,8 +47,6 @@ SLOW_POLICY: dict[str, Any] = (
 )
 """A vote of twenty seconds, for steps of a tenth of a second (by default it has 50 s): in rounds of two seconds a
 busy computer leaves four looks, which are too few to tell whom the others wait for."""
-SLOW_LINK_BYTES = 14e6
-"""A second, between two machines with a slow link, by ``--factor`` less: the example exchanges 1.4 MB a step."""
 DRILL_POLICY = GONE_POLICY | BACK | SHORT_TESTS
 PATIENT_POLICY = {"hang.floor_s": 60.0, "hang.idle_floor_s": 60.0, "stop.exit_grace_s": 3.0} | BACK | SHORT_TESTS
 """For a job that waits at a step until the drill has done what it wants to do."""
@@ -64,13 +62,6 @@ STEPS_AGAIN = 5
 """A job that is so many steps beyond the step of the fault has recovered: it is struck within two of them."""
 DISK_EVERY = 5
 """Steps between checkpoints on disk, where a drill needs some."""
-SLOW_MB_S = 4.0
-"""Rate of backups when one has to be caught in the middle, MB/s: a rank of the example has 1.1 MB, and steps of 0.2 s
-(``STEP_S``), so that there is always one on its way."""
-
-
-NAN_KEEP = 8
-"""Checkpoints on disk of a drill that has to go back to before a NaN."""
 
 
 def disk_settings(disk: Path) -> dict[str, Any]:

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from console.commands.drill import command_of
 from drills.checks import check
 from drills.clusters.local import DrillCluster
-from drills.faults.all import FAULTS, drill_request, fault_named
+from drills.faults.all import FAULTS, drill_request, fault_named, option_of, shown_options
 from drills.faults.away import Away
+from drills.faults.fault import Fault
 from drills.faults.updates import BadVersion, Update, UpdateFault
+from drills.spec.job_options import JobOptions
 from drills.spec.request import DrillRequest
 from everstep.errors import CannotInject, ConfigError
 from everstep.model.version import JobVersion, UpdateRequest
@@ -37,8 +40,19 @@ CONTRACT = [
 ]
 
 
-def test_the_catalogue_has_every_fault_of_the_contract() -> None:
-    assert [fault.name for fault in FAULTS] == CONTRACT
+def test_the_list_has_every_fault_of_the_contract_and_each_a_name_of_its_own() -> None:
+    names = [fault.name for fault in FAULTS]
+    assert set(CONTRACT) <= set(names) and len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_help_of_a_fault_has_its_own_options_and_those_of_the_job(fault: type[Fault]) -> None:
+    shown = {option for param in command_of(fault.name, []).params for option in param.opts}
+    own = {option_of(name, field) for name, field in shown_options(fault)}
+    job = {option_of(name, field) for name, field in shown_options(JobOptions)}
+    of_kill_rank = {"--during", "--rank", "--times", "--signal"} if fault.is_control else set()
+    assert own | job <= shown
+    assert shown - own - job - of_kill_rank == {"script", "--repeat", "--keep", "--json"}
 
 
 def test_a_near_name_is_suggested() -> None:
