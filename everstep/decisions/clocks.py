@@ -29,5 +29,5 @@ def shift_ns(told_ns: int, *, asked_ns: int, heard_ns: int) -> int:
 
 
 def stream_shift_ns(told_ns: int, heard_ns: int) -> int:
-    """The same for a message of a stream, which is no answer to a request."""
+    """What to add to the times of a message of a stream, which is no answer to a request."""
     return shift_ns(told_ns, asked_ns=heard_ns - round(LATE_S * 1e9), heard_ns=heard_ns)

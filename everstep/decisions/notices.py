@@ -20,7 +20,7 @@ TWICE_S = 24 * 3600.0
 """A machine that is evicted again within this time is told of, seconds."""
 SPARE = {PoolPlace.STANDBY, PoolPlace.FREE}
 TEXT_CHARACTERS = 500
-"""Of one notice."""
+"""A notice's text is cut after so many characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class EndedJob:
 
     name: str
     run: str
-    """Of the workflow."""
+    """The run id of its workflow."""
     ended_ns: int
     outcome: str = ""
     """What the job says of its end: ``finished``, ``failed`` or ``stopped``; empty: it could say nothing."""

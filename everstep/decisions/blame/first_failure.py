@@ -122,7 +122,7 @@ WITHIN_S = 600.0
 """A fault that names its machine for sure explains an end only if it is not older than this at the time: what a
 job has lived with for longer is not what ended it."""
 NEAR_S = 60.0
-"""The same of a fault that does not."""
+"""The same limit for a fault that does not name its machine for sure."""
 KILLED_FOR_MEMORY = ("oom-kill", "oom-kill-limit")
 """Reason codes of the kernel's line about a process that it killed because memory was used up."""
 SIGKILL = 9

@@ -19,7 +19,7 @@ KNOWN = 3
 
 
 class CpuPerStep(NamedTuple):
-    """Of the main thread, seconds for each step."""
+    """The time of a rank's main thread for each step, in seconds."""
 
     had_s: float
     """That it had a CPU."""
@@ -30,13 +30,13 @@ class CpuPerStep(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Both: what it takes to compute."""
+        """How long the rank computes: with a CPU, or waiting for a CPU."""
         return self.had_s + self.waited_s
 
 
 @dataclass(slots=True)
 class CpuWatch:
-    """Of one rank. A job's next generation goes on with the same watch."""
+    """The CPU times of one rank. The job's next generation keeps the same watch."""
 
     newest: CpuPerStep | None = None
     """Over the last steps; None: not known."""

@@ -95,7 +95,7 @@ class RankFacts:
     continued_ns: int = 0
     """When its process was seen to go on after it had been stopped, by the watcher's clock; 0: never."""
     reported_step: int = -1
-    """Of the newest report; -1: there was none, or its agent does not say."""
+    """The step of the newest report; -1: there was none, or its agent does not report it."""
     loss: ReportedNumber = NOT_REPORTED
     grad_norm: ReportedNumber = NOT_REPORTED
     pace: RankPace | None = None
@@ -144,7 +144,7 @@ class JobFacts:
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
     machine_names: Sequence[str] = ()
-    """Of all machines of the job, in order."""
+    """The names of all machines of the job, in order."""
     silent: Sequence[str] = ()
     """Machines whose agents have said nothing for a while."""
     unheard_s: Mapping[str, float] = field(default_factory=dict)

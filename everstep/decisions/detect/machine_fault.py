@@ -23,7 +23,7 @@ GATHER_S = 10.0
 LATELY_S = 60.0
 """So are those that arrive within this time after a fault of the same reason was reported."""
 FINDINGS_LISTED = 64
-"""Of one anomaly; the others are counted."""
+"""So many findings of one anomaly are listed; the others are counted."""
 EVIDENCE_OF_OTHERS = 1
 """Lines of evidence of each finding but the first, where there are several."""
 

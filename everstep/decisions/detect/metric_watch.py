@@ -141,7 +141,7 @@ class Pace:
     _records: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     """Step, time in ns and tokens of the last reports."""
     _tokens: int = 0
-    """Of all but the oldest of them."""
+    """The tokens of all but the oldest of these reports."""
     _since_look: int = 0
     _past: deque[PaceKept] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
     _slow: list[PaceKept] = field(default_factory=list)
@@ -218,7 +218,7 @@ class MetricWatch:
     grad_norm: Series = field(default_factory=Series)
     pace: Pace = field(default_factory=Pace)
     step: int = -1
-    """Of the newest report of this generation; -1: none."""
+    """The step of the newest report of this generation; -1: there is none."""
 
     def begin(self) -> None:
         """Another generation."""

@@ -44,7 +44,7 @@ class StepWatch:
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def begun_anew(self) -> StepWatch:
-        """Of the next generation of the same job: how long a step and a pause may be is known."""
+        """A watch for the next generation of the same job: how long a step and a pause may be is known."""
         return StepWatch(self.world_size, longest_s=self.longest_s, _step_times_s=self._step_times_s.copy())
 
     @property

@@ -32,7 +32,7 @@ arrives."""
 
 @dataclass(slots=True)
 class StepRate:
-    """Of one generation of a job."""
+    """How fast one generation of a job steps."""
 
     _looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SPEED_OF))
 

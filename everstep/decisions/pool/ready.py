@@ -31,7 +31,7 @@ KEPT = 8
 MACHINES = 16
 """Machines that get a version at a time; others follow with the next look."""
 WHY_CHARACTERS = 200
-"""Of what is found against a version on a machine."""
+"""What is found against a version on a machine is cut after so many characters."""
 
 
 def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:

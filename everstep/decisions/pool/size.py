@@ -178,7 +178,7 @@ class RuleResult:
 
     @property
     def share(self) -> float:
-        """Of the days on which the standbys were enough."""
+        """The share of the days on which the standbys were enough."""
         return self.held / self.days if self.days else 0.0
 
 

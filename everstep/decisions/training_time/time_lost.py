@@ -51,7 +51,7 @@ class IncidentTimes:
     noted: tuple[tuple[str, int], ...] = ()
     """Stages at whose end something was written down, and when, in order."""
     parked_now: bool | None = None
-    """Of an open one; None: not known."""
+    """Whether an open incident is parked; None: not known."""
 
 
 Span = tuple[int, int | None, Cause]
@@ -147,7 +147,7 @@ def _laid_out(stages: Sequence[tuple[str, float]], begin_ns: int, end_ns: int, r
 
 
 def _of_notes(opened_ns: int, end_ns: int | None, times: IncidentTimes) -> Iterator[Span]:
-    """Of an incident without a report: from one note to the next."""
+    """The stages of an incident without a report: from one note to the next."""
     at_ns, last = opened_ns, ""
     for stage, time_ns in times.noted:
         cause = OF_STAGE.get(stage, "unknown")

@@ -34,7 +34,7 @@ class RuleNumber(Model):
     source: str
     """A paper's section; empty: no paper gives the number."""
     default: float | None = None
-    """Of a setting of the table ``[policy]``; None: it is fixed."""
+    """The default of a setting of the table ``[policy]``; None: the number is fixed."""
 
 
 class DescribedRule(Model):
@@ -70,7 +70,7 @@ class DescribedPolicy(Model):
     of: str
     """``defaults``, or the job file or the job that has it."""
     machines: int | None = None
-    """Of the job; None: not known."""
+    """How many machines the job has; None: not known."""
     evict_mode: EvictMode
     rules: list[DescribedRule]
     """In the order in which they are asked; the first that says yes is the one that is named."""

@@ -16,7 +16,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 ASKED_KEPT = 200
 """Answers of one decision that are kept, at most: those that say yes first."""
 WHY_CHARACTERS = 300
-"""Of one answer."""
+"""An answer's text is cut after so many characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EvictFacts:
 
     now_ns: int
     machines: Sequence[str]
-    """Of the job, in order."""
+    """The machines of the job, in order."""
     findings: Sequence[MachineFinding] = ()
     """All that speaks against machines now, from every source."""
     earlier: Sequence[MachineFinding] = ()

@@ -76,7 +76,7 @@ class EvictRule:
     until_released: bool = False
     """Only a test or a replay sees the fault: the pool keeps the machine until an operator releases it."""
     mode: EvictMode = EvictMode.ACT
-    """As long as the policy of the job does not set another one."""
+    """How far the rule may go, unless the policy of the job sets another mode."""
     settings: tuple[str, ...] = ()
     """Settings of the policy that it depends on."""
     fixed: tuple[FixedNumber, ...] = ()

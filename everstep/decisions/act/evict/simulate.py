@@ -60,7 +60,7 @@ class SimulatedEviction(Model):
     """``act``: evicted; ``approve``: an operator asked; ``shadow``: written down."""
     eviction: Eviction
     back_ns: int | None = None
-    """Of an evicted machine: when nothing that counts against it was left; None: not before the end."""
+    """When nothing that counts against the evicted machine was left; None: not before the end."""
 
 
 class Tripped(Model):
@@ -103,7 +103,7 @@ class Simulation(Model):
 
     @property
     def machine_hours(self) -> float:
-        """Of all machines over the whole recording."""
+        """The hours of all machines over the whole recording."""
         return self.machines * self.hours
 
     def as_object(self) -> dict[str, Any]:

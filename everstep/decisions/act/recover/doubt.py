@@ -60,7 +60,7 @@ class Known:
     """What is known of a stopped job's copies."""
 
     held: Sequence[StateCopy]
-    """Of the job's own line; those that failed are marked as not valid."""
+    """Copies of the job's own line; those that failed are marked as not valid."""
     unreached: Sequence[StateCopy]
     """Those of them that may be good: they could not be brought."""
     evidence: Evidence
@@ -89,7 +89,7 @@ class _NewerSteps:
     _stuck: list[StateCopy] = field(default_factory=list)
     """Copies that could not be brought."""
     _bounds: list[int | None] = field(default_factory=list)
-    """Of each rank the newest step that it may have saved; None: not known."""
+    """The newest step that each rank may have saved; None: not known."""
 
     def __post_init__(self) -> None:
         stuck = {_key(copy) for copy in self.known.unreached}

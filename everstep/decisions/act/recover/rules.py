@@ -48,7 +48,7 @@ class Verdict:
     delay_s: float = 0.0
     """Before it is done."""
     awaited: tuple[str, ...] = ()
-    """Of a parked job: silent machines. Once they answer it goes on by itself."""
+    """Silent machines for which a parked job waits: once they answer it goes on by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ class VersionBook:
     running: int = 0
     """Number of the version that runs; 0: none is known."""
     touched: set[int] = field(default_factory=set)
-    """Of which something changed here."""
+    """The versions in which something changed here."""
 
     @classmethod
     def of(cls, versions: Iterable[JobVersion], running: int) -> VersionBook:
-        """Of a job's state."""
+        """The book of a job's versions."""
         return cls({version.number: version for version in versions}, running)
 
     # What is known.

@@ -21,7 +21,7 @@ class StoredVersion:
 
     job: str
     id: str
-    """As of :class:`everstep.model.version.CodeVersion`."""
+    """The id of the :class:`everstep.model.version.CodeVersion`."""
     code: str
     """Digest of its snapshot; empty: it has none."""
     age_s: float

@@ -21,9 +21,9 @@ NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.SCHE
 TWICE = 2
 """What code may have caused is held against a version once it came so often."""
 MESSAGE_CHARACTERS = 120
-"""Of a commit, where people read it."""
+"""A commit's message is cut after so many characters."""
 CHANGED_CHARACTERS = 200
-"""Of what a version changed."""
+"""What a version changed is cut after so many characters."""
 
 
 class Blame(Enum):

@@ -104,7 +104,7 @@ class LogCandidate:
 
     @property
     def frame(self) -> Frame | None:
-        """Of the user's code, where the exception, or one that came of it, shows one."""
+        """The frame in the user's code, where the exception, or one that followed from it, shows one."""
         return next((frame for block in self.blocks if (frame := user_frame(block))), None)
 
     @property

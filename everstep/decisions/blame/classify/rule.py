@@ -116,7 +116,7 @@ class LogRule:
         return any(hint in lowered for hint in self.hints) and _compiled(self.pattern).search(line) is not None
 
     def is_in_hinted(self, line: str, lowered: str) -> bool:
-        """The same with the line in lower case at hand."""
+        """Whether it knows the line, whose text in lower case is at hand."""
         for hint in self.hints:
             if hint in lowered:
                 return _compiled(self.pattern).search(line) is not None

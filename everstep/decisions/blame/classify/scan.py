@@ -329,7 +329,7 @@ class _Place:
     """What was before the piece."""
 
     def time(self) -> float | None:
-        """Of the line, or of the last one before it that has a time."""
+        """The time of the line, or of the last line before it that has one."""
         own = time_of(self.flat[self.at : self.at + 200].split(b"\n", 1)[0].decode(errors="replace"))
         if own is not None:
             return own

@@ -31,7 +31,7 @@ class RaisedException:
     """An exception as a traceback, or its last line alone, shows it."""
 
     line: int
-    """Of the line that names it."""
+    """The number of the line that names it."""
     text: str
     rule: LogRule | None
     """None: no rule knows it, so it is the script's own."""
@@ -41,7 +41,7 @@ class RaisedException:
     """Logged as a warning or less."""
     time: float | None = None
     quiet: int = 0
-    """As of a hit."""
+    """Lines before it that are of no traceback and of no rule, as for a hit."""
 
 
 @dataclass(slots=True)

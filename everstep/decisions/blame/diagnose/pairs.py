@@ -19,7 +19,7 @@ Pair = tuple[str, str]
 
 
 def pair_of(one: str, other: str) -> Pair:
-    """Of two machines."""
+    """The pair of two machines."""
     return (one, other) if one <= other else (other, one)
 
 

@@ -53,7 +53,7 @@ SILENT = Reason(
 )
 
 JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, BAD_LINK, SLOW, LOW, FAILS_ALONE, SILENT)
-"""All of them."""
+"""All reasons that only a comparison finds."""
 OF_TEST = {
     OTHER_BITS.code: (Diagnostic.BITWISE,),
     UNCOMPARED.code: (Diagnostic.BITWISE,),

@@ -136,7 +136,7 @@ MACHINES_KEPT = 1024
 LINES_KEPT = 12
 PICTURE_CHARACTERS = 6000
 REASON_CHARACTERS = 600
-"""Of one verdict."""
+"""How much of one verdict an incident keeps."""
 
 
 def found_of(

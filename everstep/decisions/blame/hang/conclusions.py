@@ -42,7 +42,7 @@ class HangCase:
     topology: Topology
     limits: HangLimits
     names: Sequence[str]
-    """Of the machines, in their order; may be empty."""
+    """The names of the machines, in their order; may be empty."""
     graph: WaitGraph
     differing: Outliers
 

@@ -48,14 +48,14 @@ class UsedUp(NamedTuple):
     switches: int = 0
     """How often its threads waited for something and went on."""
     state: str = ""
-    """Of its first thread, one letter; empty: not known."""
+    """The state of its first thread, one letter; empty: not known."""
 
 
 class RankWork(NamedTuple):
     """What the processes of one rank did between two looks."""
 
     share: float
-    """Of one CPU that they had or waited for; 1 is a loop without end."""
+    """The share of one CPU that they had or waited for; 1 is an endless loop."""
     io_bytes: int
     switches: float = 0.0
     """A second."""

@@ -18,13 +18,13 @@ class PendingOperation(NamedTuple):
     group: str
     """Name of the process group, the same on all of its ranks."""
     number: int
-    """Of this operation among those of the group."""
+    """The number of this operation among those of the group."""
     operation: str
     """``all_reduce``"""
     sizes: str = ""
     """Shapes of what goes in, where all ranks must have the same; else empty."""
     peer: int | None = None
-    """Of p2p: the other rank; None: a collective, or not told."""
+    """The other rank of a p2p operation; None: it is a collective, or not known."""
     is_p2p: bool = False
 
 

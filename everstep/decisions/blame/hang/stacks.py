@@ -20,9 +20,9 @@ class StackFrame(NamedTuple):
     """One frame of a stack."""
 
     function: str
-    """As the interpreter names it, qualified where it can: ``Trainer.step``."""
+    """The name that the interpreter gives it, qualified where possible: ``Trainer.step``."""
     file: str
-    """As short as it was told: ``torch/distributed/distributed_c10d.py``."""
+    """The path as the dump has it: ``torch/distributed/distributed_c10d.py``."""
     line: int
 
 
@@ -60,7 +60,7 @@ class Leaf:
     operation: str
     """Function that says so: ``all_reduce``."""
     toward: str = ""
-    """Of p2p: ``next`` or ``previous`` pipeline stage; empty: the frames do not say."""
+    """Where a p2p operation goes: the ``next`` or ``previous`` pipeline stage; empty: the frames do not show it."""
 
     @property
     def waits(self) -> bool:

@@ -59,7 +59,7 @@ def _kind(run: GroupRun) -> Kind:
 
 
 def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[Kind, GroupRun]:
-    """Of each kind a run that is right: what two groups without a common machine both computed.
+    """Kind → a run that is right: what two groups without a common machine both computed.
 
     Groups that agree and share a machine may have the same error from it. They count where no others do, and where one
     machine is in all groups that computed something else. Where two answers count, nobody knows which is right.

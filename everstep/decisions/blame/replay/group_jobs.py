@@ -19,7 +19,7 @@ from everstep.rank import environment
 
 
 def shrunk(topology: Topology, machines: int) -> Topology:
-    """The same with fewer machines: the data axes shrink, the outermost first, and all else stays.
+    """The topology with fewer machines: the data axes shrink, the outermost first, and all else stays.
 
     Raises:
         TopologyError: these sizes cannot be had.

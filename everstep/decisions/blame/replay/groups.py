@@ -28,7 +28,7 @@ class ReplayGroup:
     machines: tuple[int, ...]
     """Positions, in ascending order."""
     filled: tuple[int, ...] = ()
-    """Of them those that run in another group of this phase as well."""
+    """Those of the machines that run in another group of this phase as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class ReplayPhase:
 
     @property
     def groups(self) -> tuple[ReplayGroup, ...]:
-        """All of them."""
+        """All groups of the phase."""
         return tuple(group for wave in self.waves for group in wave)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Both phases."""
+    """The groups of both phases."""
 
     machines: int
     size: int
@@ -68,12 +68,12 @@ class ReplayPlan:
 
     @property
     def groups(self) -> tuple[ReplayGroup, ...]:
-        """Of both phases."""
+        """The groups of both phases."""
         return tuple(group for phase in self.phases for group in phase.groups)
 
     @property
     def of_machines(self) -> dict[int, frozenset[str]]:
-        """Of each machine the names of its groups."""
+        """Machine → the names of its groups."""
         found: dict[int, set[str]] = {x: set() for x in range(self.machines)}
         for group in self.groups:
             for x in group.machines:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from everstep.model.replay import GroupRun, RunEnd
 
 LETTERS = 16
-"""Of each digest."""
+"""Letters of each digest."""
 DIGESTS = 64
-"""Of the losses of a run, and of its states; of more, neighbours share one."""
+"""Digests of a run's losses, and of its states, at most; beyond that neighbours share one."""
 IN_FULL = 4
 """Answers of one group whose digests are kept; a further one can still be compared, but not where it differs."""
 WHY = 300
@@ -28,7 +28,7 @@ def digest(parts: Iterable[str]) -> str:
 
 
 def bounded(run: GroupRun) -> GroupRun:
-    """The same run with few digests; of one that is bounded already, itself."""
+    """A run with few digests; a run that is bounded already stays as it is."""
     losses, steps_each = _shared(run.losses)
     states, ranks_each = _shared(run.states)
     return run.model_copy(

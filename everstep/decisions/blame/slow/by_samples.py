@@ -48,7 +48,7 @@ class RankLooks(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of its time that it does something of its own."""
+        """The share of its time in which it does something of its own."""
         return self.computes / self.looks
 
 
@@ -108,7 +108,7 @@ def _enough(usual: float, looks: int) -> float:
 
 RANKS_KEPT = 64
 MACHINES_KEPT = 64
-"""Of one round."""
+"""So many machines of one round are kept."""
 NOBODY = "no machine has the flag in as many as {} of {} rounds"
 
 

@@ -44,11 +44,11 @@ class StepTime:
     """What one rank computed in one step."""
 
     seconds: float
-    """Of all its operations that compute."""
+    """How long all its operations took that compute."""
     ratio: float
     """By what its peers took for the same: 1.2 is a fifth longer."""
     raw_ratio: float
-    """The same without regard to the amount of work."""
+    """The ratio without regard to the amount of work."""
     begins: float
     """When the first of them began; seconds."""
 
