@@ -102,7 +102,7 @@ async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
 
     page = (await jobs.page(incident)).splitlines()
     assert page[0] == f"## vote: round 3 of 5: {SLOW.headline}"
-    rounds = [f"round {number}, 10 looks: m1 has the flag, slow ranks: 1" for number in range(1, 6)]
+    rounds = [f"round {number}, 10 samples: m1 has the flag, slow ranks: 1" for number in range(1, 6)]
     assert [line for line in page if line.startswith("round ")] == rounds[:2]
 
     jobs.cluster.blocked.clear()

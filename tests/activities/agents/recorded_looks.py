@@ -22,7 +22,7 @@ def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topol
 
     Args:
         name: Of the recording.
-        cpu_s: Rank → CPU seconds that it used between two looks.
+        cpu_s: Rank → CPU seconds that it used between two samples.
     """
     used = dict(cpu_s or {})
     with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:

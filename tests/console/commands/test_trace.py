@@ -153,7 +153,7 @@ def test_a_process_without_stacks_says_why() -> None:
 
 def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     anomaly = Anomaly(id="slow-gpt-1", generation=1, symptom=Symptom.SLOW, headline="steps take 0.2 s", seen_ns=1)
-    rounds = [f"round {number}, 10 looks: m2 has the flag, slow ranks: 4, 5" for number in range(1, 6)]
+    rounds = [f"round {number}, 10 samples: m2 has the flag, slow ranks: 4, 5" for number in range(1, 6)]
     vote = SlowFound(
         generation=1,
         conclusion="suspect",

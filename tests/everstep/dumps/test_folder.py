@@ -1,4 +1,4 @@
-"""Folders of dumps: whose each file is, what it is, and what changed between two looks."""
+"""Folders of dumps: whose each file is, what it is, and what changed between two samples."""
 
 from __future__ import annotations
 

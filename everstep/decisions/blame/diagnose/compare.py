@@ -25,7 +25,7 @@ class BitsCompared:
     """What a comparison says of one machine."""
 
     agrees: bool | None
-    """False: it computed other bits than most. None: that cannot be told."""
+    """False: it computed other bits than most. None: that is not known."""
     text: str = ""
     """Why not, or what differs."""
     differing: tuple[str, ...] = field(default=())

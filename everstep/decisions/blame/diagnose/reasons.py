@@ -14,7 +14,7 @@ OTHER_BITS = Reason(
 )
 UNCOMPARED = Reason(
     "bits-not-compared",
-    "whether it computes right cannot be told: too few machines of its kind agree",
+    "whether it computes right is not known: too few machines of its kind agree",
     owner=Owner.UNKNOWN,
     verdict=Health.UNKNOWN,
 )

@@ -25,7 +25,9 @@ from everstep.model.finding import Finding, FindingSource, MachineFinding
 from everstep.model.hang import HangConclusion, HangFound, HangMethod
 from everstep.model.topology import Topology
 
-ONE_LOOK = "there was one look only: that the job does not move is taken for granted; two, seconds apart, would show it"
+ONE_SAMPLE = (
+    "there was one sample only: that the job does not move is taken for granted; two, seconds apart, would show it"
+)
 
 
 def judge_hang(
@@ -54,16 +56,18 @@ def judge_hang(
 
 
 def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
-    """What one look allows: in a healthy job too some wait for one that computes, and stacks differ."""
+    """What one sample allows: in a healthy job too some wait for one that computes, and stacks differ."""
     evidence = case.evidence
     if evidence.moved is not None or evidence.is_hung or verdict.conclusion is HangConclusion.UNKNOWN:
         return verdict
     at_any_time = bool(evidence.ras_ranks) or any(known.trainer for known in evidence.ranks.values())
     if verdict.evicts and at_any_time and verdict.method is not HangMethod.STATE:
         what = "stacks" if not evidence.ras_ranks else "what ranks do"
-        why = f"one look at {what} does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
+        why = (
+            f"one sample of {what} does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
+        )
         return unknown(why, verdict.evidence)
-    return replace(verdict, evidence=(*verdict.evidence, ONE_LOOK))
+    return replace(verdict, evidence=(*verdict.evidence, ONE_SAMPLE))
 
 
 def _conclude(case: HangCase) -> HangVerdict:
@@ -71,13 +75,13 @@ def _conclude(case: HangCase) -> HangVerdict:
         return unknown("nothing is known of any rank")
     if sum(known.is_stopped for known in case.evidence.ranks.values()) == case.topology.world_size:
         return unknown("all ranks are stopped (state T): so somebody pauses a job on purpose")
-    if came_on := _came_on(case):
-        some = len(came_on) > 1
+    if progressed := _progressed(case):
+        some = len(progressed) > 1
         return HangVerdict(
             HangConclusion.NOT_HUNG,
             HangMethod.NONE,
-            f"{len(came_on)} rank{'s' * some} that wait{'s' * (not some)} for others came on between two looks: "
-            f"rank {listed(came_on)}",
+            f"{len(progressed)} rank{'s' * some} that wait{'s' * (not some)} for others progressed between two "
+            f"samples: rank {listed(progressed)}",
         )
     reasons = []
     for method in case.limits.methods:
@@ -88,7 +92,7 @@ def _conclude(case: HangCase) -> HangVerdict:
     return unknown("; ".join(filter(None, reasons)) or "no method was asked", open_collectives_told(case.graph))
 
 
-def _came_on(case: HangCase) -> list[int]:
+def _progressed(case: HangCase) -> list[int]:
     """Ranks that waited and are elsewhere now. One that waits for nobody may spin at one place for ever."""
     entered = {rank for collective in case.graph.collectives for rank in collective.entered}
     waits = entered | case.graph.blind | case.graph.edges.keys()
@@ -149,7 +153,7 @@ def found_of(
         topology: Of the job.
         names: Of its machines, in order.
         generation: That was looked at.
-        looks: How many looks there were.
+        looks: How many samples there were.
         seconds: How long they took.
     """
     suspects = sorted({topology.machine(rank) for rank in verdict.ranks} & set(verdict.machines))

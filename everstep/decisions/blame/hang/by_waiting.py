@@ -176,7 +176,7 @@ def _is_seen(case: HangCase, rank: int) -> bool:
 
 
 def _beside_unseen(case: HangCase, ends: Sequence[Sink], unseen: Sequence[int]) -> HangVerdict | str:
-    """Judge by those of which something is known, where the others wait for them and for ranks nobody could look at:
+    """Judge by ranks of which something is known, where the others wait for them and for ranks that were not sampled:
     that a machine did not answer in time is no sign of a fault, while there is one to be seen."""
     found = _of_ends(case, ends)
     if isinstance(found, str):
@@ -243,7 +243,7 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
         return f"ranks wait for {listed(silent)}, of which nothing is known: get their stacks and records"
     if not case.few(ranks):
         if _may_move(case, ranks):
-            return f"rank {listed(ranks)} are waited for and may be computing: a second look would show it"
+            return f"rank {listed(ranks)} are waited for and may be computing: a second sample would show it"
         return _shared(case, ranks, "others wait for them, and they are not seen to wait")
     waiting = max(len(sink.behind) for sink in ends)
     why = "; ".join(dict.fromkeys(held_up(rank, case.evidence) for rank in ranks))
@@ -252,7 +252,7 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
 
 
 def _may_move(case: HangCase, ranks: Sequence[int]) -> bool:
-    """Whether there was one look only, at stacks. Records alone are written by who waited long enough."""
+    """Whether there was one sample only, at stacks. Records alone are written by ranks that waited long enough."""
     return (
         not case.evidence.is_hung
         and case.evidence.moved is None
@@ -265,7 +265,7 @@ def _inside_one(case: HangCase, sink: Sink) -> HangVerdict | str:
     one = sink.stuck
     assert one is not None
     if _may_move(case, sink.ranks):
-        return f"group {one.group} is inside {one.operation}, maybe for a moment: a second look would show it"
+        return f"group {one.group} is inside {one.operation}, maybe for a moment: a second sample would show it"
     return _shared(
         case,
         sink.ranks,

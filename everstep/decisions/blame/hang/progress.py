@@ -24,11 +24,11 @@ from everstep.model.hang import HangConclusion, HangMethod
 WORKS = 0.3
 """A rank that has, or waits for, so much of one CPU works; a shared one may give it little."""
 IO_BYTES = 64 << 10
-"""One that reads or writes so much between two looks does too."""
+"""One that reads or writes so much between two samples does too."""
 
 
 HELD = ("D", "t")
-"""States of a process that the kernel holds up at both looks: it waits for a disk or a mount, as in one long write or
+"""States of a process that the kernel holds up in both samples: it waits for a disk or a mount, as in one long write or
 ``fsync`` of a checkpoint, which uses up nothing; or a debugger holds it."""
 
 SWITCHES = 20.0
@@ -52,7 +52,7 @@ class UsedUp(NamedTuple):
 
 
 class RankWork(NamedTuple):
-    """What the processes of one rank did between two looks."""
+    """What the processes of one rank did between two samples."""
 
     share: float
     """The share of one CPU that they had or waited for; 1 is an endless loop."""
@@ -60,7 +60,7 @@ class RankWork(NamedTuple):
     switches: float = 0.0
     """A second."""
     is_held: bool = False
-    """One of them waited in the kernel, or was held by a debugger, at both looks."""
+    """One of them waited in the kernel, or was held by a debugger, in both samples."""
 
     @property
     def works(self) -> bool:
@@ -72,8 +72,8 @@ def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> 
     """What each rank did; those that were not seen twice are left out.
 
     Args:
-        first: What its processes had used up at the first look.
-        last: The same at the last one; ``pid`` is of one machine, and so of one rank.
+        first: What its processes had used up in the first sample.
+        last: The same in the last sample; ``pid`` is of one machine, and so of one rank.
         seconds: Between the two.
     """
     before = {(one.rank, one.pid): one for one in first}

@@ -81,11 +81,11 @@ class JobSamples:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Process group → what its script calls it, e.g. ``mesh_tp``."""
     moved: frozenset[int] | None = None
-    """Ranks whose stacks or records changed between two looks; None: there was one look only."""
+    """Ranks whose stacks or records changed between two samples; None: there was one sample only."""
     ras_ranks: int = 0
     """NCCL's RAS was asked what ranks did, and numbers so many; it may be asked at any time. 0: it was not."""
     is_hung: bool = False
-    """It is known from elsewhere that the job does not step. One look at stacks does not show it."""
+    """It is known from elsewhere that the job does not step. One sample of stacks does not show it."""
 
     def of(self, rank: int) -> RankSample:
         """What is known of one rank."""

@@ -32,9 +32,9 @@ from everstep.model.topology import Topology
 FEWEST_LOOKS = 3
 """A rank that was seen less often in a round says nothing in it."""
 LEAST = 0.2
-"""An outlier computes in this share of the looks more than its peers do, at least …"""
+"""An outlier computes in this share of the samples more than its peers do, at least …"""
 ERRORS = 1.5
-"""… and in so many standard errors of a share that is known by so few looks."""
+"""… and in so many standard errors of a share that is known by so few samples."""
 WAITS = (LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.BELOW)
 
 
@@ -53,7 +53,7 @@ class RankLooks(NamedTuple):
 
 
 class RankAtWork(NamedTuple):
-    """One rank in one look."""
+    """One rank in one sample."""
 
     evidence: RankSample
     sleeps: bool = False
@@ -83,7 +83,7 @@ def counted(looks: Iterable[Mapping[int, RankAtWork]]) -> dict[int, RankLooks]:
 
 
 def round_of(seen: Mapping[int, RankLooks], topology: Topology, limits: SlowLimits | None = None) -> Round:
-    """The round that these looks make, with its flag.
+    """The round that these samples make, with its flag.
 
     Ranks of a stage of which fewer than three are known have no peers, and are left out.
     """
@@ -102,7 +102,7 @@ def round_of(seen: Mapping[int, RankLooks], topology: Topology, limits: SlowLimi
 
 
 def _enough(usual: float, looks: int) -> float:
-    """How much more than usual is no accident of so many looks."""
+    """How much more than usual is no accident of so many samples."""
     return max(LEAST, ERRORS * math.sqrt(usual * (1 - usual) / looks)) - 1e-9
 
 
@@ -124,12 +124,12 @@ def slow_round(
     """One round of the vote, for the incident.
 
     Args:
-        seen: What the looks show.
+        seen: What the samples show.
         times: How long ranks compute, now and before.
         topology: Of the job.
         names: Of its machines, in order.
         number: Of the round, from 1.
-        looks: How often all ranks were looked at.
+        looks: How often all ranks were sampled.
     """
     found = SlowRound(number=number, looks=looks)
     if not seen:
@@ -213,7 +213,7 @@ def line_of(one: SlowRound) -> str:
     if one.problem:
         return f"round {one.number}: {one.problem}"
     outliers = f", slow ranks: {listed(one.outliers, 8)}" if one.outliers else ""
-    return f"round {one.number}, {one.looks} looks: {one.flagged or 'no machine'} has the flag{outliers}"
+    return f"round {one.number}, {one.looks} samples: {one.flagged or 'no machine'} has the flag{outliers}"
 
 
 def findings_of_vote(found: SlowFound) -> list[MachineFinding]:

@@ -133,7 +133,7 @@ def _of_the_job(case: _SlowCase) -> SlowVerdict:
 
 
 def _forward_backward(times: Sequence[PhaseTime]) -> float:
-    """Correlation of forward with backward times over ranks and steps; 0 where it cannot be told."""
+    """Correlation of forward with backward times over ranks and steps; 0 where it is not known."""
     cells: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for timing in times:
         if computes(timing.operation):

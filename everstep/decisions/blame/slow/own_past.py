@@ -36,7 +36,7 @@ class Growth(StrEnum):
     SLOWER = "slower"
     """They compute longer than before at the same amount of work, and their peers do not."""
     LONGER = "longer"
-    """They compute longer than before; whether they have more to do is not told."""
+    """They compute longer than before; whether they have more to do is not known."""
     MORE_WORK = "more work"
     """They compute longer than before, and have more to do."""
     ALWAYS = "always"
@@ -75,7 +75,7 @@ class RankTimes:
     """None: not known, as the next."""
     typical_cpu: CpuPerStep | None
     work: float | None = None
-    """How much more it has to do in a step than before: 1.2 is a fifth more. None: not told."""
+    """How much more it has to do in a step than before: 1.2 is a fifth more. None: not known."""
 
     @property
     def grown_s(self) -> float | None:
@@ -138,7 +138,7 @@ def _longer(times: Mapping[int, RankTimes], own: Sequence[int], grown: float, sa
     work = [times[rank].work for rank in own]
     told = [one for one in work if one is not None]
     if len(told) < len(work):
-        return OwnPast(Growth.LONGER, f"{said}; whether they have more to do is not told: all have to report tokens")
+        return OwnPast(Growth.LONGER, f"{said}; whether they have more to do is not known: all have to report tokens")
     if median(told) >= UNEVEN:
         return OwnPast(Growth.MORE_WORK, f"{said}; they have {100 * (median(told) - 1):.0f} % more tokens to do")
     return OwnPast(Growth.SLOWER, f"{said}; they have no more tokens to do than before")

@@ -18,7 +18,7 @@ from everstep.decisions.blame.hang.outliers import stage_of
 from everstep.model.topology import Topology
 
 FEWEST_PEERS = 3
-"""With fewer ranks in a stage nobody can be told to be slow."""
+"""With fewer ranks in a stage no rank can be called slow."""
 _COMMUNICATION = re.compile(
     r"comm|reduce|gather|scatter|broadcast|send|recv|p2p|barrier|sync|wait|all_?to_?all|bubble", re.IGNORECASE
 )
@@ -36,7 +36,7 @@ class PhaseTime(NamedTuple):
     duration: float
     """Seconds."""
     work: float | None = None
-    """How much there was to do, e.g. tokens; None: not told."""
+    """How much there was to do, e.g. tokens; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict
 
 
 def _by_work(ranks: Mapping[int, Sequence[float]]) -> float:
-    """What a unit of work takes most ranks; 0: it is not told of all of them."""
+    """What a unit of work takes most ranks; 0: it is not known of all of them."""
     if any(not cell[3] or cell[1] <= 0 for cell in ranks.values()):
         return 0.0
     return median(cell[0] / cell[1] for cell in ranks.values())

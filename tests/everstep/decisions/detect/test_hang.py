@@ -148,7 +148,7 @@ def test_a_step_of_long_ago_that_is_told_now_began_no_hang_while_nobody_looked()
         watch.observe([replace(RANK, steps=second, stepped_ns=second * S)], second * S)
     watch.observe([replace(RANK, steps=5, stepped_ns=5 * S)], 3600 * S)
 
-    assert watch.quiet_s == 5.0, "as long as between two looks at most"
+    assert watch.quiet_s == 5.0, "as long as between two samples at most"
 
 
 def test_who_comes_after_the_others_steps_as_well() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.blame.hang.analysis import ONE_LOOK, judge_hang
+from everstep.decisions.blame.hang.analysis import ONE_SAMPLE, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
 from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, JobSamples, PendingOperation, RankSample
 from everstep.decisions.blame.hang.stacks import Signature
@@ -74,7 +74,7 @@ def test_whoever_lacks_a_collective_is_named_by_records_alone() -> None:
 
     assert (verdict.conclusion, verdict.ranks) == (HangConclusion.NAMES, (5,))
     assert any("missing: rank 5" in line for line in verdict.evidence)
-    assert ONE_LOOK in verdict.evidence
+    assert ONE_SAMPLE in verdict.evidence
 
 
 def test_the_one_of_which_nothing_is_known_is_named_where_all_waiting_ends_there() -> None:
@@ -209,7 +209,7 @@ def test_other_operations_at_the_same_place() -> None:
     assert (one.conclusion, one.ranks) == (HangConclusion.NAMES, (6,))
 
 
-def test_ranks_that_came_on_are_not_hung() -> None:
+def test_ranks_that_progressed_are_not_hung() -> None:
     evidence = of_stacks(dict.fromkeys(range(8), SYNC) | {5: STUCK})
     moving = JobSamples(evidence.ranks, moved=frozenset({1, 2}))
     assert judge_hang(moving, EIGHT).conclusion is HangConclusion.NOT_HUNG

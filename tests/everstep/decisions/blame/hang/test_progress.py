@@ -9,7 +9,7 @@ from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
-NOBODY_MOVED, ONE_LOOK = JobSamples({}, moved=frozenset()), JobSamples({})
+NOBODY_MOVED, ONE_SAMPLE = JobSamples({}, moved=frozenset()), JobSamples({})
 IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)
 WORLD = {0: IDLE, 1: IDLE, 2: IDLE}
 
@@ -29,8 +29,8 @@ def verdict(conclusion: HangConclusion, method: HangMethod = HangMethod.WAIT_FOR
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: SENDS}, HangSign.BUSY),
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {0: BUSY}, HangSign.QUIET),  # not the one
         (verdict(HangConclusion.NAMES), NOBODY_MOVED, {0: IDLE}, HangSign.UNKNOWN),  # of the one nothing is known
-        (verdict(HangConclusion.NAMES), ONE_LOOK, WORLD, HangSign.UNKNOWN),
-        (verdict(HangConclusion.NAMES, HangMethod.STATE), ONE_LOOK, {}, HangSign.NEVER),
+        (verdict(HangConclusion.NAMES), ONE_SAMPLE, WORLD, HangSign.UNKNOWN),
+        (verdict(HangConclusion.NAMES, HangMethod.STATE), ONE_SAMPLE, {}, HangSign.NEVER),
         (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD, HangSign.NEVER),
         (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD | {2: BUSY}, HangSign.BUSY),
         (verdict(HangConclusion.NOT_HUNG), JobSamples({}, moved=frozenset({1})), WORLD, HangSign.COMPUTES),

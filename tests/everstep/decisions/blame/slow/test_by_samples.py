@@ -57,14 +57,14 @@ def test_the_machine_that_the_vote_and_its_own_past_name_is_the_one() -> None:
         "m2 has most slow ranks in 5 of 5 rounds. m2: its ranks compute 200 ms longer in a step, their peers 0 ms; "
         "steps take 200 ms more; of it they have no CPU for 200 ms"
     )
-    assert found.evidence[0] == "round 1, 10 looks: m2 has the flag, slow ranks: 4, 5"
+    assert found.evidence[0] == "round 1, 10 samples: m2 has the flag, slow ranks: 4, 5"
 
 
 @pytest.mark.parametrize(
     ("evidence", "conclusion", "word"),
     [
         ({4: USUAL, 5: USUAL}, SlowConclusion.SUSPECT, "no longer than before"),
-        ({4: BUSY, 5: BUSY}, SlowConclusion.SUSPECT, "whether they have more to do is not told"),
+        ({4: BUSY, 5: BUSY}, SlowConclusion.SUSPECT, "whether they have more to do is not known"),
         ({4: replace(BUSY, work=2.0), 5: replace(BUSY, work=2.0)}, SlowConclusion.UNEVEN_WORK, "100 % more tokens"),
         ({4: replace(BUSY, work=1.0), 5: replace(BUSY, work=1.0)}, SlowConclusion.MACHINE, "no more tokens"),
         (
