@@ -37,18 +37,12 @@ CHARACTERS = 200
 """Of a reason that a person gave."""
 
 
-class CarriedLaunches(Model):
-    """What an incident took over from its earlier runs, as far as it matters here."""
-
-    launches: list[tuple[int, int]] = Field(default_factory=list)
-
-
 class Begun(Model):
-    """The input of an incident, as far as it matters here."""
+    """The state with which a run of an incident began, as far as it matters here."""
 
     resume_step: int = -1
     emptied: list[str] = Field(default_factory=list)
-    carried: CarriedLaunches | None = None
+    launches: list[tuple[int, int]] = Field(default_factory=list)
 
 
 class LaunchBegun(Model):
@@ -106,8 +100,7 @@ class Reader:
         match event.WhichOneof("attributes"):
             case "workflow_execution_started_event_attributes":
                 begun = await self._read(event.workflow_execution_started_event_attributes.input.payloads, Begun)
-                launches = begun.carried.launches if begun.carried else []
-                self._learn(launches=launches, resume_step=begun.resume_step, emptied=begun.emptied)
+                self._learn(launches=begun.launches, resume_step=begun.resume_step, emptied=begun.emptied)
             case "activity_task_scheduled_event_attributes":
                 await self._scheduled(event)
             case "activity_task_completed_event_attributes":

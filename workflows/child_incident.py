@@ -8,11 +8,13 @@ from collections.abc import Callable
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.act.recover.climbed import Climbed
+    from everstep.decisions.act.recover.incident_state import IncidentPage, IncidentState
+    from everstep.decisions.act.versions.book import VersionBook
     from everstep.model.incident import Anomaly, IncidentReport
     from everstep.model.job_state import JobState, incident_workflow_id
     from workflows import attributes, web_ui
     from workflows.incident.workflow import IncidentWorkflow
-    from workflows.messages import IncidentInput
     from workflows.options import TASK_TIMEOUT
 
 Child = workflow.ChildWorkflowHandle[IncidentWorkflow, IncidentReport]
@@ -24,34 +26,34 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly, *, only_
     Raises:
         WorkflowAlreadyStartedError: one of this number is open.
     """
-    input = IncidentInput(
-        job=state.spec.name,
+    opened = IncidentState(
         number=number,
         anomaly=anomaly,
-        generation=state.generation,
-        resume_step=state.resume_step,
+        opened_ns=workflow.time_ns(),
         spec=state.spec,
         machines=state.machines,
-        history=state.failures,
-        opened_ns=workflow.time_ns(),
-        lineage=state.lineage,
-        resume_path=state.resume_path,
-        resume_path_step=state.resume_path_step,
         run=state.run,
         origin_runs=state.origin_runs,
-        showing=state.showing,
         first_step_s=state.first_step_s,
-        hold=state.hold,
-        emptied=state.emptied,
         alerts=state.alerts,
         evicted_ns=state.evicted_ns,
-        tried=state.tried,
         only_tells=only_tells,
-        versions=[] if only_tells else state.versions,
+        generation=state.generation,
+        resume_step=state.resume_step,
+        lineage=state.lineage,
+        folder=state.resume_path,
+        folder_step=state.resume_path_step,
+        emptied=set(state.emptied),
+        showing=state.showing,
+        history=state.failures,
+        hold=state.hold,
+        book=VersionBook.of([] if only_tells else state.versions, state.spec.version),
+        ladder=Climbed(remembered=state.tried),
+        page=IncidentPage(headline=anomaly.headline),
     )
     return await workflow.start_child_workflow(
         IncidentWorkflow.run,
-        input,
+        opened,
         id=incident_workflow_id(state.spec.name, number),
         task_timeout=TASK_TIMEOUT,
         static_summary=web_ui.incident_title(number, anomaly),

@@ -14,11 +14,11 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.agents.confirm_steps import ConfirmSteps
     from everstep.decisions.act.recover.confirm import confirm_bound_s
+    from everstep.decisions.act.recover.incident_state import IncidentState
     from everstep.decisions.act.recover.rules import backoff_s
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.launch import Confirmation, Launched
-    from workflows.messages import IncidentInput
     from workflows.start_activity import start_activity
 
 LEAST_BOUND_S = 1.0
@@ -124,7 +124,7 @@ class FirstStepWatch:
 
 
 async def confirm_restart(
-    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], input: IncidentInput
+    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], state: IncidentState
 ) -> Confirmation:
     """Wait for the first step of a generation that an incident launched.
 
@@ -134,19 +134,19 @@ async def confirm_restart(
     Args:
         ask: Starts the waiting, for at most so many seconds.
         pause: Waits before it is asked again.
-        input: What the incident started from.
+        state: The incident's.
 
     Raises:
         ActivityError: there was no answer, again and again.
     """
-    bound_s = confirm_bound_s(input.first_step_s, input.spec.policy)
+    bound_s = confirm_bound_s(state.first_step_s, state.spec.policy)
     until = workflow.time() + bound_s
     for asked in range(1, MOST_ASKED):
         try:
             return await ask(max(until - workflow.time(), LEAST_BOUND_S) if asked > 1 else bound_s)
         except ActivityError as error:
             workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
-        await pause(timedelta(seconds=max(backoff_s(asked, input.spec.policy), LEAST_BOUND_S)))
+        await pause(timedelta(seconds=max(backoff_s(asked, state.spec.policy), LEAST_BOUND_S)))
     return await ask(LEAST_BOUND_S)
 
 

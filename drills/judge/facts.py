@@ -19,6 +19,7 @@ from drills.judge.compare import Comparison
 from drills.observe import step_records
 from drills.observe.observed import DrillObservations
 from drills.observe.step_records import Records
+from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.errors import TreeUnknown
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
@@ -26,7 +27,6 @@ from everstep.model.job_state import incident_workflow_id
 from everstep.model.machine import Machine
 from everstep.model.state_copy import CopyToRestore, Restored, Tier
 from everstep.model.version import JobVersion
-from workflows.messages import IncidentInput
 
 WRITTEN_S = 20.0
 """What is written to a ledger that was away is there within this long after the job's end."""
@@ -116,7 +116,7 @@ async def seen_ns(client: Client, incident: str) -> int:
     """When the fault of an incident was seen, by what it was opened with, ns; 0: that does not say."""
     async for event in client.get_workflow_handle(incident).fetch_history_events(page_size=1):
         payloads = event.workflow_execution_started_event_attributes.input.payloads
-        [opened_with] = await client.data_converter.decode(payloads, [IncidentInput])
+        [opened_with] = await client.data_converter.decode(payloads, [IncidentState])
         return int(opened_with.anomaly.seen_ns)
     return 0
 

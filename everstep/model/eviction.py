@@ -92,10 +92,12 @@ class EvictionState(BaseModel):
     """Machines that joined the job and could not be prepared: they leave once there are replacements."""
     requests: int = 0
     """Requests to the pool so far; each has a number of its own."""
-    gone: dict[str, list[int]] = Field(default_factory=dict)
-    """Silent machine that left since the newest launch → the ranks that it ran."""
-    joined: list[str] = Field(default_factory=list)
-    """Machines that joined the job since the newest launch."""
+    missing: int = 0
+    """So many machines the pool has too few for all that are to leave."""
+    hang_stays: bool = False
+    """No machine was there in the place of those that a hang names: the job is tried again with them."""
+    silent_since: dict[str, float] = Field(default_factory=dict)
+    """Machine that does not answer → since when it was asked in vain, by the clock of the incident's workflow."""
 
     def take(self, answers: list[EvictAnswer]) -> None:
         """Keep the answers of the rules; an equal answer is kept once."""

@@ -13,10 +13,9 @@ from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.act.recover.confirm import judge_confirmation
+from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.rules import RestartFacts, decide
-from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.keep.choose_restore import readers
-from everstep.decisions.keep.lineage import Runs
 from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.keep.search import merged
 from everstep.model.evidence import Evidence
@@ -47,15 +46,16 @@ def evidence(machines: int, *, raised: bool = False) -> Evidence:
     return evidence_of(3, stop_replies(machines, raised=raised), [], homes(machines))
 
 
-def case(machines: int) -> RecoveryState:
-    return RecoveryState(
+def case(machines: int) -> IncidentState:
+    return IncidentState(
         spec=job(machines),
         machines=machines_of(machines),
         anomaly=Anomaly(id="m0-1", generation=3, symptom=Symptom.CRASH, headline="it broke"),
         generation=3,
         resume_step=0,
         lineage=[(3, 0)],
-        runs=Runs("a1b2c3d4e5f6"),
+        run="a1b2c3d4e5f6",
+        number=1,
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.act.recover.rules import Action
-from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.eviction import EvictAnswer
 from everstep.model.evidence import Evidence, RankExit
@@ -115,7 +115,8 @@ class JobInTime:
         self.now_ns += int(strike.after_s * S)
         self.step = strike.step if strike.step >= 0 else self.step + int(strike.after_s / STEP_S)
         job = self.state
-        self._state = RecoveryState(
+        self._state = IncidentState(
+            number=1,
             spec=job.spec,
             machines=job.machines,
             anomaly=Anomaly(id="m0-1", generation=job.generation, symptom=strike.symptom, headline="seen"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
+from activities.agents.stop_ranks import StopRanks
 from activities.payloads import DATA_CONVERTER
 from activities.read_closed_incident import read_closed
 from everstep.model.evidence import Evidence
+from everstep.model.finding import Finding, MachineFinding
 from everstep.model.incident import CLOSED_OUTSIDE
 from everstep.model.job_state import JobState, incident_workflow_id
 from everstep.model.launch import Confirmation
@@ -119,3 +122,24 @@ async def test_an_abandoned_incident_gives_up_after_any_number_of_runs(jobs: Any
 
     assert (await job.result()).outcome == "failed"
     assert jobs.cluster.calls[-2:] == ["stop 6", "release"]
+
+
+async def test_an_incident_that_continued_as_new_while_parked_reports_the_xid_of_its_first_stop(jobs: Any) -> None:
+    """The inspection does not report it any more: the machine was looked at again, and the Xid is of before that."""
+    xid = Finding(inspection="kernel-log", reason="xid-79", item="GPU 0", text="it fell off the bus", sure=False)
+    seen = MachineFinding(machine="m1", finding=xid.model_copy(update={"since_ns": time.time_ns()}))
+
+    def evidence(given: StopRanks) -> Evidence:
+        first = jobs.cluster.calls.count("stop 1") == 1 and given.generation == 1
+        return Evidence(generation=given.generation, exits=exits(20), held=held(20), findings=[seen] if first else [])
+
+    jobs.cluster.evidence = evidence
+    job, incident = await resumed_again_and_again(jobs, 4)
+    assert len(await runs_of(jobs, incident)) > 1
+    jobs.cluster.confirmation = type(jobs.cluster)().confirmation
+    await incident.signal("resume", {"operator": "grace"})
+    await jobs.until(job, lambda state: state.status == "running")
+    report = await incident.result()
+
+    assert [(one["machine"], one["finding"]["reason"]) for one in report["findings"]] == [("m1", "xid-79")]
+    assert "it fell off the bus (xid-79)" in report["headline"]

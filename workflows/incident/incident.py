@@ -13,26 +13,18 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.evict.rules import OPERATOR
-    from everstep.decisions.act.recover.climbed import Climbed
-    from everstep.decisions.act.recover.state import RecoveryState
-    from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.act.recover.incident_state import Continued, IncidentState
     from everstep.decisions.act.versions.next_version import VersionChange
-    from everstep.decisions.keep.lineage import Runs
-    from everstep.model.eviction import Eviction, EvictionState, named
+    from everstep.model.eviction import Eviction, named
     from everstep.model.evidence import Evidence
-    from everstep.model.hang import HangFound
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
     from everstep.model.ladder import Rung
-    from everstep.model.launch import Launched
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced
-    from everstep.model.slow import SlowFound
     from everstep.model.stage import Stage
     from everstep.model.version import JobVersion
     from workflows import web_ui
-    from workflows.incident.carry_over import carried, take_up
     from workflows.incident.timeline import IncidentTimeline
-    from workflows.messages import IncidentInput
     from workflows.operator import read_request
     from workflows.options import TASK_TIMEOUT
 
@@ -58,91 +50,46 @@ class Secured:
 class Incident:
     """Of one workflow; its stages are functions over it."""
 
-    def __init__(self, input: IncidentInput) -> None:
-        self.input = input
-        self.id = incident_workflow_id(input.job, input.number)
-        self.timeline = IncidentTimeline(input, self.id)
-        self.state = RecoveryState(
-            spec=input.spec,
-            machines=input.machines,
-            anomaly=input.anomaly,
-            generation=input.generation,
-            resume_step=input.resume_step,
-            lineage=list(input.lineage),
-            folder=input.resume_path,
-            folder_step=input.resume_path_step,
-            runs=Runs(input.run, tuple(input.origin_runs)),
-            showing=input.showing,
-            emptied=set(input.emptied),
-            history=list(input.history),
-            hold=input.hold,
-            book=VersionBook.of(input.versions, input.spec.version),
-            ladder=Climbed(remembered=list(input.tried)),
-        )
-        self.launched: Launched | None = None
+    def __init__(self, state: IncidentState) -> None:
+        self.state = state
+        """All that outlives this run of the workflow."""
+        self.id = incident_workflow_id(state.job, state.number)
+        self.timeline = IncidentTimeline(state, self.id)
         self.first_step_s = 0.0
-        """Of the last launch; 0: no step was seen."""
+        """How long the last launch took to its first step; 0: no step was seen."""
         self.noted: Evidence | None = None
-        """What the ledger has."""
-        self.resumed = False
-        """An operator has just said that it is to go on: the next plan goes by that."""
+        """The evidence that the ledger has."""
         self.answer: str | None = None
-        """Of an operator, while parked."""
+        """What an operator answered while the job is parked."""
         self.accepting = False
-        """The operator who resumes lets the job go on from what is certain."""
+        """The operator who resumes lets the job go on from the step that is certain."""
         self.answered_by = ""
-        """The operator who gave it."""
-        self.resumed_by = ""
-        """The last operator who resumed the job; empty: nobody did."""
-        self.begun_again_ns = input.carried.begun_again_ns if input.carried else 0
-        """When it was tried again with a fresh ladder, the last time; 0: it never was."""
+        """The operator who answered."""
         self.abandoned_by = ""
         self.asked_rung: Rung | None = None
-        """Of the ladder, that an operator has to approve; None: none."""
-        self.evictions = EvictionState()
-        self.hang: HangFound | None = None
-        """What looks at the ranks showed; of the generation that it names."""
-        self.hang_stays = False
-        """No machine was there in the place of those that it names: the job is tried again with them."""
-        self.slow: SlowFound | None = None
-        """What a vote over the ranks said; of the generation that it names."""
+        """The rung of the ladder that an operator has to approve; None: none."""
         self.overtaken = ""
-        """What else the job's workflow was told of meanwhile, which is more urgent; empty: nothing."""
+        """What else was reported to the job meanwhile, which is more urgent; empty: nothing."""
         self.secured: Secured | None = None
-        """What was got while the ranks went on."""
-        self.version_changes: list[VersionChange] = []
-        """Other versions of the code that came in this incident."""
-        self.missing = 0
-        """So many machines the pool has too few."""
-        self._silent_since: dict[str, float] = {}
-        if input.carried:
-            take_up(input.carried, self.state, self.timeline)
-            self.launched, self.resumed_by = input.carried.launched, input.carried.resumed_by
-            self.resumed, self.hang, self.slow = input.carried.resumed, input.carried.hang, input.carried.slow
-            self.timeline.picture = (
-                self.hang.picture if self.hang else "\n".join(self.slow.evidence if self.slow else ())
-            )
-            self.version_changes = [VersionChange(*change) for change in input.carried.version_changes]
-            self.evictions = input.carried.evictions.model_copy(deep=True)
-            self.state.gone, self.state.joined = dict(self.evictions.gone), set(self.evictions.joined)
+        """Machines that were leased while the ranks went on."""
 
     def begin_again(self) -> None:
-        """Somebody has it tried again: what was before does not count any more."""
-        self.begun_again_ns = workflow.time_ns()
+        """The job is tried again because somebody wants it: what was before does not count any more."""
+        self.state.operator.begun_again_ns = workflow.time_ns()
         self.state.begin_again()
 
     @property
     def looks_again(self) -> bool:
         """Whether it continued as new while it was parked: the failure at hand is known, and asked about anew."""
-        return self.input.carried is not None and (self.input.carried.resumed or self.input.carried.came_back)
+        return self.state.continued is Continued.PARKED
 
     # What an operator may do.
 
     @property
     def approvable(self) -> str:
         """What an approval lets go on, for people: ``m2 (silent-machine) may leave``."""
-        if self.evictions.waiting or self.asked_rung is None:
-            return f"{named(self.evictions.waiting)} may leave"
+        if self.state.evictions.waiting or self.asked_rung is None:
+            return f"{named(self.state.evictions.waiting)} may leave"
         return f"{self.asked_rung} may begin for"
 
     def take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
@@ -166,7 +113,7 @@ class Incident:
         """Why there is nothing that an operator may approve, and what to do instead; empty: there is."""
         if self.timeline.stage != Stage.PARKED:
             return f"nothing is to approve: the job is not parked, its incident is at stage {self.timeline.stage}"
-        if not self.evictions.waiting and self.asked_rung is None:
+        if not self.state.evictions.waiting and self.asked_rung is None:
             return (
                 f"nothing is to approve: the job is parked for another reason, {self.timeline.reason}; "
                 "'resume' lets it try again, 'abandon' gives it up"
@@ -178,23 +125,26 @@ class Incident:
     def silent_for(self, unreachable: list[str]) -> dict[str, float]:
         """Since how many seconds each machine that does not answer was asked in vain."""
         now = workflow.time()
-        return {name: now - self._silent_since.get(name, now) for name in unreachable}
+        return {name: now - self.state.evictions.silent_since.get(name, now) for name in unreachable}
 
     def heard(self, unreachable: list[str], asked: float) -> None:
         """Machines were asked; ``unreachable`` did not answer since ``asked``, by the workflow's clock."""
-        self._silent_since = {name: self._silent_since.get(name, asked) for name in unreachable}
+        self.state.evictions.silent_since = {
+            name: self.state.evictions.silent_since.get(name, asked) for name in unreachable
+        }
 
     async def change_machines(self, machines: list[Machine], leaving: list[Eviction]) -> None:
         """Some machines left the job; its workflow hears of it at once."""
         ranks = dict(self.state.assignment.each())
-        gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self._silent_since}
-        self.evictions.done += leaving
+        gone = {
+            one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self.state.evictions.silent_since
+        }
+        self.state.evictions.done += leaving
         decided = [one for one in leaving if one.rule != OPERATOR and not one.approved_by]
-        self.evictions.done_ns += [workflow.time_ns()] * len(decided)
+        self.state.evictions.done_ns += [workflow.time_ns()] * len(decided)
         self.state.replaced(machines, gone)
-        self.input = self.input.model_copy(update={"machines": machines})
-        handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
-        await handle.signal("incident_machines", args=[self.input.number, machines])
+        handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
+        await handle.signal("incident_machines", args=[self.state.number, machines])
 
     # Which version of its code the job runs.
 
@@ -205,10 +155,9 @@ class Incident:
             Is over once the job's workflow has heard of it: that goes out with the launch, which need not wait for it.
         """
         self.state.come(change, workflow.time_ns())
-        self.version_changes.append(change)
-        self.input = self.input.model_copy(update={"spec": self.state.spec})
-        handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
-        told = handle.signal("incident_versions", args=[self.input.number, self.state.book.changed()])
+        self.state.version_changes.append(change)
+        handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
+        told = handle.signal("incident_versions", args=[self.state.number, self.state.book.changed()])
         return asyncio.create_task(told, name="tell the job")
 
     def take_versions(self, versions: list[JobVersion]) -> None:
@@ -275,19 +224,14 @@ class Incident:
 
     async def tell_job(self, stage: str = "") -> None:
         """Tell the job's workflow where the incident stands."""
-        handle = workflow.get_external_workflow_handle(job_workflow_id(self.input.job))
-        await handle.signal("incident_stage", args=[self.input.number, web_ui.summary(stage or self.timeline.stage)])
+        handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
+        await handle.signal("incident_stage", args=[self.state.number, web_ui.summary(stage or self.timeline.stage)])
 
-    async def renew(self, *, resumed: bool, came_back: bool = False) -> None:
-        """Continue as new where the history grows long; nothing is under way here, and nothing is lost.
-
-        Args:
-            resumed: An operator has just said that it is to go on.
-            came_back: Machines that it waited for have just answered.
-        """
+    async def renew(self, how: Continued) -> None:
+        """Continue as new where the history grows long; no activity is under way here, and nothing is lost."""
         if not workflow.info().is_continue_as_new_suggested():
             return
-        if not resumed and not came_back:
+        if how is Continued.REATTEMPTED:
             self.state.reattempted_in_vain()
         with contextlib.suppress(TimeoutError):  # no recovery waits long for the ledger
             async with asyncio.timeout(LEDGER_S):
@@ -295,20 +239,6 @@ class Incident:
         await workflow.wait_condition(workflow.all_handlers_finished)
         if self.abandoned_by:
             raise Abandoned
-        next_input = carried(self.input, self.state, self.timeline)
-        assert next_input.carried is not None
-        own = {
-            "resumed": resumed,
-            "came_back": came_back,
-            "launched": self.launched,
-            "resumed_by": self.resumed_by,
-            "begun_again_ns": self.begun_again_ns,
-            "hang": self.hang,
-            "slow": self.slow,
-            "version_changes": [(one.number, one.why, one.suspect) for one in self.version_changes],
-            "evictions": self.evictions.model_copy(
-                update={"gone": dict(self.state.gone), "joined": sorted(self.state.joined)}
-            ),
-        }
-        next_input = next_input.model_copy(update={"carried": next_input.carried.model_copy(update=own)})
-        workflow.continue_as_new(next_input, task_timeout=TASK_TIMEOUT)
+        self.state.continued = how
+        self.state.cut()
+        workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)

@@ -21,28 +21,33 @@ with workflow.unsafe.imports_passed_through():
 
 def recovered_report(incident: Incident, confirmation: Confirmation) -> IncidentReport:
     """Of one that brought its job back."""
-    parked_ns = sum(end - begin for begin, end in incident.timeline.parked)
-    seconds = max(confirmation.stepped_ns - incident.input.anomaly.seen_ns - parked_ns, 0) / 1e9
+    parked_ns = sum(end - begin for begin, end in incident.timeline.page.parked)
+    seconds = max(confirmation.stepped_ns - incident.state.anomaly.seen_ns - parked_ns, 0) / 1e9
     lost_steps = incident.state.lost_steps
     lost = "" if lost_steps is None else f", lost {web_ui.count(lost_steps, 'step')}"
-    resolution = "resumed by operator" if incident.resumed_by else "reattempt"
-    how = "after an operator's resume" if incident.resumed_by else "by reattempt"
-    if out := incident.evictions.done:
-        resolution, how = (resolution if incident.resumed_by else "eviction"), f"by eviction of {_who_left(out)}"
-    if changes := incident.version_changes:
+    resolution = "resumed by operator" if incident.state.operator.resumed_by else "reattempt"
+    how = "after an operator's resume" if incident.state.operator.resumed_by else "by reattempt"
+    if out := incident.state.evictions.done:
+        resolution, how = (
+            (resolution if incident.state.operator.resumed_by else "eviction"),
+            f"by eviction of {_who_left(out)}",
+        )
+    if changes := incident.state.version_changes:
         came = " and ".join(f"back to v{one.number}" if one.suspect else f"update to v{one.number}" for one in changes)
         rolled_back = changes[-1].suspect or len(changes) > 1
-        if not (out or incident.resumed_by) or rolled_back:
+        if not (out or incident.state.operator.resumed_by) or rolled_back:
             resolution = "rollback" if rolled_back else "update"
         how = f"by {came}" if not out else f"{how} and {came}"
     if incident.state.accepted:
         how = "after an operator accepted a loss"
-    headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.headline}"
-    if resolution == "update" and incident.input.anomaly.symptom is Symptom.UPDATE:  # nothing had failed
-        headline = f"Done in {seconds:.2f} s{lost}: {incident.timeline.headline}"
+    headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.page.headline}"
+    if resolution == "update" and incident.state.anomaly.symptom is Symptom.UPDATE:  # nothing had failed
+        headline = f"Done in {seconds:.2f} s{lost}: {incident.timeline.page.headline}"
     if not confirmation.confirmed:
         resolution = NOT_CONFIRMED
-        headline = f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.timeline.headline} ({confirmation.reason})"
+        headline = (
+            f"{NOT_CONFIRMED.capitalize()}, {how}{lost}: {incident.timeline.page.headline} ({confirmation.reason})"
+        )
     return _report(
         incident,
         headline=headline,
@@ -66,32 +71,32 @@ def _who_left(evictions: list[Eviction]) -> str:
 
 def observed_report(incident: Incident) -> IncidentReport:
     """Of one that only tells a fault, with which the job goes on."""
-    input = incident.input
-    reasons = dict.fromkeys(found.finding.reason for found in input.anomaly.findings)
-    looked = incident.timeline.stages if input.anomaly.symptom is Symptom.SLOW else []
+    state = incident.state
+    reasons = dict.fromkeys(found.finding.reason for found in state.anomaly.findings)
+    looked = incident.timeline.page.stages if state.anomaly.symptom is Symptom.SLOW else []
     return IncidentReport(
         headline=f"Observed, the job goes on: {_observed(incident)}",
         resolution="observed",
-        cause=", ".join(reasons) or str(input.anomaly.symptom),
+        cause=", ".join(reasons) or str(state.anomaly.symptom),
         step=-1,
         lost_steps=0,
         evicted=[],
         stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in looked],
         timings=looked,
-        asked=incident.evictions.asked,
-        generation=input.generation,
-        resume_step=input.resume_step,
+        asked=incident.state.evictions.asked,
+        generation=state.generation,
+        resume_step=state.resume_step,
         recovered=True,
         seconds=None,
         failures=[],
-        findings=input.anomaly.findings,
-        slow=incident.slow,
+        findings=state.anomaly.findings,
+        slow=incident.state.slow,
     )
 
 
 def _observed(incident: Incident) -> str:
     """What was seen, and of a slow job what was found."""
-    headline, slow = incident.input.anomaly.headline, incident.slow
+    headline, slow = incident.state.anomaly.headline, incident.state.slow
     return f"{headline}; {slow.conclusion}: {slow.reason}" if slow else headline
 
 
@@ -99,7 +104,7 @@ def abandoned_report(incident: Incident) -> IncidentReport:
     """Of one that was given up."""
     return _report(
         incident,
-        headline=f"Abandoned by {incident.abandoned_by}: {incident.timeline.headline}",
+        headline=f"Abandoned by {incident.abandoned_by}: {incident.timeline.page.headline}",
         resolution="abandoned",
         seconds=None,
     )
@@ -114,14 +119,14 @@ def _report(
     confirmation: Confirmation | None = None,
 ) -> IncidentReport:
     first = incident.state.failures[0] if incident.state.failures else None
-    stages = incident.timeline.stages
+    stages = incident.timeline.page.stages
     return IncidentReport(
         headline=headline,
         resolution=resolution,
-        cause=first.cause if first else str(incident.input.anomaly.symptom),
+        cause=first.cause if first else str(incident.state.anomaly.symptom),
         step=first.step if first else -1,
         lost_steps=incident.state.lost_steps,
-        evicted=[one.machine for one in incident.evictions.done],
+        evicted=[one.machine for one in incident.state.evictions.done],
         stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
         generation=incident.state.generation,
         resume_step=incident.state.resume_step,
@@ -136,17 +141,17 @@ def _report(
         showing=confirmation.showing if confirmation and confirmation.showing.kind else incident.state.showing,
         first_step_s=round(incident.first_step_s, 3),
         findings=incident.state.findings,
-        classification=first.classification if first else incident.input.anomaly.classification,
-        asked=incident.evictions.asked,
-        machines=incident.input.machines if incident.evictions.done else [],
-        evicted_ns=incident.evictions.done_ns,
+        classification=first.classification if first else incident.state.anomaly.classification,
+        asked=incident.state.evictions.asked,
+        machines=incident.state.machines if incident.state.evictions.done else [],
+        evicted_ns=incident.state.evictions.done_ns,
         version=incident.state.book.running,
         versions=incident.state.book.changed(),
         tried=incident.state.ladder.all_tried,
-        begun_again_ns=incident.begun_again_ns,
-        hang=incident.hang,
-        slow=incident.slow,
-        approved={one.machine: one.approved_by for one in incident.evictions.done if one.approved_by},
+        begun_again_ns=incident.state.operator.begun_again_ns,
+        hang=incident.state.hang,
+        slow=incident.state.slow,
+        approved={one.machine: one.approved_by for one in incident.state.evictions.done if one.approved_by},
     )
 
 

@@ -10,13 +10,13 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.ledger.write_conclusion import WriteConclusion
+    from everstep.decisions.act.recover.incident_state import IncidentState
     from everstep.model.evidence import Evidence
     from everstep.model.incident import IncidentReport
     from everstep.model.job_state import job_workflow_id, replay_workflow_id
     from everstep.model.launch import Launched
     from everstep.model.stage import Stage, StageRecord
     from workflows import attributes, web_ui
-    from workflows.messages import IncidentInput
     from workflows.start_activity import start_activity
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
@@ -28,29 +28,18 @@ ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 class IncidentTimeline:
     """Shows and notes what the incident's workflow reports to it."""
 
-    def __init__(self, input: IncidentInput, id: str) -> None:
-        self._input = input
+    def __init__(self, state: IncidentState, id: str) -> None:
+        self._state = state
         self._id = id
         self._notes: list[workflow.ActivityHandle[Any]] = []
-        self.noted_before = 0
-        """Entries that earlier runs of the incident wrote."""
-        self.headline = input.anomaly.headline
-        """What happened, as far as it is known."""
+        self.page = state.page
         self.stage: Stage = Stage.OPEN
-        self.since_ns = input.opened_ns
+        self.since_ns = state.opened_ns
         """When the stage at hand was entered."""
         self.reason = ""
         """Why the stage at hand was entered; empty: the headline says it."""
-        self.stages: list[StageRecord] = []
-        self.rejected: list[str] = []
-        self.parked: list[tuple[int, int]] = []
-        """When the job was parked, begin and end in nanoseconds."""
         self.to_accept = ""
         """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
-        self.picture = ""
-        """What each rank does, as text; empty: nobody looked."""
-        self.replays = 0
-        """So often the job was replayed; the page links to the last time."""
         self.to_approve = ""
         """Machines that leave a parked job once an operator approves it; empty: there are none."""
 
@@ -59,7 +48,7 @@ class IncidentTimeline:
         self.stage, self.reason, self.since_ns = stage, reason, workflow.time_ns()
         severity = "page" if stage == Stage.PARKED else "info"
         workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
-        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._input.anomaly.id})
+        workflow.logger.info("stage entered", extra={"stage": stage, "correlation": self._state.anomaly.id})
         self.show()
         return workflow.time()
 
@@ -70,14 +59,14 @@ class IncidentTimeline:
 
     def leave(self, began: float, stage: Stage, found: str) -> None:
         """A stage is over, with what it found."""
-        self.stages.append(
+        self.page.stages.append(
             StageRecord(name=stage, seconds=round(workflow.time() - began, 4), found=web_ui.summary(found))
         )
         self.show()
 
     def reject(self, text: str) -> None:
         """Show on the page that a message made no sense."""
-        self.rejected.append(text)
+        self.page.rejected.append(text)
         self.show()
 
     def show(self) -> None:
@@ -94,19 +83,19 @@ class IncidentTimeline:
             )
         if parked and self.to_accept:
             parked += f". `resume` asks again; with {ACCEPT_JSON} the job goes on {self.to_accept}, whatever is newer"
-        linked = {"Job": job_workflow_id(self._input.job)}
-        if self.replays:
-            linked["Replay"] = replay_workflow_id(self._input.job, self._input.number, self.replays)
-        rejected = "\n".join(f"- REJECTED: {line}" for line in self.rejected[-5:])
+        linked = {"Job": job_workflow_id(self._state.job)}
+        if self.page.replays:
+            linked["Replay"] = replay_workflow_id(self._state.job, self._state.number, self.page.replays)
+        rejected = "\n".join(f"- REJECTED: {line}" for line in self.page.rejected[-5:])
         workflow.set_current_details(
             web_ui.incident_page(
                 self.reason
                 if self.stage in {Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED}
-                else f"{self.stage}: {self.reason or self.headline}",
-                self.stages,
+                else f"{self.stage}: {self.reason or self.page.headline}",
+                self.page.stages,
                 workflow.info().namespace,
                 linked,
-                "\n\n".join(part for part in (parked, rejected, web_ui.drawn(self.picture)) if part),
+                "\n\n".join(part for part in (parked, rejected, web_ui.drawn(self.page.picture)) if part),
             )
         )
 
@@ -119,26 +108,22 @@ class IncidentTimeline:
         launched: Launched | None = None,
     ) -> None:
         """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
+        self.page.noted += 1
         entry = WriteConclusion(
             incident=self._id,
-            job=self._input.job,
-            anomaly=self._input.anomaly,
-            opened_ns=self._input.opened_ns,
-            position=self.noted + 1,
+            job=self._state.job,
+            anomaly=self._state.anomaly,
+            opened_ns=self._state.opened_ns,
+            position=self.page.noted,
             time_ns=workflow.time_ns(),
             stage=stage,
             text=text,
             evidence=evidence,
             launched=launched,
             report=report,
-            parked=self.parked if report else [],
+            parked=self.page.parked if report else [],
         )
         self._notes.append(start_activity(entry))
-
-    @property
-    def noted(self) -> int:
-        """Entries in the ledger."""
-        return self.noted_before + len(self._notes)
 
     async def written(self) -> None:
         """Wait until every entry is in the ledger, or given up: a ledger that is down fails nothing."""
@@ -165,4 +150,4 @@ class IncidentTimeline:
             )
         if last.done() and last.exception() is None:
             return report
-        return report.model_copy(update={"unwritten": self.noted, "launched": launched})
+        return report.model_copy(update={"unwritten": self.page.noted, "launched": launched})

@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.stop_ranks import StopRanks
+    from everstep.decisions.act.recover.incident_state import Continued, IncidentState
     from everstep.decisions.act.recover.rules import Action
     from everstep.model.eviction import EvictionState
     from everstep.model.incident import GOES_ON, IncidentReport, Symptom
@@ -38,7 +39,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.vote import vote
     from workflows.incident.timeline import OPERATOR_JSON
     from workflows.learned import read_versions
-    from workflows.messages import IncidentInput
     from workflows.operator import read_request
     from workflows.start_activity import start_activity
 
@@ -48,8 +48,8 @@ class IncidentWorkflow:
     """Brings a job back after one fault."""
 
     @workflow.init
-    def __init__(self, input: IncidentInput) -> None:
-        self.incident = Incident(input)
+    def __init__(self, state: IncidentState) -> None:
+        self.incident = Incident(state)
 
     @workflow.signal(name="resume", description=f"Try again with a fresh budget. {OPERATOR_JSON}")
     def resume(self, request: Any = None, *more: Any) -> None:
@@ -71,7 +71,7 @@ class IncidentWorkflow:
         """Let machines be evicted for which an operator's approval is waited for; returns which, for people."""
         approved = self.incident.approvable
         self.incident.take("approve", request, more)
-        return f"{approved} job {self.incident.input.job}"
+        return f"{approved} job {self.incident.state.job}"
 
     @approve_and_say.validator
     def check_approve(self, request: Any = None, *more: Any) -> None:
@@ -93,27 +93,27 @@ class IncidentWorkflow:
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> StageAtHand:
         """The stage at hand."""
-        timeline, input = self.incident.timeline, self.incident.input
+        timeline, state = self.incident.timeline, self.incident.state
         return StageAtHand(
             name=timeline.stage,
             seconds=0.0,
-            found=timeline.reason or timeline.headline,
+            found=timeline.reason or timeline.page.headline,
             to_accept=timeline.to_accept if timeline.stage == Stage.PARKED else "",
-            job=input.job,
-            opened_ns=input.opened_ns,
+            job=state.job,
+            opened_ns=state.opened_ns,
             since_ns=timeline.since_ns,
-            machines=list(dict.fromkeys([*input.anomaly.machines, *self.incident.evictions.wanted])),
-            to_approve=self.incident.evictions.waiting if timeline.stage == Stage.PARKED else [],
-            tripped=self.incident.evictions.tripped,
+            machines=list(dict.fromkeys([*state.anomaly.machines, *state.evictions.wanted])),
+            to_approve=self.incident.state.evictions.waiting if timeline.stage == Stage.PARKED else [],
+            tripped=self.incident.state.evictions.tripped,
         )
 
     @workflow.query(name="evictions", description="What the rules of eviction said, and who left the job")
     def current_evictions(self) -> EvictionState:
         """As it is now."""
-        return self.incident.evictions
+        return self.incident.state.evictions
 
     @workflow.run
-    async def run(self, input: IncidentInput) -> IncidentReport:
+    async def run(self, state: IncidentState) -> IncidentReport:
         """Bring the job back; see the module's docstring."""
         # A task of its own gives the call stack in the Web UI the line that waits.
         flow = asyncio.create_task(self._flow(), name="incident flow")
@@ -124,10 +124,10 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         incident = self.incident
-        if incident.input.anomaly.symptom in GOES_ON and not await self._has_to_stop():
+        if incident.state.anomaly.symptom in GOES_ON and not await self._has_to_stop():
             return await self._observed()
         try:
-            if incident.input.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
+            if incident.state.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:
                 await align(incident)
             await align_before_leaving(incident)
             await trace(incident)
@@ -151,7 +151,7 @@ class IncidentWorkflow:
                     confirmation = await reattempt(incident, plan)
                     if confirmation is not None and confirmation.ok:
                         return await self._recovered(confirmation)
-                    await incident.renew(resumed=False)
+                    await incident.renew(Continued.REATTEMPTED)
                     incident.state.reattempted_in_vain()
                     evidence = await stop(incident)
         except Abandoned:
@@ -160,13 +160,13 @@ class IncidentWorkflow:
     async def _has_to_stop(self) -> bool:
         """Whether the ranks of a job whose machine is at fault, or slow, have to end: there is one in its place."""
         incident = self.incident
-        if incident.input.carried is not None:
+        if incident.state.continued:
             return True
-        if incident.input.only_tells:
+        if incident.state.only_tells:
             note_answers(incident)
             return False
         try:
-            if incident.input.anomaly.symptom is not Symptom.SLOW:
+            if incident.state.anomaly.symptom is not Symptom.SLOW:
                 return await secure(incident)
             await vote(incident)
             if stops := await secure(incident):
@@ -185,14 +185,14 @@ class IncidentWorkflow:
         incident = self.incident
         report = recovered_report(incident, confirmation)
         incident.timeline.enter(Stage.RECOVERED if confirmation.confirmed else Stage.NOT_CONFIRMED, report.headline)
-        return await incident.timeline.close(report, incident.launched)
+        return await incident.timeline.close(report, incident.state.launched)
 
     async def _given_up(self) -> IncidentReport:
-        incident, input, generation = self.incident, self.incident.input, self.incident.state.generation
+        incident, state = self.incident, self.incident.state
         report = abandoned_report(incident)
         incident.timeline.enter(Stage.ABANDONED, report.headline)
         with contextlib.suppress(ActivityError):  # the job's release ends what this could not
             # Ranks must not live on unowned; a launch may be under way.
-            why = f"generation {generation}: leave nothing running"
-            await start_activity(StopRanks(job=input.placed, generation=generation, why=why))
-        return await incident.timeline.close(report, incident.launched)
+            why = f"generation {state.generation}: leave nothing running"
+            await start_activity(StopRanks(job=state.placed, generation=state.generation, why=why))
+        return await incident.timeline.close(report, incident.state.launched)

@@ -20,11 +20,11 @@ with workflow.unsafe.imports_passed_through():
 
 async def align_before_leaving(incident: Incident) -> None:
     """Let the ranks end their step before machines leave that are secured already, and have the backups take it."""
-    secured, spec = incident.secured, incident.input.spec
+    secured, spec = incident.secured, incident.state.spec
     if secured is None:
         return
     names = {one.machine for one in secured.leaving}
-    each = spec.assignment(incident.input.machines).each()
+    each = spec.assignment(incident.state.machines).each()
     ranks = [rank for machine, of_machine in each if machine.name in names for rank in of_machine]
     await align(incident, backed_up=ranks if spec.checkpoint.backup else [])
 
@@ -36,11 +36,11 @@ async def align(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
         incident: At hand.
         backed_up: Ranks whose backup has to have the step as well.
     """
-    input, timeline = incident.input, incident.timeline
-    if not input.spec.policy.stop.align_s:
+    state, timeline = incident.state, incident.timeline
+    if not state.spec.policy.stop.align_s:
         return
     began = timeline.enter(Stage.ALIGN)
-    asked = start_activity(AlignRanks(job=input.placed, generation=input.generation, backed_up=list(backed_up)))
+    asked = start_activity(AlignRanks(job=state.placed, generation=state.generation, backed_up=list(backed_up)))
     try:
         aligned = await incident.unless_abandoned(asked)
     except ActivityError as error:

@@ -21,20 +21,20 @@ async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> C
         launched: The generation.
         state_bytes: Size of the largest state that a rank restores.
     """
-    input = incident.input
+    state = incident.state
 
     async def ask(bound_s: float) -> Confirmation:
         return await incident.unless_abandoned(
             start_activity(
                 ConfirmSteps(
-                    job=input.placed,
+                    job=state.placed,
                     launched=launched,
                     timeout_s=bound_s,
                     showing=incident.state.showing,
                     state_bytes=state_bytes,
-                    silent_s=input.spec.policy.silence.detect_s if impatient(incident) else 0.0,
+                    silent_s=state.spec.policy.silence.detect_s if impatient(incident) else 0.0,
                 )
             )
         )
 
-    return await confirm_restart(ask, lambda wait: incident.wait(wait, "ASK AGAIN"), input)
+    return await confirm_restart(ask, lambda wait: incident.wait(wait, "ASK AGAIN"), state)

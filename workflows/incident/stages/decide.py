@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
     """Plan; ask disks and remote storage as long as the plan demands it."""
-    by_operator, incident.resumed = incident.resumed, False
+    by_operator, incident.state.operator.resumed = incident.state.operator.resumed, False
     plan = await _plan(incident, evidence, by_operator=by_operator)
     if plan.by_operator:
         return plan
@@ -36,7 +36,7 @@ async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
 
 async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) -> RestartPlan:
     state = incident.state
-    hang = incident.hang
+    hang = incident.state.hang
     by_itself = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
     state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
     while True:
@@ -56,14 +56,14 @@ async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) ->
 
 async def _find(incident: Incident, evidence: Evidence) -> Evidence:
     """Ask for copies that the answers to a stop do not list."""
-    input, timeline = incident.input, incident.timeline
+    state, timeline = incident.state, incident.timeline
     began = timeline.enter(Stage.FIND)
     try:
-        found = await incident.unless_abandoned(start_activity(FindCheckpoints(job=input.placed)))
+        found = await incident.unless_abandoned(start_activity(FindCheckpoints(job=state.placed)))
     except ActivityError as error:
         # Not knowing is not the same as having nothing.
         reason = f"could not be asked: {error.cause or error}"[:300]
-        evidence = unanswered(evidence, [machine.name for machine in input.machines], reason)
+        evidence = unanswered(evidence, [machine.name for machine in state.machines], reason)
     else:
         evidence = merged(evidence, found)
     timeline.leave(began, Stage.FIND, web_ui.searched_text(evidence))

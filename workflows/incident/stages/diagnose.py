@@ -28,11 +28,11 @@ FINDINGS_KEPT = 200
 
 async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     """Test the machines; what is found is in the state of the incident."""
-    state, timeline, input = incident.state, incident.timeline, incident.input
+    state, timeline = incident.state, incident.timeline
     choice = tests_of(state)
     tests = ", ".join(choice.tests)
     text = (
-        f"{choice.why}: {tests} on {len(input.machines)} machines, {input.spec.policy.diagnose.timeout_s:g} s at most"
+        f"{choice.why}: {tests} on {len(state.machines)} machines, {state.spec.policy.diagnose.timeout_s:g} s at most"
     )
     began = timeline.enter(Stage.DIAGNOSE, text)
     try:
@@ -68,4 +68,4 @@ async def _once_more(incident: Incident, found: Diagnosis, tests: Sequence[str])
 
 
 async def _tested(incident: Incident, tests: Sequence[str]) -> Diagnosis:
-    return await incident.unless_abandoned(start_activity(DiagnoseMachines.of(incident.input.placed, tests)))
+    return await incident.unless_abandoned(start_activity(DiagnoseMachines.of(incident.state.placed, tests)))

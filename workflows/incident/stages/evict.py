@@ -94,13 +94,13 @@ def note_answers(incident: Incident) -> None:
 
 async def evict(incident: Incident, evidence: Evidence) -> Evidence:
     """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
-    evictions, patient = incident.evictions, False
+    evictions, patient = incident.state.evictions, False
     if (secured := incident.secured) is not None:
         incident.secured, evictions.unfit = None, secured.unfit
         await _exchange(incident, secured.leaving, secured.replaced)
         evidence = await refresh_evidence(incident)
     while True:
-        incident.state.waits, incident.missing, incident.evictions.waiting = "", 0, []
+        incident.state.waits, incident.state.evictions.missing, incident.state.evictions.waiting = "", 0, []
         plan = _judge(incident, evidence)
         leaving = [*plan.evict, *_unfit(incident, _names(plan.evict))]
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
@@ -115,18 +115,18 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
-            if not incident.hang_stays and not all(waits_for_another(one.rule) for one in leaving):
+            if not incident.state.evictions.hang_stays and not all(waits_for_another(one.rule) for one in leaving):
                 # It may have been the software, and a restart may be enough: nobody waits for a machine then.
-                incident.hang_stays = True
+                incident.state.evictions.hang_stays = True
                 incident.timeline.leave(began, Stage.EVICT, f"{replaced.why}; the job is tried again with them")
                 continue
             incident.timeline.leave(began, Stage.EVICT, replaced.why)
-            incident.missing = len(leaving)
+            incident.state.evictions.missing = len(leaving)
             verb, its = ("leaves", "its") if len(leaving) == 1 else ("leave", "their")
             waits.append(f"{named(leaving)} {verb} the job once there is a machine in {its} place: {replaced.why}")
         if asking := [one for one in plan.ask if one.machine not in _names(leaving)]:
-            incident.evictions.waiting = asking
-            waits.append(_question(incident.input.job, asking, plan.tripped))
+            incident.state.evictions.waiting = asking
+            waits.append(_question(incident.state.job, asking, plan.tripped))
         incident.state.waits = "; ".join(waits)
         if not evidence.unreachable or patient:
             return evidence
@@ -136,17 +136,17 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
 
 def _unfit(incident: Incident, others: set[str]) -> list[Eviction]:
     """Machines of the job that could not be made ready, but for ``others`` and those that an operator lets stay."""
-    kept = {*incident.evictions.declined, *others}
-    here = {machine.name for machine in incident.input.machines} - kept
-    return [one for one in incident.evictions.unfit if one.machine in here]
+    kept = {*incident.state.evictions.declined, *others}
+    here = {machine.name for machine in incident.state.machines} - kept
+    return [one for one in incident.state.evictions.unfit if one.machine in here]
 
 
 async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
     """Wait for silent machines, or for others in their places; returns what the machines know then."""
     timeline = incident.timeline
     began = timeline.enter(Stage.EVICT, incident.state.waits)
-    silent = [machine for machine in incident.input.machines if machine.name in evidence.unreachable]
-    awaited = Awaited(silent, incident.missing, PATIENCE)
+    silent = [machine for machine in incident.state.machines if machine.name in evidence.unreachable]
+    awaited = Awaited(silent, incident.state.evictions.missing, PATIENCE)
     try:
         await incident.wait(PATIENCE, "silent machines, or others", until=lambda: awaited.either or awaited.stay_silent)
     finally:
@@ -167,7 +167,7 @@ def _question(job: str, asking: list[Eviction], tripped: str) -> str:
 
 def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
     """Those whom an operator let go: it holds until there is a machine for each."""
-    evictions = incident.evictions
+    evictions = incident.state.evictions
     if evictions.approved_by:
         evictions.approved |= {one.machine: evictions.approved_by for one in asked}
         evictions.approved_by = ""
@@ -177,30 +177,30 @@ def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
 
 def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
     """What the rules say now, of what the machines know; without evidence: of the anomaly alone."""
-    input, evictions = incident.input, incident.evictions
+    state, evictions = incident.state, incident.state.evictions
     facts = EvictFacts(
         now_ns=workflow.time_ns(),
-        machines=[machine.name for machine in input.machines],
+        machines=[machine.name for machine in state.machines],
         findings=_findings(incident, evidence),
-        earlier=input.alerts,
-        evicted_ns=[*input.evicted_ns, *evictions.done_ns],
+        earlier=state.alerts,
+        evicted_ns=[*state.evicted_ns, *evictions.done_ns],
     )
-    plan = plan_evictions(facts, input.spec.policy)
+    plan = plan_evictions(facts, state.spec.policy)
     evictions.take(plan.asked)
     return plan.without(evictions.declined)
 
 
 def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFinding]:
     """All that speaks against machines of the job, whoever says so; without evidence what the anomaly has alone."""
-    state, generation, policy = incident.state, incident.state.generation, incident.input.spec.policy
-    found = list(incident.input.anomaly.findings)
+    state, generation, policy = incident.state, incident.state.generation, incident.state.spec.policy
+    found = list(incident.state.anomaly.findings)
     if evidence:
         silent = incident.silent_for(evidence.unreachable)
         found = [*evidence.findings, *state.ladder.tested, *findings_of_silence(silent, policy)]
-    if incident.hang and incident.hang.generation == generation and not incident.hang_stays:
-        found += findings_of_hang(incident.hang)
-    if incident.slow and incident.slow.generation == generation:
-        found += findings_of_vote(incident.slow)
+    if incident.state.hang and incident.state.hang.generation == generation and not incident.state.evictions.hang_stays:
+        found += findings_of_hang(incident.state.hang)
+    if incident.state.slow and incident.state.slow.generation == generation:
+        found += findings_of_vote(incident.state.slow)
     return found
 
 
@@ -215,16 +215,16 @@ async def _replacements(
         fit: Who has come already, besides the job's own.
         back: Who leaves → whom it came for, and who stays where there are too few others.
     """
-    input, evictions = incident.input, incident.evictions
+    state, evictions = incident.state, incident.state.evictions
     began = incident.timeline.enter(Stage.EVICT, named(leaving))
     evictions.requests += 1
     names = _names(leaving)
     request = ReplaceRequest(
-        id=f"{incident.id}/{input.generation}/{evictions.requests}",
-        job=input.job,
-        run=input.run,
+        id=f"{incident.id}/{state.run}/{evictions.requests}",
+        job=state.job,
+        run=state.run,
         evict=leaving,
-        keep=[*(machine for machine in input.machines if machine.name not in names), *fit],
+        keep=[*(machine for machine in state.machines if machine.name not in names), *fit],
         back=dict(back),
     )
     try:
@@ -235,10 +235,10 @@ async def _replacements(
 
 async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Replaced) -> None:
     """Let the others come into the job."""
-    machines = [replaced.machines.get(machine.name, machine) for machine in incident.input.machines]
+    machines = [replaced.machines.get(machine.name, machine) for machine in incident.state.machines]
     await incident.change_machines(machines, leaving)
     for one in leaving:
-        incident.evictions.approved.pop(one.machine, None)
+        incident.state.evictions.approved.pop(one.machine, None)
     incident.timeline.note(Stage.EVICT, _exchanged(leaving, replaced))
 
 
@@ -246,22 +246,22 @@ async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
     """Start the job's fork server on machines that are new to it; returns those on which that is not possible."""
     new = replaced.machines
     come = {machine.name for machine in new.values()}
-    stay = [machine for machine in incident.input.machines if machine.name not in {*new, *come}]
+    stay = [machine for machine in incident.state.machines if machine.name not in {*new, *come}]
     ready = await asyncio.gather(*(_prepare(incident, machine, stay[:LIKE]) for machine in new.values()))
     return [one for one in ready if one is not None]
 
 
 async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) -> Eviction | None:
     """Returns why a machine cannot come, where it cannot; ``like``: those that it has to be like."""
-    input, policy = incident.input, incident.input.spec.policy
+    state, policy = incident.state, incident.state.spec.policy
     bound_s = max(policy.silence.evict_s, 1.0)
     try:
-        job = input.placed.model_copy(update={"machines": [machine]})
+        job = state.placed.model_copy(update={"machines": [machine]})
         prepare = PrepareMachines(job=job, patience_s=bound_s, probed=True, like=like)
         await incident.unless_abandoned(start_activity(prepare))
     except ActivityError as error:
         why = f"it could not be made ready: {error.cause or error}"[:300]
-        incident.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])
+        incident.state.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])
         return Eviction(machine=machine.name, rule=UNFIT, reason=UNFIT, why=why)
     return None
 

@@ -8,6 +8,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.base.text import listed
+    from everstep.decisions.act.recover.incident_state import Continued
     from everstep.decisions.act.recover.plan import RestartPlan
     from everstep.model.eviction import named
     from everstep.model.stage import Stage
@@ -21,10 +22,10 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     Raises:
         Abandoned: an operator ended the incident, or nobody answered in time.
     """
-    timeline, input, silent = incident.timeline, incident.input, plan.verdict.awaited
+    timeline, state, silent = incident.timeline, incident.state, plan.verdict.awaited
     incident.answer, incident.accepting = None, False
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
-    timeline.to_approve = named(incident.evictions.waiting)
+    timeline.to_approve = named(state.evictions.waiting)
     incident.asked_rung = plan.rung.rung if plan.verdict.rule == "ladder-asks" and plan.rung else None
     known = [(one.number, one.asked_ns) for one in incident.state.book.urgent()]
     began = timeline.enter(Stage.PARKED, plan.verdict.text)
@@ -35,15 +36,15 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
         return [one.name for one in urgent if (one.number, one.asked_ns) not in known]
 
     await incident.tell_job()
-    patience = timedelta(hours=input.spec.policy.park.timeout_h)
-    machines = [machine for machine in input.machines if machine.name in silent]
-    awaited = Awaited(machines, incident.missing, patience)
+    patience = timedelta(hours=state.spec.policy.park.timeout_h)
+    machines = [machine for machine in state.machines if machine.name in silent]
+    awaited = Awaited(machines, incident.state.evictions.missing, patience)
     try:
         await incident.wait(
             patience, "PARKED", until=lambda: incident.answer is not None or awaited.either or bool(updates())
         )
     finally:
-        timeline.parked.append((int(began * 1e9), workflow.time_ns()))
+        timeline.page.parked.append((int(began * 1e9), workflow.time_ns()))
         awaited.cancel()
     if incident.answer is not None:
         await _resumed(incident, plan, began)
@@ -55,7 +56,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     else:
         incident.abandoned_by = "nobody answered in time"
         raise Abandoned
-    await incident.renew(resumed=incident.resumed, came_back=not incident.resumed)
+    await incident.renew(Continued.PARKED)
 
 
 async def _goes_on(incident: Incident, began: float, why: str) -> None:
@@ -69,18 +70,18 @@ async def _goes_on(incident: Incident, began: float, why: str) -> None:
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
     timeline, state, who = incident.timeline, incident.state, incident.answered_by
-    if incident.answer == "approve" and not incident.evictions.waiting and incident.asked_rung is not None:
+    if incident.answer == "approve" and not incident.state.evictions.waiting and incident.asked_rung is not None:
         state.ladder.approved.add(incident.asked_rung)
         await _goes_on(incident, began, f"{incident.asked_rung}, approved by {who}")
         return
     if incident.answer == "approve":
-        incident.evictions.approve(who)
-        approved = f"{named(incident.evictions.waiting)}, approved by {who}"
+        incident.state.evictions.approve(who)
+        approved = f"{named(incident.state.evictions.waiting)}, approved by {who}"
         await _goes_on(incident, began, approved)
         return
-    incident.resumed_by = who
+    incident.state.operator.resumed_by = who
     if state.waits:
-        incident.evictions.decline()
+        incident.state.evictions.decline()
     timeline.leave(began, Stage.PARKED, f"resumed by {who}")
     timeline.note(Stage.PARKED, f"resumed by {who}")
     if incident.accepting and plan.doubt is not None:
@@ -88,6 +89,6 @@ async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
         timeline.leave(workflow.time(), Stage.ACCEPTED, accepted)
         timeline.note(Stage.ACCEPTED, accepted)
     incident.begin_again()
-    incident.resumed = True
+    incident.state.operator.resumed = True
     timeline.enter(Stage.REATTEMPT)
     await incident.tell_job()

@@ -31,17 +31,17 @@ async def back_off(incident: Incident, plan: RestartPlan) -> bool:
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
     if plan.change is None or not is_withdrawn(plan.change, incident.state.book):
         return True
-    incident.resumed = plan.by_operator
+    incident.state.operator.resumed = plan.by_operator
     return False
 
 
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
     """One restart; returns its confirmation, or None when it could not be launched or watched."""
-    state, timeline, input, target = incident.state, incident.timeline, incident.input, plan.restore
+    state, timeline, target = incident.state, incident.timeline, plan.restore
     telling = None
     if plan.change is not None:
         telling = incident.change_version(plan.change)
-        input = incident.input
+        state = incident.state
     state.attempts += 1
     if plan.rung is not None:
         taken_back = plan.change is not None and plan.change.suspect
@@ -51,7 +51,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     state.launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchRanks(
-        job=input.placed,
+        job=state.placed,
         generation=state.generation,
         resume_step=target.step,
         reason=incident.id,
@@ -62,7 +62,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     began = timeline.enter(Stage.REATTEMPT)
     try:
         launched = await incident.unless_abandoned(start_activity(launch))
-        incident.launched = launched
+        incident.state.launched = launched
         if telling is not None:
             await telling
         code = f", v{state.book.running}" if plan.change else ""

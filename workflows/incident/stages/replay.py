@@ -37,7 +37,7 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
         f"{policy.replay.steps} steps of the script, from its beginning, on {groups.count} rows and {groups.count} "
         f"columns of {web_ui.count(groups.size, 'machine')}, {repeats_of(policy)} times where nothing shows"
     )
-    timeline.replays = sum(one.rung is Rung.REPLAY for one in state.ladder.all_tried) + 1
+    state.page.replays += 1
     began = timeline.enter(Stage.REPLAY, text)
     await incident.tell_job()
     found = await _replayed(incident, plan)
@@ -55,23 +55,23 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
 
 
 async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
-    input = incident.input
+    state = incident.state
     given = ReplayInput(
-        job=input.job,
+        job=state.job,
         spec=incident.state.spec,
-        machines=input.machines,
-        run=input.run,
+        machines=state.machines,
+        run=state.run,
         why=plan.verdict.text,
-        first_step_s=max(input.first_step_s, incident.first_step_s),
+        first_step_s=max(state.first_step_s, incident.first_step_s),
     )
     child = await workflow.start_child_workflow(
         ReplayWorkflow.run,
         given,
-        id=replay_workflow_id(input.job, input.number, incident.timeline.replays),
+        id=replay_workflow_id(state.job, state.number, incident.state.page.replays),
         task_timeout=TASK_TIMEOUT,
         parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
-        static_summary=web_ui.summary(f"replay of {input.job}: {plan.verdict.text}"),
-        search_attributes=attributes.search_attributes({attributes.JOB_NAME: input.job}),
+        static_summary=web_ui.summary(f"replay of {state.job}: {plan.verdict.text}"),
+        search_attributes=attributes.search_attributes({attributes.JOB_NAME: state.job}),
     )
     try:
         return await incident.unless_abandoned_child(child)

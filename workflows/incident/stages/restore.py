@@ -24,15 +24,15 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     wanted = plan.restore
     if not wanted.copies and not wanted.unverified:
         return None
-    state, timeline, input = incident.state, incident.timeline, incident.input
+    state, timeline = incident.state, incident.timeline
     if state.failed_restores:
         timeline.enter(Stage.BACKOFF)
-        wait_s = backoff_s(state.failed_restores, input.spec.policy)
+        wait_s = backoff_s(state.failed_restores, state.spec.policy)
         await incident.wait(timedelta(seconds=wait_s), "BACKOFF")
     began = timeline.enter(Stage.RESTORE)
     try:
         restored = await incident.unless_abandoned(
-            start_activity(RestoreCheckpoints.of(input.placed, wanted, plan.evidence))
+            start_activity(RestoreCheckpoints.of(state.placed, wanted, plan.evidence))
         )
     except ActivityError as error:
         timeline.leave(began, Stage.RESTORE, f"failed: {error.cause or error}")

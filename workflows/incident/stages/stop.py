@@ -59,7 +59,7 @@ def impatient(incident: Incident) -> dict[str, Any]:
 
     Empty: nobody leaves the job for its silence.
     """
-    policy = incident.input.spec.policy
+    policy = incident.state.spec.policy
     if mode_of(BY_NAME["gone-machine"], policy) not in {EvictMode.ACT, EvictMode.APPROVE}:
         return {}
     return {"patience_s": policy.silence.evict_s, "probed": True}
@@ -67,12 +67,12 @@ def impatient(incident: Incident) -> dict[str, Any]:
 
 async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
     """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is shown."""
-    input, policy = incident.input, incident.input.spec.policy
+    state, policy = incident.state, incident.state.spec.policy
     deadline = workflow.time() + policy.stop.kill_patience_s
     told_job = False
     while True:
         evidence = await incident.unless_abandoned(
-            start_activity(StopRanks(job=input.placed, generation=incident.state.generation, **bounds))
+            start_activity(StopRanks(job=state.placed, generation=incident.state.generation, **bounds))
         )
         if not evidence.dying:
             break
@@ -89,5 +89,5 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
 
 
 def _failure(incident: Incident, evidence: Evidence, *, first: bool) -> Failure:
-    incident.timeline.headline = incident.state.headline(evidence) or incident.timeline.headline
+    incident.timeline.page.headline = incident.state.headline(evidence) or incident.timeline.page.headline
     return incident.state.failure(evidence, now_ns=workflow.time_ns(), first=first)

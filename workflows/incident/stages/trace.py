@@ -23,20 +23,20 @@ SYMPTOMS = frozenset({Symptom.HANG})
 
 
 async def trace(incident: Incident) -> None:
-    """Look at the ranks, where the job stands still; what is found is in ``incident.hang``."""
-    input, timeline = incident.input, incident.timeline
-    if input.anomaly.symptom not in SYMPTOMS or incident.looks_again or not input.spec.policy.hang.trace_s:
+    """Look at the ranks, where the job stands still; what is found is in ``incident.state.hang``."""
+    state, timeline = incident.state, incident.timeline
+    if state.anomaly.symptom not in SYMPTOMS or incident.looks_again or not state.spec.policy.hang.trace_s:
         return
     began = timeline.enter(Stage.TRACE)
-    asked = start_activity(TraceRanks(job=input.placed, generation=incident.state.generation, incident=incident.id))
+    asked = start_activity(TraceRanks(job=state.placed, generation=incident.state.generation, incident=incident.id))
     try:
         found = await incident.unless_abandoned(asked)
     except ActivityError as error:
         timeline.leave(began, Stage.TRACE, f"failed: {error.cause or error}")
         return
-    incident.hang, timeline.picture = found, found.picture
+    incident.state.hang, timeline.page.picture = found, found.picture
     text = f"{found.conclusion}: {found.reason}"
     timeline.leave(began, Stage.TRACE, text)
     if found.conclusion in EXPLAINS:
-        timeline.headline = f"{timeline.headline.partition(': ')[0]}: {found.reason}"
+        timeline.page.headline = f"{timeline.page.headline.partition(': ')[0]}: {found.reason}"
     timeline.note(Stage.TRACE, text)

@@ -20,20 +20,20 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def vote(incident: Incident) -> None:
-    """Look at the ranks; what is found is in ``incident.slow``.
+    """Look at the ranks; what is found is in ``incident.state.slow``.
 
     Raises:
         Abandoned: an operator ended the incident, or something happened that is more urgent.
     """
-    input, timeline = incident.input, incident.timeline
+    state, timeline = incident.state, incident.timeline
     began = timeline.enter(Stage.VOTE)
     rounds: list[SlowRound] = []
-    count = input.spec.policy.slow.rounds
+    count = state.spec.policy.slow.rounds
     for number in range(1, count + 1):
         if incident.overtaken:
             break
-        timeline.say(f"round {number} of {count}: {input.anomaly.headline}")
-        vote = VoteRound(job=input.placed, generation=input.generation, incident=incident.id, number=number)
+        timeline.say(f"round {number} of {count}: {state.anomaly.headline}")
+        vote = VoteRound(job=state.placed, generation=state.generation, incident=incident.id, number=number)
         asked = start_activity(vote)
         try:
             rounds.append(await incident.unless_abandoned(asked, or_overtaken=True))
@@ -41,12 +41,12 @@ async def vote(incident: Incident) -> None:
             rounds.append(SlowRound(number=number, problem=f"it failed: {error.cause or error}"[:200]))
         except Abandoned:
             break
-        timeline.picture = "\n".join(map(line_of, rounds))
+        timeline.page.picture = "\n".join(map(line_of, rounds))
     if incident.overtaken or incident.abandoned_by:
         timeline.leave(began, Stage.VOTE, f"given up: {incident.overtaken or 'an operator says so'}")
         raise Abandoned
-    found = incident.slow = judge_rounds(rounds, input.generation)
+    found = incident.state.slow = judge_rounds(rounds, state.generation)
     text = f"{found.conclusion}: {found.reason}"
     timeline.leave(began, Stage.VOTE, text)
-    timeline.headline = f"{timeline.headline}; {text}"
+    timeline.page.headline = f"{timeline.page.headline}; {text}"
     timeline.note(Stage.VOTE, text)

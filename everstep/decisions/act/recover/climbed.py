@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.finding import MachineFinding
@@ -11,21 +12,22 @@ from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, Tried
 
 
-@dataclass(slots=True)
-class Climbed:
-    """Mutable; no clock."""
+class Climbed(BaseModel):
+    """The rungs that were tried, and what the tests of the machines showed. Mutable; no clock."""
 
-    tried: list[Tried] = field(default_factory=list)
+    model_config = ConfigDict(extra="allow")
+
+    tried: list[Tried] = Field(default_factory=list)
     """Since an operator resumed, the last one last."""
-    all_tried: list[Tried] = field(default_factory=list)
+    all_tried: list[Tried] = Field(default_factory=list)
     """In the whole incident."""
-    remembered: list[Tried] = field(default_factory=list)
+    remembered: list[Tried] = Field(default_factory=list)
     """By earlier incidents of the job."""
-    tested: list[MachineFinding] = field(default_factory=list)
+    tested: list[MachineFinding] = Field(default_factory=list)
     """What stop-time tests found of the machines; the newest tests count."""
     of_script: bool = False
     """The failure at hand is a hang that the script itself brings about, as looks at its ranks show."""
-    approved: set[Rung] = field(default_factory=set)
+    approved: set[Rung] = Field(default_factory=set)
     """Rungs that an operator let go on."""
 
     def take(

@@ -13,8 +13,8 @@ from everstep.decisions.act.ladder.next_rung import NextRung, next_rung
 from everstep.decisions.act.ladder.paths import LadderFacts
 from everstep.decisions.act.progress import position_of
 from everstep.decisions.act.recover.doubt import Doubt
+from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.rules import Action, RestartFacts, Verdict, decide, look_at_machines
-from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.next_version import VersionChange, next_version
 from everstep.decisions.act.versions.rollback import came_within, rollback, target_of
 from everstep.decisions.blame.diagnose.choose_tests import Choice, choose_tests
@@ -60,7 +60,7 @@ class RestartPlan:
         return f"{verdict.action} {self.restore.origin}{wait}: {verdict.text} ({self.restore.reason})"
 
 
-def plan_restart(evidence: Evidence, state: RecoveryState, *, by_operator: bool = False) -> RestartPlan:
+def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool = False) -> RestartPlan:
     """What to do about a stopped job.
 
     Args:
@@ -125,7 +125,7 @@ def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
     return f"{rung.why}: {failure.cause} {position_of(failure)}".strip()
 
 
-def climb(state: RecoveryState) -> NextRung:
+def climb(state: IncidentState) -> NextRung:
     """What the ladder wants about the failure at hand."""
     state.clear_code()
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
@@ -154,7 +154,7 @@ def climb(state: RecoveryState) -> NextRung:
     return next_rung(facts, policy)
 
 
-def tests_of(state: RecoveryState) -> Choice:
+def tests_of(state: IncidentState) -> Choice:
     """The diagnostic tests that follow the failure at hand."""
     failure, policy = state.failures[-1], state.spec.policy
     found = failure.classification

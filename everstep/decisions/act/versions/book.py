@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.decisions.act.progress import is_steady
 from everstep.decisions.act.versions.rollback import is_young, steps_of
@@ -19,20 +20,21 @@ RANGES_KEPT = 20
 WAITS = frozenset({VersionStatus.CHECKING, VersionStatus.PENDING})
 
 
-@dataclass(slots=True)
-class VersionBook:
-    """Mutable; no clock."""
+class VersionBook(BaseModel):
+    """The versions of one job. Mutable; no clock."""
 
-    versions: dict[int, JobVersion] = field(default_factory=dict)
+    model_config = ConfigDict(extra="allow")
+
+    versions: dict[int, JobVersion] = Field(default_factory=dict)
     running: int = 0
     """Number of the version that runs; 0: none is known."""
-    touched: set[int] = field(default_factory=set)
-    """The versions in which something changed here."""
+    touched: set[int] = Field(default_factory=set)
+    """Of which something changed here."""
 
     @classmethod
     def of(cls, versions: Iterable[JobVersion], running: int) -> VersionBook:
-        """The book of a job's versions."""
-        return cls({version.number: version for version in versions}, running)
+        """Of a job's state."""
+        return cls(versions={version.number: version for version in versions}, running=running)
 
     # What is known.
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.act.recover.rules import Action
-from everstep.decisions.act.recover.state import RecoveryState
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit, Unlisted
@@ -27,17 +27,18 @@ MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index i
 ON_DISK = CheckpointPolicy(disk=True, disk_path="/disk", disk_every_steps=5)
 
 
-def state(**fields: Any) -> RecoveryState:
+def state(**fields: Any) -> IncidentState:
     given: dict[str, Any] = {
         "spec": JobSpec(name="job", script="/job.py", machines=2, ranks_per_machine=1),
         "machines": MACHINES,
         "anomaly": Anomaly(id="m0-1", generation=1, symptom=Symptom.CRASH, headline="seen"),
+        "number": 1,
         "generation": 1,
         "resume_step": 0,
         "lineage": [(1, 0)],
         "failures": [Failure(generation=1, step=21, symptom=Symptom.CRASH, cause="SIGKILL")],
     }
-    return RecoveryState(**(given | fields))
+    return IncidentState(**(given | fields))
 
 
 def evidence(step: int = 20, **fields: Any) -> Evidence:
@@ -64,7 +65,7 @@ def test_the_rule_that_parks_is_named() -> None:
     assert plan.text == "park: m1 does not answer: bring its agent back, the job goes on by itself then"
 
 
-def lost() -> tuple[Evidence, RecoveryState]:
+def lost() -> tuple[Evidence, IncidentState]:
     """m1 came back empty, and its disk does not answer."""
     unlisted = [Unlisted(tier=Tier.DISK, machines=["m1"], reason="no answer")]
     found = evidence(emptied=["m1"], searched=True, unlisted=unlisted)
@@ -198,7 +199,7 @@ def test_a_script_that_restores_by_itself_is_tried_again() -> None:
 # The ladder.
 
 
-def climbing(**fields: Any) -> RecoveryState:
+def climbing(**fields: Any) -> IncidentState:
     """A job that failed at the same step once more after a restart."""
     known = state(**fields)
     known.ladder.take(Rung.REATTEMPT, known.failures[-1], "first")
@@ -226,7 +227,7 @@ def test_a_rung_keeps_its_turn_whatever_the_limits_say() -> None:
     assert said(plan_restart(evidence(), known)) == (Action.PARK, "same-step-again")
 
 
-def looked_at(**fields: Any) -> RecoveryState:
+def looked_at(**fields: Any) -> IncidentState:
     """Tests and restarts did not help; the script was seen to step."""
     known = climbing(showing=Showing(kind="steps"), **fields)
     for rung in (Rung.DIAGNOSE, Rung.REATTEMPT):
@@ -309,7 +310,7 @@ def test_what_passed_is_told_with_the_next_restart() -> None:
     assert again.verdict.text == "SIGKILL: what was at fault has left the job"
 
 
-def pcie_error(*, sure: bool) -> tuple[RecoveryState, Evidence]:
+def pcie_error(*, sure: bool) -> tuple[IncidentState, Evidence]:
     """m1's kernel told of a PCIe error a second before its rank died, for the second time."""
     error = Finding(inspection="kernel-log", reason="pcie-error", sure=sure, since_ns=5 * 10**9, text="not corrected")
     died = RankExit(rank=1, machine="m1", signal=11, time_ns=6 * 10**9, completed_steps=21)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.act.recover.state import RecoveryState
+from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.blame.first_failure import MACHINE_LOST
 from everstep.decisions.keep.choose_restore import Restore
 from everstep.model.evidence import Evidence, RankExit
@@ -21,10 +21,10 @@ MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index i
 GLOO = "RuntimeError: Connection closed by peer [127.0.0.12]:4213"
 
 
-def case(symptom: Symptom = Symptom.CRASH, **fields: Any) -> RecoveryState:
+def case(symptom: Symptom = Symptom.CRASH, **fields: Any) -> IncidentState:
     anomaly = Anomaly(id="m0-1", generation=1, symptom=symptom, headline="seen from outside")
     given: dict[str, Any] = {"generation": 1, "resume_step": 0, "lineage": [(1, 0)]} | fields
-    return RecoveryState(spec=SPEC, machines=MACHINES, anomaly=anomaly, **given)
+    return IncidentState(number=1, spec=SPEC, machines=MACHINES, anomaly=anomaly, **given)
 
 
 def stopped(step: int, ranks: range = range(6), **more: Any) -> list[RankExit]:

@@ -1,9 +1,11 @@
-"""What is known of one incident, from stop to stop: what failed, what is left, and what it costs."""
+"""The state of one incident: what failed, what is left, what was tried, and what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from everstep.decisions.act.progress import still_counting
 from everstep.decisions.act.recover.climbed import Climbed
@@ -23,26 +25,108 @@ from everstep.decisions.blame.first_failure import (
     is_hint,
 )
 from everstep.decisions.keep.choose_restore import Restore, choose_restore, copy_of
-from everstep.decisions.keep.lineage import FROM_NOTHING, UNKNOWN, Runs, found_damaged, usable
+from everstep.decisions.keep.lineage import FROM_NOTHING, Runs, extended, found_damaged, usable
+from everstep.model.eviction import EvictionState
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.finding import MachineFinding
+from everstep.model.hang import HangFound
 from everstep.model.incident import Anomaly, Failure, Symptom
-from everstep.model.job import JobSpec
-from everstep.model.launch import Showing
+from everstep.model.job import JobSpec, PlacedJob
+from everstep.model.launch import Launched, Showing
 from everstep.model.machine import Assignment, Machine
+from everstep.model.message import Words
+from everstep.model.slow import SlowFound
+from everstep.model.stage import StageRecord
 from everstep.model.state_copy import CopyToRestore, Restored, StateCopy
 
 FINDINGS_KEPT = 64
-"""Of inspections."""
+"""Findings of inspections that an incident keeps."""
+FAILURES_KEPT = 100
+STAGES_KEPT = 200
+PARKED_KEPT = 500
+REJECTED_KEPT = 5
+TRIED_KEPT = 100
 
 
-@dataclass(slots=True)
-class RecoveryState:
-    """Mutable facts of one incident; no I/O, no clock."""
+class IncidentPage(BaseModel):
+    """What the page of an incident shows of its past; the stage at hand is the workflow's."""
 
-    spec: JobSpec
-    machines: Sequence[Machine]
+    model_config = ConfigDict(extra="allow")
+
+    headline: str = ""
+    """What happened, as far as it is known."""
+    stages: list[StageRecord] = Field(default_factory=list)
+    """Stages that are over."""
+    rejected: list[str] = Field(default_factory=list)
+    """Messages of operators that made no sense, with the reason."""
+    parked: list[tuple[int, int]] = Field(default_factory=list)
+    """When the job was parked: begin and end, in nanoseconds."""
+    noted: int = 0
+    """Entries that were written into the ledger."""
+    picture: str = ""
+    """What each rank did when its stacks were looked at, as text; empty: they were not."""
+    replays: int = 0
+    """How often the job was replayed; the page links to the last replay."""
+
+
+class OperatorSaid(BaseModel):
+    """What operators decided about an incident."""
+
+    model_config = ConfigDict(extra="allow")
+
+    resumed: bool = False
+    """An operator has just resumed the job: the next plan goes by that."""
+    resumed_by: str = ""
+    """The last operator who resumed the job; empty: none did."""
+    begun_again_ns: int = 0
+    """When the job was last tried again with a fresh ladder: it was resumed, or urgent code came; 0: never."""
+
+
+class Continued(Words):
+    """At which point an incident continued as new."""
+
+    NO = ""
+    PARKED = "parked"
+    """It was parked, and goes on: the failure at hand is known, and the machines are asked once more."""
+    REATTEMPTED = "reattempted"
+    """A reattempt had failed, and what failed now is not known yet."""
+
+
+class IncidentState(BaseModel):
+    """All that an incident knows and decides by: it outlives every run of the incident's workflow.
+
+    The job's workflow fills it in when it opens the incident, and a run that continues as new hands it on whole. It is
+    mutable, and has neither I/O nor a clock.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    # With what the incident was opened.
+
+    number: int
+    """Of the incident within its job."""
     anomaly: Anomaly
+    opened_ns: int = 0
+    spec: JobSpec
+    machines: list[Machine]
+    """All machines of the job now."""
+    run: str = ""
+    """Id of the job's run; see ``everstep.model.run_id``."""
+    origin_runs: list[str] = Field(default_factory=list)
+    """Ids of the earlier runs whose copies the job was started from."""
+    first_step_s: float = 0.0
+    """The longest that a start of the job took to the first step; 0: no start came so far."""
+    alerts: list[MachineFinding] = Field(default_factory=list)
+    """Network alerts of the job's machines that were reported before."""
+    evicted_ns: list[int] = Field(default_factory=list)
+    """When machines were taken out of the job before, without an operator: one entry for each machine."""
+    only_tells: bool = False
+    """The incident reports a fault and does nothing about it; the job does not wait for it."""
+    continued: Continued = Continued.NO
+    """How the run of the workflow before this one ended."""
+
+    # What failed, and what is left.
+
     generation: int
     """The newest that was launched."""
     resume_step: int
@@ -52,17 +136,15 @@ class RecoveryState:
     folder: str = ""
     """Checkpoint on disk from which the job was started first; empty: none."""
     folder_step: int = -1
-    runs: Runs = UNKNOWN
-    """Which run of its name the job is."""
-    launches: list[tuple[int, int]] = field(default_factory=list)
+    launches: list[tuple[int, int]] = Field(default_factory=list)
     """Of this incident."""
-    emptied: set[str] = field(default_factory=set)
+    emptied: set[str] = Field(default_factory=set)
     """Machines that lost what they held of the generation; an agent says so once."""
-    bad: list[StateCopy] = field(default_factory=list)
+    bad: list[StateCopy] = Field(default_factory=list)
     """Copies that could not be used, with reasons."""
-    unreached: list[StateCopy] = field(default_factory=list)
+    unreached: list[StateCopy] = Field(default_factory=list)
     """Those of them that may be good."""
-    verified: list[CopyToRestore] = field(default_factory=list)
+    verified: list[CopyToRestore] = Field(default_factory=list)
     """Own slots whose contents were compared since the ranks ended."""
     farthest: int = -1
     """Completed steps of the generation at hand."""
@@ -76,11 +158,11 @@ class RecoveryState:
     """An operator lets the job go on from this step or a later one, although newer ones may exist; None: no."""
     accepted: str = ""
     """Who did so, and what was accepted."""
-    showing: Showing = field(default_factory=Showing)
+    showing: Showing = Field(default_factory=Showing)
     """How the script shows its steps."""
-    history: list[Failure] = field(default_factory=list)
+    history: list[Failure] = Field(default_factory=list)
     """Earlier failures that are not solved, oldest first, the one at hand not included."""
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Failure] = Field(default_factory=list)
     """Of this incident, the one at hand last."""
     attempts: int = 0
     """Reattempts so far, since an operator resumed."""
@@ -88,28 +170,66 @@ class RecoveryState:
     """Restores that failed since the last launch, or since an operator resumed."""
     asked: int = 0
     """How often storage was asked for copies since the incident began, or was resumed."""
-    findings: list[MachineFinding] = field(default_factory=list)
+    findings: list[MachineFinding] = Field(default_factory=list)
     """What the inspections of the machines said at any stop, the newest stop first."""
     hold: str = ""
     """Why an operator has to say how the job goes on; empty once one did."""
     waits: str = ""
     """Why machines that are to leave the job are still in it; empty: there are none."""
-    gone: dict[str, list[int]] = field(default_factory=dict)
+    gone: dict[str, list[int]] = Field(default_factory=dict)
     """Silent machine that left the job since the launch of the generation at hand → the ranks that it ran."""
-    joined: set[str] = field(default_factory=set)
+    joined: set[str] = Field(default_factory=set)
     """Machines that came into the job since then: they know nothing of it, and have lost nothing."""
-    book: VersionBook = field(default_factory=VersionBook)
+    book: VersionBook = Field(default_factory=VersionBook)
     """The versions of the job's code."""
     explained: bool = False
     """An inspection names what explains the failure at hand."""
     hinted: bool = False
     """It does not name the machine for sure: a test has to."""
-    ladder: Climbed = field(default_factory=Climbed)
+    ladder: Climbed = Field(default_factory=Climbed)
     """What was tried so far."""
     trusted: int | None = None
     """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
-    _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = None
+    version_changes: list[VersionChange] = Field(default_factory=list)
+    """Other versions of the code that came in this incident."""
+    launched: Launched | None = None
+    """The answer to the last launch; None: nothing was launched."""
+    hang: HangFound | None = None
+    """What samples of the ranks showed; of the generation that it names."""
+    slow: SlowFound | None = None
+    """What a vote over the ranks showed; of the generation that it names."""
+    evictions: EvictionState = Field(default_factory=EvictionState)
+    operator: OperatorSaid = Field(default_factory=OperatorSaid)
+    page: IncidentPage = Field(default_factory=IncidentPage)
+    _chosen: tuple[Evidence, tuple[object, ...], Restore] | None = PrivateAttr(default=None)
     """The last choice, with what it rests on."""
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self.spec.name
+
+    @property
+    def placed(self) -> PlacedJob:
+        """The job with its machines, as activities get it."""
+        return PlacedJob(spec=self.spec, machines=self.machines, run=self.run)
+
+    @property
+    def runs(self) -> Runs:
+        """Which run of its name the job is."""
+        return Runs(self.run, tuple(self.origin_runs))
+
+    def cut(self) -> None:
+        """Forget what is old of the lists that only grow, before the state is handed on: it has to stay small."""
+        self.lineage, self.launches = extended(self.lineage, []), extended(self.launches, [])
+        self.history, self.failures = self.history[-FAILURES_KEPT:], first_and_last(self.failures)
+        self.ladder.all_tried = self.ladder.all_tried[-TRIED_KEPT:]
+        self.book.versions = {one.number: one for one in self.book.all()}
+        page = self.page
+        page.rejected, page.parked = page.rejected[-REJECTED_KEPT:], page.parked[-PARKED_KEPT:]
+        if len(page.stages) > STAGES_KEPT:
+            gap = StageRecord(name="…", seconds=0.0, found="further stages, see the ledger")
+            page.stages = [*page.stages[: STAGES_KEPT // 2 - 1], gap, *page.stages[-STAGES_KEPT // 2 :]]
 
     def merge_evidence(self, evidence: Evidence) -> Evidence:
         """Take the evidence of a stop; returns it with all machines that lost what they had."""
@@ -152,7 +272,7 @@ class RecoveryState:
         self.joined |= {machine.name for machine in machines} - before
         self.emptied -= before - {machine.name for machine in machines}
         self.gone.update(gone)
-        self.machines = machines
+        self.machines = list(machines)
         self._chosen = None
 
     def reattempted_in_vain(self) -> None:
@@ -380,3 +500,8 @@ class RecoveryState:
         self.joined.clear()
         self.verified.clear()
         self.accepted_from = None  # what the new generation saves was not given up
+
+
+def first_and_last(failures: list[Failure]) -> list[Failure]:
+    """The failure that opened an incident, and the last ones."""
+    return failures if len(failures) <= FAILURES_KEPT else [failures[0], *failures[1 - FAILURES_KEPT :]]
