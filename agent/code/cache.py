@@ -99,6 +99,7 @@ class CodeCache:
     """Bytes of all snapshots, when they were counted last."""
     snapshots: int = 0
     _pinned: Counter[str] = field(default_factory=Counter)
+    """Digest → how many need it now. The event loop changes it; threads only look digests up, and never iterate."""
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by the thread that makes, removes or counts snapshots."""
@@ -299,13 +300,12 @@ class CodeCache:
                 digest = index.stem
                 size = sum(row.size for row in self._rows(digest) or [])
                 found.append((index.stat().st_mtime_ns, digest, size))
-        pinned = list(self._pinned.items())  # a copy in one go: the event loop pins others meanwhile
-        spared = self.in_use() | {digest for digest, pins in pinned if pins}
+        spared = self.in_use()
         self.snapshots, self.bytes = len(found), sum(size for *_, size in found)
         for _, digest, size in sorted(found):
             if self.snapshots <= KEPT and self.bytes <= KEPT_BYTES:
                 break
-            if digest not in spared:
+            if digest not in spared and digest not in self._pinned:
                 logger.info("removing code that was not used for long", digest=digest, bytes=size)
                 self._remove(digest)
                 self.snapshots, self.bytes = self.snapshots - 1, self.bytes - size

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
-import sys
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,21 +42,18 @@ def used_at(code: CodeCache, digest: str, when: int) -> None:
     os.utime(code.folder / f"{digest}.json", ns=(when, when))
 
 
-async def test_a_snapshot_may_be_pinned_while_a_thread_looks_what_is_pinned(tmp_path: Path) -> None:
-    code = CodeCache(tmp_path / "code", Reads(), "m1")
-    before = sys.getswitchinterval()
-    with contextlib.ExitStack() as pins:
-        for number in range(5_000):
-            pins.enter_context(code.kept(str(number)))
-        sys.setswitchinterval(1e-6)
-        try:
-            pruning = [asyncio.create_task(asyncio.to_thread(code._prune)) for _ in range(50)]
-            while not all(task.done() for task in pruning):
-                pins.enter_context(code.kept(uuid.uuid4().hex))
-                await asyncio.sleep(0)
-            await asyncio.gather(*pruning)
-        finally:
-            sys.setswitchinterval(before)
+async def test_what_is_pinned_stays_however_long_it_was_not_used(
+    code: CodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "KEPT", 1)
+    old = await put(code, 0)
+    used_at(code, old, 1)
+    with code.kept(old):
+        await put(code, 1)
+        assert await code.has([old]) == [old]
+    used_at(code, old, 1)
+    await put(code, 2)
+    assert await code.has([old]) == []
 
 
 async def test_the_ones_used_longest_ago_go_but_none_that_a_job_runs(

@@ -14,7 +14,7 @@ def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
 def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
     report = saved_report(
         {
-            "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_age_s=60.0)],
+            "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_steps=[100], disk_age_s=60.0)],
             "m1": [rank(1, own_step=121, backup_step=118, disk_step=105, disk_steps=[90, 100, 105], disk_wanted=128)],
         },
     )
