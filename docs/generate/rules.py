@@ -56,19 +56,12 @@ def _numbers(rule: EvictRule) -> str:
 
 def restart() -> str:
     """Rules about a stopped job, in the order in which they are asked."""
-    rows = [
-        (code(rule.name), first_paragraph(rule.decide.__doc__) or _limit(rule), _when_not(rule))
-        for rule in RESTART_RULES
-    ]
+    rows = [(code(rule.name), first_paragraph(rule.decide.__doc__), _when_not(rule)) for rule in RESTART_RULES]
     intro = paragraph(
         "A job is stopped: the first of these rules that answers decides what is done next. Most of them park the job",
         "([a parked job](../guides/parked-job.md)); the last ones launch it again.",
     )
     return f"{intro}\n\n{table(('rule', 'when it answers', 'not asked'), rows)}"
-
-
-def _limit(rule: RestartRule) -> str:
-    return f"A limit of the policy is reached: {rule.name.replace('-', ' ')}."
 
 
 def _when_not(rule: RestartRule) -> str:

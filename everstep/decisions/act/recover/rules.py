@@ -216,29 +216,29 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdic
 
 
 def _limit(
-    count: Callable[[RestartFacts], int],
-    most: Callable[[RecoveryPolicy], float],
-    text: str,
-    *,
-    of_failures: bool = True,
+    setting: str, count: Callable[[RestartFacts], int], what: str, text: str, *, of_failures: bool = True
 ) -> Decide:
-    """A rule that parks a job once something was counted often enough.
+    """Make a rule that parks a job once a count reaches a limit of the policy.
 
     Args:
-        count: What is counted.
-        most: From so many on.
-        text: A format of ``count``, ``failure``, ``at`` (where that was) and ``steady``.
-        of_failures: What the ladder tried is told as well.
+        setting: Name of the limit, e.g. ``retry.max_attempts``; 0 switches the rule off.
+        count: Counts what is limited.
+        what: Says what is counted, for the reference.
+        text: Format of the verdict's text, with ``count``, ``failure``, ``at`` (where that was) and ``steady``.
+        of_failures: The text also says what the ladder tried.
     """
 
     def decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-        counted = count(facts)
-        if counted < most(policy):
+        limit, counted = policy.value(setting), count(facts)
+        if not limit or counted < limit:
             return None
-        said = text.format(count=counted, failure=facts.failure, at=position_of(facts.failure), steady=policy.progress)
+        reached = text.format(
+            count=counted, failure=facts.failure, at=position_of(facts.failure), steady=policy.progress
+        )
         tried = facts.rung.text if of_failures and facts.rung and facts.rung.tried else ""
-        return _park("; ".join(filter(None, [said, tried])))
+        return _park("; ".join(filter(None, [reached, tried])))
 
+    decide.__doc__ = f"{what} (`{setting}`)."
     return decide
 
 
@@ -366,8 +366,9 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule(
         "restore-fails",
         _limit(
+            "retry.max_attempts",
             lambda facts: facts.failed_restores,
-            lambda policy: policy.retry.max_attempts,
+            "Too many restores failed, one after the other",
             "{count} restores failed, one after the other",
             of_failures=False,
         ),
@@ -375,8 +376,9 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule(
         "same-step-again",
         _limit(
+            "retry.max_failures_at_step",
             _at_one_position,
-            lambda policy: policy.retry.max_failures_at_step,
+            "The job failed too often at one step",
             "failed {count} times {at} ({failure.cause})",
         ),
         of_the_code=True,
@@ -385,8 +387,9 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule(
         "no-progress",
         _limit(
+            "retry.max_failures_without_progress",
             lambda facts: 1 + len(facts.history),
-            lambda policy: policy.retry.max_failures_without_progress,
+            "The job failed too often without steady progress in between",
             "{count} failures without {steady.steady_steps} steps and {steady.steady_s:g} s of progress in between",
         ),
         of_the_code=True,
@@ -395,8 +398,9 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule(
         "attempts-exhausted",
         _limit(
+            "retry.max_attempts",
             lambda facts: facts.attempts,
-            lambda policy: policy.retry.max_attempts,
+            "The incident reattempted the job too often",
             "{count} reattempts did not bring the job back",
         ),
         of_the_code=True,
@@ -405,8 +409,9 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule(
         "ladder-ended",
         _limit(
+            "ladder.restarts",
             _restarts_after_the_ladder,
-            lambda policy: policy.ladder.restarts or float("inf"),
+            "The fault came again after too many restarts that followed the last rung of the ladder",
             "it came again after {count} restarts that followed the last rung of the ladder",
         ),
         of_the_code=True,
