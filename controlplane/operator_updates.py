@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.exceptions import FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from controlplane.client import Control
@@ -34,7 +35,8 @@ async def ask(control: Control, workflow_id: str, update: str, request: Any, *, 
     try:
         said: str = await handle.execute_update(update, request, result_type=str, rpc_timeout=LIMIT)
     except WorkflowUpdateFailedError as error:
-        raise ConfigError(str(error.cause)) from error
+        refused = error.cause.message if isinstance(error.cause, FailureError) else str(error.cause)
+        raise ConfigError(refused) from error
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
         raise ClusterError(
             f"{who} did not answer: see that workers run, with task queue {control.task_queue}"
