@@ -1,1 +1,1 @@
-"""The command ``everstep``: its commands, and what they show."""
+"""The command ``everstep``: its subcommands and their output."""

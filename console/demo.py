@@ -1,4 +1,4 @@
-"""The demonstration: a training job runs undisturbed, then again with one rank killed, and both are compared."""
+"""The demonstration: a training job runs without a fault, then with one rank killed, and both are compared."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from drills.runner import References
 from everstep.errors import EverstepError
 
 NAME = "demo"
-"""Of the cluster and of the job that is struck."""
+"""Name of the cluster, and of the job whose rank is killed."""
 STRUCK_RANK, AT_STEP, STEPS = 5, 20, 60
 START_LIMIT_S = 60.0
 
 
 class DemoInterrupted(Exception):  # control flow: the person at the terminal pressed Ctrl-C
-    """The demonstration shall end."""
+    """The user or the system has asked the demonstration to end."""
 
 
 class DemoCluster(DrillCluster):
     """The demonstration's cluster: always fresh, under its own name in the user's everstep home."""
 
     def place(self) -> tuple[Path, str]:
-        """Its place, emptied."""
+        """The cluster's everstep home and name; its old folder is removed."""
         if local.down(NAME, progress=self.say, purge=True):
             self.say("the cluster of an earlier demonstration was still up: it was taken down")
         return everstep_home().resolve(), NAME
@@ -48,12 +48,12 @@ class DemoCluster(DrillCluster):
         shutil.rmtree(self.home, ignore_errors=True)
 
     def next_name(self, what: str) -> str:
-        """Names that a person can type."""
+        """A short name for the next job, easy to type."""
         return what if what == "reference" else NAME
 
 
 class Narrator:
-    """Says each step with the seconds since the beginning."""
+    """Prints each step with the seconds since the beginning."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.out = sys.stderr if as_json else sys.stdout
@@ -61,16 +61,16 @@ class Narrator:
         self._number = 0
 
     def step(self, line: str) -> None:
-        """A new part of the demonstration."""
+        """Print the title of a new part of the demonstration."""
         self._number += 1
         print(f"\n[{self._seconds()}]  {self._number}. {line}", file=self.out, flush=True)
 
     def say(self, line: str) -> None:
-        """A line about the part at hand."""
+        """Print a line about the current part."""
         print(f"{'':10}  {line}", file=self.out, flush=True)
 
     def lines(self, lines: Sequence[str]) -> None:
-        """Lines as they are."""
+        """Print lines without the clock."""
         print("\n".join(lines), file=self.out, flush=True)
 
     def _seconds(self) -> str:
@@ -78,7 +78,7 @@ class Narrator:
 
 
 class Watching:
-    """Shows a followed job within the narration."""
+    """Shows a followed job between the lines of the narrator."""
 
     def __init__(self, inner: Display) -> None:
         self.tick = inner.tick
@@ -89,12 +89,12 @@ class Watching:
         self._inner = inner
 
     def ended(self, ending: Ending) -> None:
-        """Take the bar away; the narration goes on by itself."""
+        """Remove the progress bar; the narrator prints the rest."""
         self._inner.ended(Ending(ending.outcome, ending.headline, (), ending.exit_code))
 
 
 async def run_demo(*, keep: bool, as_json: bool) -> int:
-    """Run it; returns the exit code.
+    """Run the demonstration; returns the exit code.
 
     Raises:
         EverstepError: the cluster does not come up, or the job does not run even without a fault.
@@ -109,13 +109,13 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
             try:
                 result, incident, link = await _act(cluster, request, narrator)
             except BaseException:
-                cluster.keep = False  # who interrupts it does not want to look at it
+                cluster.keep = False  # an interrupted demonstration leaves nothing to look at
                 raise
             narrator.step("What came of it")
             narrator.lines(summary_lines(result, incident, link))
             narrator.lines(_afterwards(cluster, keep=keep))
             if keep:
-                cluster.say = silent  # how to end it has been said
+                cluster.say = silent  # how to take it down is printed already
             else:
                 narrator.step("Everything is taken down again")
     except (DemoInterrupted, asyncio.CancelledError):
@@ -134,7 +134,7 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
 
 
 def _end_orderly() -> None:
-    """SIGTERM and a closed terminal end the demonstration as Ctrl-C does: with its cluster taken down."""
+    """SIGTERM and a closed terminal end the demonstration as Ctrl-C does: the cluster is taken down."""
     task = asyncio.current_task()
     if task is not None:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -173,11 +173,11 @@ async def _act(
 
 
 async def _follow(cluster: DemoCluster, drill: asyncio.Task[DrillResult], *, as_json: bool) -> None:
-    """Show the job while the drill works on it."""
+    """Show the job while the drill runs."""
     deadline = time.monotonic() + START_LIMIT_S
     while True:
         if drill.done() or time.monotonic() > deadline:
-            return  # its own error says more
+            return  # the drill's own error says more
         with suppress(EverstepError):
             state = await cluster.control.state(NAME)
             break
@@ -187,13 +187,13 @@ async def _follow(cluster: DemoCluster, drill: asyncio.Task[DrillResult], *, as_
     display.started(NAME, {}, [])
     ending = await Follower(cluster.control, state, display, attached=False).follow()
     display.ended(ending)
-    _end_orderly()  # following had the signals for itself
+    _end_orderly()  # following had replaced the signal handlers
     if ending.outcome == "detached":
         raise DemoInterrupted
 
 
 def summary_lines(result: DrillResult, incident: IncidentRecord | None, link: str) -> list[str]:
-    """The table at the end, and the incident's own report."""
+    """The table at the end, and the incident's report."""
     fault_ns = incident.fault_ns if incident else None
     rows = [
         ("crash", f"rank {STRUCK_RANK} killed by SIGKILL in step {AT_STEP}, at {text.clock(fault_ns)}"),

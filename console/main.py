@@ -56,27 +56,27 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 COLLECT_AFTER = (20_000, 20, 50)
-"""Thresholds of Python's garbage collector. Nearly all that a command imports stays: with the defaults looking for
-garbage meanwhile is a sixth of its start."""
+"""Thresholds of Python's garbage collector. Nearly all objects that a command imports stay alive: with the
+defaults, garbage collection is a sixth of a command's start."""
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command in the help; becomes the real one when it is used."""
+    """A placeholder for a command in the help; the real command is imported when it is used."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        """Hand over to the real command."""
+        """Import the real command and make its context."""
         return load(self.name or "").make_context(info_name, args, parent, **extra)
 
 
 class LazyGroup(TyperGroup):
-    """All commands of the table whose module exists."""
+    """A command group of all commands in the table whose module exists."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the table's order."""
+        """The names of the commands, in the table's order."""
         return [name for name, (module, _, _) in COMMANDS.items() if importlib.util.find_spec(_path(module))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What stands for one command, or None."""
+        """The placeholder of one command, or None."""
         if cmd_name not in self.list_commands(ctx):
             return None
         _, panel, line = COMMANDS[cmd_name]
@@ -152,7 +152,7 @@ def run(arguments: list[str] | None = None, commands: typer.Typer | None = None)
 
 
 def main(commands: typer.Typer | None = None) -> None:
-    """Entry of the console script, and of programs with other commands."""
+    """Entry point of the console script, and of programs with other commands."""
     gc.set_threshold(*COLLECT_AFTER)
     code = run(commands=commands)
     sys.stdout.flush()

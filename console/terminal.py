@@ -1,4 +1,4 @@
-"""Rich output of commands: what is shown is text and never markup, wherever it came from."""
+"""Rich output of commands: all text is plain text, and never markup."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class PlainConsole(Console):
         super().__init__(**({"width": width} | options | {"markup": False, "highlight": False, "emoji": False}))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Of a plain string."""
+        """Render a plain string, without markup."""
         return super().render_str(clean(text), **options)
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Text with a style."""
+    """A text with a style."""
     return Text(clean(text), style=style)
 
 
 def together(*parts: RenderableType) -> Group:
-    """Several things, one below the other."""
+    """Several renderables, one below the other."""
     return Group(*parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
 
 NAMED = 8
-"""Ranks, machines or damaged copies that are named; the others are counted."""
+"""At most this many ranks, machines or damaged copies are listed by name; the rest are counted."""
 HEADINGS = {"own memory": "Own", "backup": "Backup", "disk": "Disk", "remote": "Remote"}
 
 
@@ -89,7 +89,7 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
 
 
 def table(report: CheckpointsReport, now_ns: int) -> Table:
-    """The steps, the newest first; tiers in which nothing lies are left out."""
+    """A table of the steps, newest first; empty tiers are left out."""
     from rich.table import Table
 
     from controlplane import text
@@ -124,7 +124,7 @@ def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool =
         known = " that can be seen from here" if report.unlisted or report.silent else why
         texts.append(f"{report.job} has no checkpoint{known}")
     if ended:
-        pass  # no backups are left, wherever they were
+        pass  # no backups are left in any place
     elif report.backup_machines:
         texts.append(f"backups   {pairs(report.backup_machines)}: {report.backups}")
     else:
@@ -151,7 +151,7 @@ def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool =
 
 
 def unlisted(report: CheckpointsReport) -> dict[str, str]:
-    """Why places could not be listed, each reason with the machines that say so."""
+    """The reasons why locations could not be listed, each with the machines that report it."""
     seen: dict[str, list[str]] = {}
     for place in report.unlisted:
         seen.setdefault(place.reason, []).append(place.machine)
@@ -159,7 +159,7 @@ def unlisted(report: CheckpointsReport) -> dict[str, str]:
 
 
 def pairs(machines: dict[str, str]) -> str:
-    """``m0 <-> m3, m1 <-> m2``; ``m0 -> m1`` where it is no exchange."""
+    """``m0 <-> m3, m1 <-> m2``; ``m0 -> m1`` where the backup goes one way only."""
     texts = []
     for machine, to in machines.items():
         mutual = machines.get(to) == machine

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 JOBS_PATIENCE_S = 30.0
-"""How long `down` waits for jobs to end orderly, seconds."""
+"""`down` waits this many seconds for jobs to end in order."""
 
 Name = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")]
 
@@ -125,7 +125,7 @@ def down(
 
 
 def _stop_jobs(cluster: str) -> None:
-    """Stop the jobs of a cluster that answers; one that does not is taken down all the same."""
+    """Stop the jobs of a cluster that answers; a cluster that does not answer is taken down without this."""
     from controlplane.client import Control
     from controlplane.local.cluster_file import ClusterFile
     from everstep.errors import EverstepError

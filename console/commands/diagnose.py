@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 EXIT_UNKNOWN = 4
 SAID_S = 1.0
-"""Between two lines of progress, at least, seconds."""
+"""Shortest time between two lines of progress, seconds."""
 TIMED = ("memory", "bitwise")
-"""Tests that are repeated for a time."""
+"""Tests that repeat until a set time is over."""
 
 
 def diagnose(  # noqa: PLR0917
@@ -91,10 +91,10 @@ async def _diagnose(
 
 
 def settings_of(tests: Sequence[str], seconds: float | None, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Settings of tests, as they are given on the command line.
+    """Parse the settings of tests from the command line.
 
     Raises:
-        ConfigError: one is no setting of a test that is run.
+        ConfigError: a setting does not belong to any test that runs.
     """
     from everstep.errors import ConfigError
 
@@ -117,7 +117,7 @@ def settings_of(tests: Sequence[str], seconds: float | None, changes: Sequence[s
 
 
 async def _idle(control: Control, names: list[str]) -> list[Machine]:
-    """The machines of these names, or all that no job has.
+    """The machines with these names, or by default all machines that no job has.
 
     Raises:
         ConfigError: there is no such machine, a job has it, or no machine is left.
@@ -144,13 +144,13 @@ async def _idle(control: Control, names: list[str]) -> list[Machine]:
 
 
 class Progress:
-    """Says on the terminal how far tests are, now and then."""
+    """Prints the progress of tests on the terminal from time to time."""
 
     def __init__(self) -> None:
         self._said_s, self._said = 0.0, ""
 
     def say(self, text: str) -> None:
-        """How far they are."""
+        """Print the progress if it has changed and the last line is more than ``SAID_S`` old."""
         if text != self._said and time.monotonic() - self._said_s >= SAID_S:
             self._said_s, self._said = time.monotonic(), text
             print(text, file=sys.stderr)

@@ -28,21 +28,21 @@ OF_THE_DRILL = {
     "keep": Annotated[bool, typer.Option("--keep", help="Leave the cluster up: its incidents can be read.")],
     "as_json": Annotated[bool, typer.Option("--json", help="One JSON object; with --repeat also runs and summary.")],
 }
-"""Options that are neither of the fault nor of the job."""
+"""Options that belong neither to the fault nor to the job."""
 Parameter = inspect.Parameter
 
 
 class Faults(TyperGroup):
-    """All faults as commands."""
+    """A command group with one command for each fault."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the list."""
+        """The names of all faults, in the order of the list."""
         from drills.faults.all import FAULTS
 
         return [fault.name for fault in FAULTS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A line in the help."""
+        """The command of a fault as one line of the help, without options."""
         from drills.faults.all import fault_named
 
         return TyperCommand(cmd_name, help=fault_named(cmd_name).summary)
@@ -153,7 +153,7 @@ def command_of(name: str, arguments: list[str]) -> Any:
 
 
 def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
-    """Field → its option. What is not chosen stays None: the model knows its defaults."""
+    """Field → its option. An option that is not chosen stays None: the model has the default."""
     from drills.faults.all import choices_of, option_of, shown_options
 
     for name, field in shown_options(model):
@@ -174,7 +174,7 @@ def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
 
 
 def _value_of(option: str, arguments: list[str]) -> str:
-    """The value of an option among arguments that are not parsed yet; empty: it is not there."""
+    """The value of an option in arguments that are not parsed yet; empty: the option is absent."""
     for at, argument in enumerate(arguments):
         if argument == "--":
             break

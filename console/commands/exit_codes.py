@@ -1,4 +1,4 @@
-"""How a command runs its coroutine: errors that mean "nothing is up" have an exit code of their own."""
+"""How a command runs its coroutine: when no cluster answers, the exit code is 3."""
 
 from __future__ import annotations
 

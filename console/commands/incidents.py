@@ -1,4 +1,4 @@
-"""``everstep incidents`` and ``everstep incident``: what the ledger knows."""
+"""``everstep incidents`` and ``everstep incident``: incidents as the ledger has them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def incident(
 
 
 def id_of(ledger: Ledger, reference: str) -> str | None:
-    """The id of an incident that is named in short; None: there is none."""
+    """The full id for a short name of an incident; None: there is no such incident."""
     match = re.fullmatch(r"(?:(?:incident/)?(?P<job>[a-z0-9-]+)/)?(?P<number>[0-9]+)", reference)
     if match and match["job"]:
         return incident_workflow_id(match["job"], int(match["number"]))

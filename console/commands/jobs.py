@@ -1,4 +1,4 @@
-"""``everstep status``, ``logs``, ``stop``, ``resume``, ``approve``, ``abandon``: what one does with jobs that exist."""
+"""``everstep status``, ``logs``, ``stop``, ``resume``, ``approve``, ``abandon``: commands for jobs that exist."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Reference = Annotated[
 ]
 
 TAIL_OF_ALL = 10
-"""Lines of each rank when all are shown."""
+"""Number of lines for each rank when the logs of all ranks are shown."""
 PATIENCE_S = 30.0
-"""How long stop, resume and abandon wait for their effect, beside what the job's policy allows."""
+"""stop, resume and abandon wait this long for their effect, beyond the time in the job's policy, seconds."""
 POLL_S = 0.2
 
 
@@ -303,7 +303,7 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
             print(f"{job} was asked to stop: everstep status {job}{control.option}")
             return 0
         grace_s = 0.0
-        with suppress(ClusterError):  # the job got the signal, even if it does not answer
+        with suppress(ClusterError):  # the job has the signal, even if it does not answer
             grace_s = (await control.state(job)).spec.policy.stop.grace_s
         deadline = asyncio.get_running_loop().time() + PATIENCE_S + grace_s
         while asyncio.get_running_loop().time() < deadline:
@@ -361,7 +361,7 @@ async def _approve(reference: str, by: str, note: str, cluster: str) -> int:
 
 
 async def _heeded(control: Control, job: str, incident_id: str, answer: str) -> bool:
-    """Whether the operator's answer had its effect."""
+    """Whether the operator's command took effect."""
     if answer == "abandon":
         return not (await control.run_of(job)).running
     try:

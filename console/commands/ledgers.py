@@ -28,7 +28,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def known_cluster(name: str) -> ClusterFile | None:
-    """A cluster that is up, or was; None: there is none of this name."""
+    """A cluster that is or was up; None: there is no cluster with this name."""
     with suppress(ClusterError):
         return ClusterFile.load(name)
     with suppress(OSError, ValueError):
@@ -37,15 +37,15 @@ def known_cluster(name: str) -> ClusterFile | None:
 
 
 def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
-    """The ledger that an option names, or that of a cluster.
+    """Open the ledger that an option names, or else the cluster's ledger.
 
     Args:
-        url: Of the option; empty: the cluster's.
-        name: Of the cluster.
-        cluster: As :func:`known_cluster` says.
+        url: URL from the option; empty: the cluster's ledger.
+        name: Name of the cluster.
+        cluster: Result of :func:`known_cluster`.
 
     Raises:
-        ClusterError: neither names one.
+        ClusterError: there is neither an option nor a cluster with a ledger.
         LedgerError: it cannot be opened.
     """
     if not url and cluster is None:
@@ -59,10 +59,10 @@ def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
 
 
 def check_known(ledger: Ledger, job: str) -> None:
-    """Tell a job of which nothing is found from one that there never was.
+    """Check that the ledger has this job, so that an empty answer is not mistaken for a wrong name.
 
     Raises:
-        LedgerError: the ledger knows no such job; says which it knows.
+        LedgerError: the ledger has no such job; the message lists the jobs that it has.
     """
     names = sorted({known.name for known in ledger.jobs()})
     if job not in names:
@@ -70,5 +70,5 @@ def check_known(ledger: Ledger, job: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """As all commands print it."""
+    """Print a value as JSON, in the form that all commands use."""
     print(json.dumps(value, indent=2))

@@ -1,4 +1,4 @@
-"""``everstep machines``: whose the machines are, and what their inspections say."""
+"""``everstep machines``: which job has each machine, and the findings of inspections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from everstep.model.machine import Machine
 
 WATCH_S = 1.0
-"""Between two looks of --watch, seconds."""
+"""Time between two polls of --watch, seconds."""
 
 
 def machines(  # noqa: PLR0917
@@ -112,7 +112,7 @@ async def _record(names: list[str], cluster: str, path: Path, every_s: float) ->
             reports = await _asked(control, names)
             lines = recorder.lines(reports, asked_ns, time.time_ns())
             try:
-                with path.open("a") as file:  # anew each time: it may have been moved away
+                with path.open("a") as file:  # opened anew each time: the file may have been moved away
                     file.writelines(f"{line}\n" for line in lines)
             except OSError as error:
                 raise ConfigError(f"the recording {path} cannot be written: {error.strerror or error}") from error
@@ -145,7 +145,7 @@ async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
 
 
 def _known(control: Control, names: list[str]) -> list[Machine]:
-    """The machines of these names, or all."""
+    """The machines with these names, or by default all machines."""
     from everstep.base.text import listed
     from everstep.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""``everstep notices``: who is told of events."""
+"""``everstep notices``: the receivers of notices about events."""
 
 from __future__ import annotations
 

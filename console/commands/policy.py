@@ -175,7 +175,7 @@ async def _show(job: str, cluster: str, *, as_json: bool) -> int:
 
 
 async def _described(job: str, cluster: str) -> DescribedPolicy:
-    """Of a job file, of the newest run of a job, or the defaults."""
+    """The policy of a job file or of a job's newest run, or the defaults."""
     from everstep.decisions.act.evict.explain import describe
     from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -195,7 +195,7 @@ async def _described(job: str, cluster: str) -> DescribedPolicy:
 
 
 def is_job_file(job: str) -> bool:
-    """Whether a file is meant: names of jobs have neither a point nor a slash."""
+    """Whether the argument is a file: names of jobs contain neither a dot nor a slash."""
     return "." in job or "/" in job
 
 

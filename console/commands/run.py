@@ -34,19 +34,19 @@ InventoryFile = Annotated[
 ]
 
 REFUSAL_S = 5.0
-"""How long --detach waits to see whether the job is refused, seconds."""
+"""--detach waits this long to see whether the job is refused, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a job begins; by default from nothing."""
+    """The state from which a job begins; by default a new state."""
 
     step: int | Literal["latest"] | None = None
     """Step of the last run of its name; ``latest``: the newest that every rank can restore."""
     folder: str = ""
     """Folder of a disk checkpoint."""
     version: str = ""
-    """Of its code, that an earlier run had; empty: the code is as it is now."""
+    """Version of the code, from an earlier run; empty: the code as it is now."""
 
 
 def run(  # noqa: PLR0917 - options of a command
@@ -288,7 +288,7 @@ async def _run(
 async def _code(
     control: Control, spec: JobSpec, version: str, step: int | None, say: Callable[[str], None]
 ) -> tuple[JobSpec, list[JobVersion], list[str]]:
-    """The job with its first version: its folder as it is now, or one that was recorded; and what to tell its user."""
+    """The job with its first version (its folder as it is now, or a recorded version), and notes for the user."""
     if not version:
         from controlplane.start_checks.code import first_version
 
@@ -329,7 +329,7 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 
 
 async def _connect(cluster: str, inventory: Path | None, machines: int, display: Display, *, no_up: bool) -> Control:
-    """A connection; brings a local cluster up when none answers."""
+    """Connect; start a local cluster when no cluster answers."""
     from controlplane.client import Control
     from controlplane.inventory import inventory_path
     from controlplane.local import cluster as local

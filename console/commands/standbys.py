@@ -92,7 +92,7 @@ def standbys(  # noqa: PLR0917 - options of a command
 
 
 def _machines(cluster: ClusterFile | None) -> int | None:
-    """That jobs may have, of the inventory or else the cluster; None: not known."""
+    """Number of machines for jobs, from the inventory or else the cluster; None: not known."""
     from controlplane.inventory import inventory_path, load
 
     if path := inventory_path(None):
@@ -101,7 +101,7 @@ def _machines(cluster: ClusterFile | None) -> int | None:
 
 
 def _of_ledger(url: str, name: str, cluster: ClusterFile | None, machines: int | None) -> FailureRecord | None:
-    """What the ledger knows; None: nothing, or there is none yet and nobody named one."""
+    """The failures in the ledger; None: it has none, or there is no ledger yet and no option names one."""
     import time
 
     from activities.ledger.database import LedgerUrl

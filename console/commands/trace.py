@@ -1,4 +1,4 @@
-"""``everstep trace`` and ``everstep stacks``: what ranks do now, and what an incident saw them do."""
+"""``everstep trace`` and ``everstep stacks``: the stacks of ranks now, and those that an incident recorded."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def stacks(  # noqa: PLR0917 - options of a command
 
 
 def write_look(folder: Path, number: int, replies: Sequence[pb.StacksReply]) -> None:
-    """Write one look at ranks as a folder of dumps, compressed."""
+    """Write one sample of all ranks as a folder of compressed dumps."""
     from agent.tracer.dump_files import files_of
 
     for reply in replies:

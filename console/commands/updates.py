@@ -1,4 +1,4 @@
-"""``everstep update``, ``rollback`` and ``versions``: other code for a job that runs, and which code ran when."""
+"""``everstep update``, ``rollback`` and ``versions``: change a running job's code, and list which code ran when."""
 
 from __future__ import annotations
 
@@ -219,14 +219,14 @@ async def _ask(
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Where versions are known."""
+    """The sources of a job's versions: the job itself, then the ledger."""
 
     cluster: str
     ledger: str
     """URL; empty: the cluster's."""
 
     async def versions(self, job: str) -> list[JobVersion]:
-        """Of the newest run: what the job itself says, else what the ledger has."""
+        """The versions of the newest run: from the job itself, else from the ledger."""
         from controlplane.client import Control
 
         with suppress(ClusterError, NoSuchJob):
@@ -236,10 +236,10 @@ class _Where:
         return [version for _, version in self.recorded(job, all_runs=False)]
 
     def recorded(self, job: str, *, all_runs: bool) -> list[tuple[CodeVersionRecord, JobVersion]]:
-        """What the ledger has.
+        """The versions that the ledger has.
 
         Raises:
-            LedgerError: it cannot be read, or does not know the job.
+            LedgerError: the ledger cannot be read, or does not have the job.
         """
         with open_ledger(self.ledger, self.cluster, known_cluster(self.cluster)) as opened:
             records = opened.versions(job, all_runs=all_runs)
@@ -306,7 +306,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _hours(text: str) -> float:
-    """``24h``, ``30m``, ``90s`` or ``2d``, in hours."""
+    """Parse a duration such as ``24h``, ``30m``, ``90s`` or ``2d``; returns hours."""
     try:
         value = float(text[:-1]) * UNITS[text[-1:]]
     except (ValueError, KeyError):

@@ -1,1 +1,1 @@
-"""What commands show: jobs as they run, their state, incidents, drills."""
+"""The output of commands: jobs as they run, their state, incidents, drills."""

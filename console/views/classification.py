@@ -1,4 +1,4 @@
-"""A verdict over logs, for a person and as JSON."""
+"""A verdict over logs, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from everstep.decisions.blame.classify.candidates import EvidenceLine
 from everstep.decisions.blame.classify.first_cause import LogVerdict
 
 LONGEST = 200
-"""Characters of a line that a person is shown."""
+"""Longest line of a log that is shown, characters."""
 
 
 def text_of(verdict: LogVerdict) -> str:
-    """The verdict in one line, then its facts, the lines that say so, and what else there is."""
+    """The verdict in one line, then its facts, the lines of the log that prove it, and other candidates."""
     facts = [
         ("owner", str(verdict.owner)),
         ("reason", verdict.reason),
@@ -45,7 +45,7 @@ def text_of(verdict: LogVerdict) -> str:
 
 
 def as_object(verdict: LogVerdict) -> str:
-    """The same as a JSON object, whose keys stay."""
+    """The verdict as a JSON object; its keys do not change between releases."""
     return json.dumps(
         {
             "class": verdict.fault.value,

@@ -1,4 +1,4 @@
-"""What diagnostic tests of machines say, as a person reads it."""
+"""The results of diagnostic tests of machines, as text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from everstep.model.diagnosis import SPEED, Diagnosis, MachineDiagnosis, Measure
 from everstep.model.finding import Finding, Health
 
 HEALTHY_SHOWN = 16
-"""More healthy machines than this are counted."""
+"""If there are more healthy machines than this, they are only counted."""
 FINDINGS_SHOWN = 5
-"""Of one machine."""
+"""Number of findings that are shown for one machine."""
 
 
 def diagnosis_table(found: Diagnosis) -> Table:
-    """All machines, the faulty ones first."""
+    """A table of all machines, faulty machines first."""
     table = Table(box=None, pad_edge=False)
     for name in ("Machine", "Verdict"):
         table.add_column(name, no_wrap=True)
@@ -53,12 +53,12 @@ def _line(finding: Finding) -> str:
 
 
 def link_lines(found: Diagnosis) -> list[str]:
-    """What lies between machines and does not work."""
+    """One line for each link between machines that does not work."""
     return [f"faulty link: {' and '.join(link.machines)}, {link.test}: {link.text}" for link in found.links]
 
 
 def measured_table(found: Diagnosis) -> Table:
-    """Every figure, over all machines that have it."""
+    """A table of every measured figure, over all machines that have it."""
     table = Table(box=None, pad_edge=False)
     for name in ("Measured", "On", "Low", "Median", "High", "Lowest"):
         table.add_column(name, no_wrap=name != "Lowest")

@@ -18,9 +18,9 @@ from controlplane.queries.events import IncidentEvent, incident_line
 from controlplane.shown import clean, clean_line
 
 TICK_S = 1.0
-"""Between two lines about steps in a pipe, seconds."""
+"""Time between two lines about steps in a pipe, seconds."""
 QUIET_S = 10.0
-"""A job that does not move gets a line this often, seconds."""
+"""A job without a new step gets a line this often, seconds."""
 
 BAR = 12
 WIDE = 100
@@ -31,7 +31,7 @@ BESIDE_LINE = 3
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Where a job stands at one moment."""
+    """The progress of a job at one moment."""
 
     job: str
     status: str
@@ -42,7 +42,7 @@ class Tick:
     steps_per_s: float | None
     tokens_per_s: float | None
     ettr: float | None
-    """Productive over wall time, 0 to 1."""
+    """Productive time over wall time, 0 to 1."""
     ranks_alive: int
     ranks: int
     incidents: int
@@ -51,11 +51,11 @@ class Tick:
 
     @property
     def line(self) -> str:
-        """Everything in one line."""
+        """All values in one line."""
         return "  ".join(self._parts())
 
     def within(self, columns: int) -> str:
-        """The line without what matters least, so that what is amiss can be read on a narrow terminal."""
+        """The line without the least important values, so that problems can be read on a narrow terminal."""
         parts = self._parts()
         for least in ("token/s", "generation ", "ETTR ", "incidents ", "loss "):
             if len("  ".join(parts)) <= columns:
@@ -82,7 +82,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why following a job is over."""
+    """Why the following of a job has ended."""
 
     outcome: str
     """``finished``, ``failed``, ``stopped``, ``parked`` or ``detached``."""
@@ -90,38 +90,38 @@ class Ending:
     details: tuple[str, ...]
     exit_code: int
     facts: dict[str, Any] = field(default_factory=dict)
-    """The same in numbers, for a script."""
+    """The outcome in numbers, for a script."""
 
 
 class Display(Protocol):
-    """Takes what happens."""
+    """Shows the events of a followed job."""
 
     def note(self, line: str) -> None:
-        """Something that a person should know."""
+        """Show a note for the user."""
 
     def started(self, job: str, facts: dict[str, Any], lines: Sequence[str]) -> None:
-        """Following begins."""
+        """Show that the following begins."""
 
     def tick(self, tick: Tick) -> None:
-        """Where the job stands; called several times a second."""
+        """Show the job's progress; called several times a second."""
 
     def problem(self, event: ProblemEvent) -> None:
-        """Copies of the state began to fail, or are in order again."""
+        """Show that copies of the state began to fail, or are in order again."""
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
-        """Something happened to an incident."""
+        """Show an event of an incident."""
 
     def ended(self, ending: Ending) -> None:
-        """Following is over; also gives the terminal back."""
+        """Show the ending, and restore the terminal."""
 
 
 def _is_shown_twice(event: IncidentEvent) -> bool:
-    """Whether the next line says the same: the incident was opened and closed between two looks."""
+    """Whether the next line says the same: the incident was opened and closed between two polls."""
     return event.kind == "opened" and bool(event.incident.resolution)
 
 
 class Lines:
-    """Plain lines, about one a second while steps are made."""
+    """Shows plain lines, about one a second while the job steps."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -129,16 +129,16 @@ class Lines:
         self._last_shown = ""
 
     def note(self, line: str) -> None:
-        """One line with the time."""
+        """Print one line with the time."""
         self._print(f"{text.clock(time.time_ns())}  {line}")
 
     def started(self, job: str, facts: dict[str, Any], lines: Sequence[str]) -> None:
-        """The lines as they are."""
+        """Print the lines as they are."""
         for line in lines:
             self._print(line)
 
     def tick(self, tick: Tick) -> None:
-        """A line when the job moved, but not more than one a second."""
+        """Print a line when the job has progressed, at most one a second."""
         now = time.monotonic()
         quiet = now - self._shown_at
         moved = f"{tick.step} {tick.generation} {tick.status} {tick.silent}" != self._last_shown
@@ -149,11 +149,11 @@ class Lines:
         self.note(tick.line)
 
     def problem(self, event: ProblemEvent) -> None:
-        """The event."""
+        """Print the event."""
         self.note(event.line)
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
-        """The event and, below it, its details."""
+        """Print the event and, below it, its details."""
         if _is_shown_twice(event):
             return
         self.note(incident_line(event))
@@ -161,7 +161,7 @@ class Lines:
             self._print(f"              {line}")
 
     def ended(self, ending: Ending) -> None:
-        """The last lines."""
+        """Print the last lines."""
         self._print(ending.headline)
         for line in ending.details:
             self._print(f"  {line}")
@@ -209,9 +209,9 @@ class Json:
 
 
 class Terminal:
-    """A bar that moves while the job steps, and lines above it.
+    """Shows a bar that moves while the job steps, and lines above it.
 
-    The number of steps that a script will make is its own affair: the bar
+    Only the script knows how many steps it will make: the bar
     shows that the job steps, not how far it is.
     """
 
@@ -230,11 +230,11 @@ class Terminal:
         self._task: TaskID | None = None
 
     def note(self, line: str) -> None:
-        """One line above the bar."""
+        """Print one line above the bar."""
         self._say(f"{text.clock(time.time_ns())}  {line}")
 
     def started(self, job: str, facts: dict[str, Any], lines: Sequence[str]) -> None:
-        """The lines, and then the bar."""
+        """Print the lines, and then start the bar."""
         for line in lines:
             self._say(line)
         self._task = self._bar.add_task(job, total=None, line="")
@@ -248,11 +248,11 @@ class Terminal:
             self._bar.update(self._task, line=clean_line(tick.within(room)))
 
     def problem(self, event: ProblemEvent) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._say(f"{text.clock(time.time_ns())}  {event.line}", "yellow" if event.kind == "began" else "green")
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
-        """Lines above the bar, in the colour of their weight."""
+        """Print lines above the bar, in a colour that shows their severity."""
         if _is_shown_twice(event):
             return
         style = {"recovered": "green", "parked": "red", "closed": "red"}.get(event.kind, "yellow")
@@ -261,7 +261,7 @@ class Terminal:
             self._say(f"              {line}", "dim")
 
     def ended(self, ending: Ending) -> None:
-        """Remove the bar and print why following is over."""
+        """Remove the bar and print why the following has ended."""
         self._bar.stop()
         style = {"finished": "bold green", "detached": "bold", "stopped": "bold"}.get(ending.outcome, "bold red")
         self._say(ending.headline, style)
@@ -274,7 +274,7 @@ class Terminal:
 
 
 def display_for(*, as_json: bool) -> Display:
-    """The display that fits where the output goes."""
+    """The display for a terminal, a pipe or a script."""
     if as_json:
         return Json()
     return Terminal() if sys.stdout.isatty() else Lines()

@@ -1,4 +1,4 @@
-"""What a drill tells a person."""
+"""The results of drills, as text."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from drills.judge.result import DrillResult
 from drills.verdict import summary
 
 SHOWN = 3
-"""Incidents of which each gets a command."""
+"""At most this many incidents get a command each."""
 SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
 
 
 def progress(line: str) -> None:
-    """One line about the step that begins; on standard error, so that --json stays clean."""
+    """Print one line about the step that begins; on standard error, so that --json stays clean."""
     print(f"  {clean(line)}", file=sys.stderr, flush=True)
 
 
 def each(result: DrillResult) -> None:
-    """One line about a run that is over."""
+    """Print one line about a run that has ended."""
     progress(one_line(result))
 
 
 def one_line(result: DrillResult) -> str:
-    """A run in one line."""
+    """The result of a run in one line."""
     verdict = "ok" if result.ok else "NOT OK"
     return (
         f"{result.job}: {verdict}, {_noticed_in(result)}, "
@@ -41,7 +41,7 @@ def one_line(result: DrillResult) -> str:
 
 
 def catalogue(*, as_json: bool) -> None:
-    """All faults, one line each."""
+    """A list of all faults, one line each."""
     if as_json:
         rows = [{"fault": fault.name, "options": usage_of(fault), "what": fault.summary} for fault in FAULTS]
         print(json.dumps(rows, indent=2))
@@ -63,7 +63,7 @@ def results(runs: list[DrillResult]) -> None:
 
 
 def afterwards(runs: list[DrillResult]) -> list[str]:
-    """How to read the incidents now: exact commands where the cluster was left, else what it takes."""
+    """How to read the incidents now: exact commands if the cluster was left up, else the option for it."""
     incidents = [incident for run in runs for incident in run.incidents]
     cluster = next((run.cluster for run in runs if run.cluster), "")
     if not cluster:
@@ -72,7 +72,7 @@ def afterwards(runs: list[DrillResult]) -> list[str]:
 
 
 def places(cluster: str, incidents: Sequence[str] = (), before: str = "") -> list[str]:
-    """Exact commands for a cluster that was left up, and some of its incidents; none where it was not."""
+    """Exact commands for a cluster that was left up, and for some of its incidents; empty if it was not."""
     if not cluster:
         return []
     home = Path(cluster)  # <EVERSTEP_HOME>/clusters/<name>
@@ -132,7 +132,7 @@ def _noticed_in(run: DrillResult) -> str:
 
 
 def _noticed(run: DrillResult) -> list[tuple[str, str]]:
-    """When the fault was seen, and when it was over."""
+    """When the fault was detected, and when the job had recovered."""
     detected, recovered = f"{_s(run.detected_s)} after the fault", f"{_s(run.recovered_s)} after the fault"
     if run.resolution == "observed":
         told = ", ".join(run.incidents) or "in the ledger, and no incident"

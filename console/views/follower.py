@@ -32,21 +32,21 @@ from workflows.messages import JobResult
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_PARKED, EXIT_DETACHED = 0, 1, 4, 130
 FRAME_S = 0.1
-"""Between two looks at the ranks, seconds."""
+"""Time between two samples of the ranks, seconds."""
 CALM_S, BUSY_S = 1.0, 0.2
-"""Between two questions to the workflow, while all is well and while something is amiss, seconds."""
+"""Time between two queries of the workflow, in normal operation and during an incident, seconds."""
 LAST_STEPS = 64
-"""How far back the last step of an ended job is looked for."""
+"""The last step of an ended job is looked for in this many steps before the last known step."""
 
 
 class Follower:
     """Follows one run of a job.
 
     Args:
-        control: a connection.
-        state: of the job when following begins.
-        display: takes what happens.
-        attached: whether the job ran before: then its closed incidents are no news.
+        control: connection to the cluster.
+        state: state of the job when the following begins.
+        display: shows the events.
+        attached: whether the job ran before: then its closed incidents are not shown.
     """
 
     def __init__(self, control: Control, state: JobState, display: Display, *, attached: bool) -> None:
@@ -68,7 +68,7 @@ class Follower:
         self._silent_plane = False
 
     async def follow(self) -> Ending:
-        """Follow to the end; shows everything but the ending, which it returns.
+        """Follow the job to its end; shows everything but the ending, which it returns.
 
         Raises:
             ClusterError: the local cluster was taken down.
@@ -89,7 +89,7 @@ class Follower:
         while True:
             self._display.tick(self._tick(feed.current))
             await self._tell()
-            if self._state.status == "running":  # an incident takes peers away, and says so itself
+            if self._state.status == "running":  # during an incident peers are away, and the incident reports it
                 for event in self._problems.changes(feed.copying, time.monotonic()):
                     self._display.problem(event)
             if result.done():
@@ -105,10 +105,10 @@ class Follower:
                 async with asyncio.timeout(FRAME_S):
                     await left.wait()
 
-    # What the workflow says.
+    # The workflow's answers.
 
     async def _ask(self, feed: ProgressFeed) -> None:
-        """Ask the workflow and the ledger again and again; they may be away while the ranks step."""
+        """Poll the workflow and the ledger; they may be away while the ranks step."""
         while True:
             try:
                 self._state = await self._control.state(self._job)
@@ -132,7 +132,7 @@ class Follower:
             self._ettr = answer.ratio
 
     async def _result(self) -> JobResult:
-        """The job's result, or what became of the job."""
+        """The job's result, or a result made from the state of its workflow."""
         try:
             return await self._control.result(self._job)
         except WorkflowFailureError as error:
@@ -141,10 +141,10 @@ class Follower:
         except RPCError:
             return JobResult(headline=f"{self._job} is gone", outcome="failed", generations=0, incidents=[])
 
-    # What is shown.
+    # The display.
 
     def _tick(self, progress: JobProgress) -> Tick:
-        if progress.generation != self._generation:  # a restart is no speed
+        if progress.generation != self._generation:  # a restart must not count as speed
             self._generation, self._steps, self._tokens = progress.generation, Rate(), Rate()
         if progress.step is not None:
             self._steps.add(progress.step, progress.time_ns)
@@ -171,7 +171,7 @@ class Follower:
             self._display.incident(event, await self._details(event))
 
     async def _details(self, event: IncidentEvent) -> list[str]:
-        """Where the time of a recovery went."""
+        """The parts of a recovery with their times."""
         if event.kind != "recovered":
             return []
         handle = self._control.client.get_workflow_handle(event.incident.id, result_type=IncidentReport)
@@ -181,7 +181,7 @@ class Follower:
                 return [parts_line(report), f"see it: everstep incident {event.incident.id}{self._option}"]
         return []
 
-    # How it ends.
+    # The ending.
 
     async def _ended(self, result: JobResult) -> Ending:
         with suppress(EverstepError):
@@ -217,12 +217,12 @@ class Follower:
         )
 
     def _not_launched(self, result: JobResult) -> Ending:
-        """The ending of a job that never ran: what agents and ledger show is of an earlier run of the name."""
+        """The ending of a job that never ran: agents and ledger show an earlier run with this name."""
         facts = {"steps": None, "loss": None, "ettr": None, "seconds": None, "generations": 0, "incidents": 0}
         return Ending(result.outcome, result.headline, tuple(self._places()), EXIT_FAILED, facts)
 
     async def _last_step(self) -> None:
-        """The last steps may have been made since the last look."""
+        """The last step; ranks may have made some since the last sample."""
         start = max((self._step or 0) - LAST_STEPS, 0)
         step, loss = await last_step(self._control.agents, self._job, self._state.machines, from_step=start)
         if step is not None and step >= (self._step or 0):
@@ -253,7 +253,7 @@ class Follower:
 
 
 def detached(job: str, option: str, exit_code: int) -> Ending:
-    """The ending that leaves the job alone, and how to come back."""
+    """The ending when the job runs on, with the command to follow it again."""
     return Ending(
         outcome="detached",
         headline=f"detached; {job} is still running",

@@ -1,4 +1,4 @@
-"""A verdict over a hang, for a person and as JSON."""
+"""A verdict over a hang, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.model.topology import Topology
 
 
 def text_of(verdict: HangVerdict, topology: Topology, names: Sequence[str] = ()) -> str:
-    """The verdict in one line, what to do, the evidence, and the topology with what each rank does."""
+    """The verdict in one line, what to do, the evidence, and the topology with the state of each rank."""
     machines = names_of(verdict.machines, names)
     facts = [
         ("method", verdict.method.value),
@@ -37,7 +37,7 @@ def text_of(verdict: HangVerdict, topology: Topology, names: Sequence[str] = ())
 
 
 def as_object(verdict: HangVerdict, topology: Topology, names: Sequence[str] = ()) -> str:
-    """The same as a JSON object, whose keys stay."""
+    """The verdict as a JSON object; its keys do not change between releases."""
     return json.dumps(
         {
             "conclusion": verdict.conclusion.value,

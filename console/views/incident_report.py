@@ -1,4 +1,4 @@
-"""An incident as a person on call reads it: what was seen, decided and done, with times.
+"""The report of an incident for the person on call: observations, decisions and actions, with times.
 
 Pure functions from a ledger's record to blocks of text; how blocks are printed
 depends on whether a terminal reads them.
@@ -43,12 +43,12 @@ class Block:
 
 
 def link(id: str, ui_url: str, namespace: str) -> str:
-    """Address of a workflow in Temporal's Web UI; empty when there is none."""
+    """Address of a workflow in Temporal's Web UI; empty when there is no Web UI."""
     return f"{ui_url}/namespaces/{namespace}/workflows/{urllib.parse.quote(id, safe='')}" if ui_url else ""
 
 
 def clean(text: str) -> str:
-    """Without what would move a terminal's cursor or colours: ranks print what they like."""
+    """The text without control sequences for a terminal: ranks may print any bytes."""
     return _CONTROL.sub("", text.expandtabs(4))
 
 
@@ -58,20 +58,20 @@ def clock(time_ns: int | None) -> str:
 
 
 def outcome(record: IncidentRecord) -> str:
-    """One or two words."""
+    """The outcome in one or two words."""
     if record.closed_ns is None:
         return "open"
     return record.resolution or ("recovered" if record.recovered else "not recovered")
 
 
 def headline(record: IncidentRecord) -> str:
-    """The report's line, else what was seen."""
+    """The report's headline, else the symptom."""
     report = record.parsed_report()
     return clean((report.headline if report else None) or record.headline or "(its beginning was not recorded)")
 
 
 def symptom(record: IncidentRecord) -> str:
-    """What it was in the end, else what was seen first."""
+    """The symptom in the report, else the symptom that was seen first."""
     report = record.parsed_report()
     return str(report.failures[0].symptom) if report and report.failures else record.symptom or "?"
 
@@ -132,7 +132,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _hang(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """What looks at the ranks showed before they were stopped, with the picture."""
+    """The result of sampling the ranks before they were stopped, with the picture of the topology."""
     report = record.parsed_report()
     if report is None or (found := report.hang) is None:
         return []
@@ -143,7 +143,7 @@ def _hang(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _vote(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """Which machine the others wait for, round by round, and what followed from it."""
+    """The vote on which machine the others wait for, round by round, and its result."""
     report = record.parsed_report()
     if report is None or (found := report.slow) is None:
         return []
@@ -153,7 +153,7 @@ def _vote(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """What the first failure was, who owns it, where in the user's code, and the lines that say so."""
+    """The first failure: its class, its owner, its line in the user's code, and the log lines that prove it."""
     found = _classification(record)
     if found is None:
         return []
@@ -167,7 +167,7 @@ def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _classification(record: IncidentRecord) -> Classification | None:
-    """The report's, else that of the anomaly, else none: of a release that made none."""
+    """The classification in the report, else in the anomaly; None: an older release made none."""
     report = record.parsed_report()
     if report is not None:
         return report.classification
@@ -203,7 +203,7 @@ def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _tried(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """The rungs of the ladder; a single restart is told by the story."""
+    """The rungs of the ladder; a single restart is already in the list of events."""
     report = record.parsed_report()
     tried = report.tried if report else []
     if {one.rung for one in tried} <= {Rung.REATTEMPT} and len(tried) < 2:
@@ -287,12 +287,12 @@ def _more(record: IncidentRecord, evidence: Evidence | None, ui_link: str) -> li
 
 
 def since(time_ns: int, fault_ns: int | None) -> str:
-    """Seconds after the fault, as ``+0.412 s``."""
+    """The time since the fault, such as ``+0.412 s``."""
     return f"{(time_ns - (fault_ns or time_ns)) / 1e9:+.3f} s"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:
-    """Rows as plain lines: columns two spaces apart, nothing at the line's end."""
+    """Rows as plain lines: columns are two spaces apart, without spaces at the end."""
     shown = [[clean_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in shown if i < len(row)) for i in range(max(map(len, shown), default=0))]
     return [

@@ -1,4 +1,4 @@
-"""What went wrong over some days, as lines for a terminal."""
+"""The report over some days, as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from controlplane.queries.time_lost import LEAST_S, ORDER, causes_text
 from everstep.decisions.training_time.time_lost import Cause
 
 SHOWN = 20
-"""Rows of a table; the others are counted."""
+"""At most this many rows of a table are shown; the rest are counted."""
 
 
 def headline(report: LedgerReport) -> str:
-    """One line: which days, how many incidents, how many jobs."""
+    """One line with the days, the number of incidents and the number of jobs."""
     if report.empty:
         return "the ledger is empty: no job has run yet"
     still_open = f" ({report.open} open)" if report.open else ""
@@ -27,7 +27,7 @@ def headline(report: LedgerReport) -> str:
 
 
 def report_lines(report: LedgerReport) -> list[str]:
-    """All of it; what there is nothing of is left out, or said where that is not plain."""
+    """The whole report; empty parts are left out, or named where their absence needs a word."""
     if report.empty:
         return [headline(report)]
     blocks = [
@@ -51,12 +51,12 @@ def report_lines(report: LedgerReport) -> list[str]:
 
 
 def lost_causes(report: LedgerReport) -> list[tuple[Cause, float]]:
-    """What took time, in the order of an incident."""
+    """The causes that cost time, in the order of an incident."""
     return [(cause, report.lost[cause]) for cause in ORDER if report.lost.get(cause, 0.0) >= LEAST_S]
 
 
 def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
-    """Name, how many, how long they took."""
+    """The cells of a row: name, number of incidents, time."""
     still_open = f" ({tally.open} open)" if tally.open else ""
     timed = tally.incidents - tally.open - tally.unknown
     parts = [text.duration(tally.seconds)] if timed else []
@@ -65,14 +65,14 @@ def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
 
 
 def ettr_text(share: RunShare) -> str:
-    """The ratio; that it is at most so high, where something is not known; or that it is unknown."""
+    """The ratio; "at most" the ratio, where something is not known; or "unknown"."""
     if share.ettr is None:
         return "unknown"
     return f"at most {text.ratio(share.ettr)}" if share.unknown else text.ratio(share.ettr)
 
 
 def job_row(share: RunShare) -> tuple[str, ...]:
-    """Of the table of jobs."""
+    """The cells of a row in the table of jobs."""
     started = share.started.astimezone().strftime("%m-%d %H:%M") if share.started else "unknown"
     ran = "unknown" if share.seconds is None else text.duration(share.seconds)
     lost = "unknown" if share.seconds is None else causes_text(share.lost)
@@ -80,7 +80,7 @@ def job_row(share: RunShare) -> tuple[str, ...]:
 
 
 def day(when: datetime) -> str:
-    """Local day, as in ``2026-01-31``."""
+    """The local date, such as ``2026-01-31``."""
     return when.astimezone().strftime("%Y-%m-%d")
 
 

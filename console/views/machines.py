@@ -1,4 +1,4 @@
-"""What inspections say of machines, as a person reads it."""
+"""The findings of inspections of machines, as text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from everstep.model.pool import PoolPlace
 STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}
 """Colour of a verdict; yellow for all others."""
 OUT_OF_USE = frozenset({str(PoolPlace.QUARANTINED), str(PoolPlace.CORDONED)})
-"""Machines that are shown with why, and first."""
+"""Machines in these places are shown first, with the reason."""
 HEALTHY_SHOWN = 16
-"""More healthy machines than this are counted."""
+"""If there are more healthy machines than this, they are only counted."""
 FINDINGS_SHOWN = 5
-"""Of one machine in the list."""
+"""Number of findings that the list shows for one machine."""
 
 
 def machines_table(reports: Sequence[MachineReport]) -> Table:
-    """All machines, the faulty ones first."""
+    """A table of all machines, faulty machines first."""
     table = Table(box=None, pad_edge=False)
     for name in ("Machine", "Is", "Verdict", "Since"):
         table.add_column(name, no_wrap=True)
@@ -50,7 +50,7 @@ def machines_table(reports: Sequence[MachineReport]) -> Table:
 
 
 def machine_table(report: MachineReport) -> Table:
-    """One machine, inspection by inspection."""
+    """A table of one machine, inspection by inspection."""
     table = Table(box=None, pad_edge=False)
     for name in ("Inspection", "Verdict", "Every", "Looked", "Since"):
         table.add_column(name, no_wrap=True)
@@ -71,7 +71,7 @@ def machine_table(report: MachineReport) -> Table:
 
 
 def measure_lines(report: MachineReport) -> list[str]:
-    """What was measured, one line each."""
+    """The measured values, one line each."""
     facts = [f"{name}: {value}" for name, value in sorted(report.facts.items())]
     measures = [
         f"{name} {value:g}" for inspection in report.inspections for name, value in sorted(inspection.measures.items())
@@ -80,13 +80,13 @@ def measure_lines(report: MachineReport) -> list[str]:
 
 
 def what(report: MachineReport, found: Finding) -> str:
-    """What was found, when last where it came again, its reason code, whose matter it is, and what to do."""
+    """A finding with its last time if it was repeated, its reason code, its owner, and what to do."""
     last = f", last {text.duration(max(report.now_ns - found.last_ns, 0) / 1e9)} ago" if found.last_ns else ""
     return f"{found.headline}{last} ({found.reason}; owner {found.owner}; {found.remedy})"
 
 
 def odd_lines(odd: Sequence[OddMachine]) -> list[str]:
-    """What is not the same everywhere."""
+    """The facts that differ between machines, one line each."""
     return [
         f"differs: {entry.fact} {entry.value} on {listed(entry.machines, FINDINGS_SHOWN)}"
         + (f", {entry.usual} elsewhere" if entry.usual else "")

@@ -1,4 +1,4 @@
-"""Why a job is parked, what was found, and what an operator can do."""
+"""Why a job is parked, the first failure, and what an operator can do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEDGER_PATIENCE_S = 3.0
 
 
 async def parked_lines(control: Control, job: str, incident: IncidentSummary) -> list[str]:
-    """What a person needs to decide: the reason, the first rank that failed, its log, and the commands."""
+    """The lines that an operator needs: the reason, the first rank that failed, its log, and the commands."""
     why, to_accept = incident.headline, ""
     to_approve: list[Eviction] = []
     with suppress(EverstepError):
@@ -51,7 +51,7 @@ async def parked_lines(control: Control, job: str, incident: IncidentSummary) ->
 
 
 def evidence_lines(job: str, evidence: Evidence | None, option: str = "") -> list[str]:
-    """The rank that failed first, how, and where its log is."""
+    """The first rank that failed, how it ended, and where its log is."""
     if evidence is None:
         return [f"logs      everstep logs {job}{option}"]
     lines = [f"no answer {', '.join(evidence.unreachable)}"] if evidence.unreachable else []
@@ -98,7 +98,7 @@ async def _evidence(control: Control, incident_id: str) -> Evidence | None:
 
 
 def incident_rows(incidents: Sequence[IncidentSummary], last: int = 5) -> list[tuple[str, str, str, str]]:
-    """The last incidents: number, what, lost steps, seconds."""
+    """The last incidents: number, headline, lost steps, seconds."""
     return [
         (
             f"{incident.number:04d}",

@@ -1,4 +1,4 @@
-"""The policy of evictions as a person reads it."""
+"""The policy of evictions, as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_ANSWER = (
 
 
 def policy_lines(policy: DescribedPolicy) -> list[str]:
-    """Every rule in the order in which it is asked, and the breaker."""
+    """Every rule in the order in which it is applied, and the breaker."""
     size = f", {policy.machines} machines" if policy.machines is not None else ""
     lines = [f"policy of evictions: {policy.of}{size}"]
     if policy.evict_mode is not EvictMode.ACT:
@@ -38,7 +38,7 @@ def policy_lines(policy: DescribedPolicy) -> list[str]:
 
 
 def what_it_may(rule: DescribedRule) -> str:
-    """How far a rule may go, and which setting says so."""
+    """The mode of a rule, and the setting that chose it."""
     means = {
         EvictMode.ACT: "act (evicts)",
         EvictMode.APPROVE: "approve (asks an operator)",
@@ -67,7 +67,7 @@ def _cells(number: RuleNumber) -> tuple[str, ...]:
 
 
 def explanation_lines(told: Explanation) -> list[str]:
-    """What the rules said in one incident, machine by machine, and what followed."""
+    """The answers of the rules in one incident, machine by machine, and the result."""
     lines = [
         f"{told.incident}: {told.headline}",
         *aligned([("outcome", told.outcome), ("evicted", ", ".join(told.evicted) or "nobody")], INDENT),
@@ -95,7 +95,7 @@ def _answer(answer: ExplainedAnswer) -> tuple[str, ...]:
 
 
 def simulation_lines(done: Simulation, of: str) -> list[str]:
-    """What a policy would have done about a recording, and what that would have cost."""
+    """The evictions that a policy would have made on a recording, and their cost."""
     length = text.duration(done.hours * 3600)
     about = [
         ("policy", of),
@@ -132,7 +132,7 @@ def _times(count: int) -> str:
 
 
 def _simulated(one: SimulatedEviction) -> tuple[str, ...]:
-    """Mode, machine, rule, reason code, why and, of one that left, when it was well again."""
+    """The cells of a row: mode, machine, rule, reason code, why, and when an evicted machine was healthy again."""
     done = one.eviction
     if one.mode is not EvictMode.ACT:
         return str(one.mode), done.machine, done.rule, done.reason, done.why

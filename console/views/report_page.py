@@ -1,4 +1,4 @@
-"""What went wrong over some days, as one HTML page: plots and tables, nothing from elsewhere, no script."""
+"""The report over some days, as one HTML page of plots and tables, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ th { color: #52606d; font-weight: 600; }
 
 
 def report_page(report: LedgerReport) -> str:
-    """The whole page."""
+    """The HTML of the whole page."""
     title = f"everstep: {day(report.since)} to {day(report.until)}"
     parts = [f"<h1>{plain(title)}</h1>", f'<p class="sub">{plain(headline(report))}</p>']
     if not report.empty:

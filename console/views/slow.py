@@ -1,4 +1,4 @@
-"""A verdict over a slow job, for a person and as JSON."""
+"""A verdict over a slow job, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def text_of(verdict: SlowVerdict, topology: Topology, names: Sequence[str] = ())
 
 
 def as_object(verdict: SlowVerdict, topology: Topology, names: Sequence[str] = ()) -> str:
-    """The same as a JSON object, whose keys stay."""
+    """The verdict as a JSON object; its keys do not change between releases."""
     return json.dumps(
         {
             "conclusion": verdict.conclusion.value,

@@ -1,4 +1,4 @@
-"""What ranks were seen to do, for a person: each stack once, with the processes that had it."""
+"""The stacks of ranks, as text: each stack once, with the processes that had it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from everstep.dumps.py_spy import MAIN, ProcessDump, StackReader, role_of_proces
 from everstep.errors import DumpError
 
 SERVERS = "agent/launcher/"
-"""What starts a script has nothing to say of it."""
+"""Frames of this folder belong to the launcher, and are not shown."""
 PROCESSES_NAMED = 8
-"""With one stack."""
+"""Number of processes that are named for one stack."""
 
 
 def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) -> str:
-    """The stacks of one look, those that most processes have first; then who has none, and why.
+    """The stacks of one sample, the most frequent first; then the processes without a stack, and why.
 
     Args:
-        replies: Of the machines.
-        ranks: Only those; of them all threads. Empty: all ranks, and of each process the main thread.
+        replies: Answers of the machines.
+        ranks: Show only these, with all threads. Empty: all ranks, with the main thread of each process.
     """
     wanted = set(ranks)
     reader, blocks, missing = StackReader(), dict[str, list[str]](), list[tuple[str, str]]()

@@ -1,4 +1,4 @@
-"""How many standbys a cluster should have, as a person reads it."""
+"""The number of standbys that a cluster should have, as text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NAMES = {"floor": "the floor", "binomial": f"the paper's rule ({PAPER})", "recor
 
 
 def headline(report: StandbyReport) -> str:
-    """The number, and the machines that it is for; where no failure was seen also the rate that it rests on."""
+    """The number of standbys and of machines; if no failure was seen, also the assumed failure rate."""
     seen = report.rate.source == "given" or report.rate.failures
     return _number(report) + ("" if seen else f"; failure rate: {rate_text(report)}")
 
 
 def explanation(report: StandbyReport) -> list[str]:
-    """The number, what it rests on, and how both rules would have done."""
+    """The number, the data behind it, and how well both rules would have done."""
     facts = [("rate", rate_text(report)), ("failures", _record_text(report)), ("repairs", _repairs_text(report))]
     rows: list[tuple[str, ...]] = [("Rule", "Says", "Held", "Idle", "Why")]
     rows += [_rule_row(report, rule) for rule in report.rules]
@@ -39,7 +39,7 @@ def _number(report: StandbyReport) -> str:
 
 
 def rate_text(report: StandbyReport) -> str:
-    """The failure rate and where it is from."""
+    """The failure rate and its source."""
     rate = report.rate
     said = f"{rate.per_day:.2g} failures of a machine in a day: "
     if rate.source == "given":

@@ -1,4 +1,4 @@
-"""The status of jobs as a person reads it."""
+"""The status of jobs, as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBLEMS_SHOWN = 5
 
 
 def jobs_table(lines: Sequence[JobLine]) -> Table:
-    """All jobs, one line each."""
+    """A table of all jobs, one line each."""
     table = Table(box=None, pad_edge=False)
     for name in ("Job", "Status", "Started", "Ran"):
         table.add_column(name, no_wrap=True)
@@ -49,7 +49,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
 
 
 def problem_lines(lines: Sequence[JobLine]) -> list[str]:
-    """Why jobs cannot be shown in full; of many the first ones."""
+    """Why jobs cannot be shown in full; only the first reasons if there are many."""
     troubled = [line.problem for line in lines if line.problem]
     more = [f"and {len(troubled) - PROBLEMS_SHOWN} more"] if len(troubled) > PROBLEMS_SHOWN else []
     return [*troubled[:PROBLEMS_SHOWN], *more]
@@ -102,7 +102,7 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
 
 
 def machine_rows(machines: Sequence[MachineStatus], *, ended: bool = False) -> list[tuple[str, str]]:
-    """Each machine with its ranks and their pids; of a job that has ended those where something is left."""
+    """Each machine with its ranks and their pids; for an ended job only machines with ranks left."""
     return [(machine.name, _ranks(machine)) for machine in machines if machine.ranks or not ended]
 
 
@@ -118,7 +118,7 @@ def _ranks(machine: MachineStatus) -> str:
 
 
 def incidents_table(report: JobReport) -> Table:
-    """The last incidents."""
+    """A table of the last incidents."""
     table = Table(box=None, pad_edge=False)
     table.add_column("Incident", no_wrap=True)
     table.add_column("What")

@@ -1,4 +1,4 @@
-"""Plots as SVG text, with nothing but what is in it: bars from left to right, and columns from bottom to top."""
+"""Plots as SVG text without external files: horizontal bars and vertical columns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from html import escape
 from controlplane.shown import clean_line
 
 WIDTH = 640
-"""Of a plot, pixels; it is scaled with the page."""
+"""Width of a plot, pixels; it is scaled with the page."""
 LABEL = 190
-"""Room for the names of bars."""
+"""Room for the names of bars, pixels."""
 VALUE = 110
-"""Room for what stands behind them."""
+"""Room for the values after the bars, pixels."""
 ROW = 24
 HEIGHT = 150
-"""Of columns."""
+"""Height of the columns, pixels."""
 LABEL_CHARACTERS = 28
 COLUMN_LABELS = 8
-"""Columns with a label, at most about."""
+"""About this many columns have a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Bar:
     label: str
     value: float
     text: str
-    """The value for people."""
+    """The value as text."""
     known: bool = True
-    """False: it is drawn in grey, e.g. of what is unknown."""
+    """False: it is drawn in grey, e.g. for an unknown cause."""
 
 
 def plain(text: str) -> str:
-    """Text from outside as HTML and SVG take it: escaped, without control characters."""
+    """Text for HTML and SVG: escaped, without control characters."""
     return escape(clean_line(text), quote=True)
 
 
@@ -43,9 +43,9 @@ def horizontal(bars: Sequence[Bar], title: str, *, most: float | None = None) ->
     """Bars from left to right, each in a row with its name and value.
 
     Args:
-        bars: From top to bottom.
-        title: For who cannot see the plot.
-        most: The value of a full bar; None: the greatest of them.
+        bars: Bars from top to bottom.
+        title: Text for readers who cannot see the plot.
+        most: The value of a full bar; None: the greatest value.
     """
     full = most or max((bar.value for bar in bars), default=0.0)
     room = WIDTH - LABEL - VALUE
@@ -63,7 +63,7 @@ def horizontal(bars: Sequence[Bar], title: str, *, most: float | None = None) ->
 
 
 def vertical(bars: Sequence[Bar], title: str) -> str:
-    """Columns from bottom to top, e.g. one for each day; of many only some have a label."""
+    """Columns from bottom to top, e.g. one for each day; if there are many, only some have a label."""
     full = max((bar.value for bar in bars), default=0.0)
     step = WIDTH / max(1, len(bars))
     width = min(step * 0.7, 40.0)

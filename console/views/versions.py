@@ -16,7 +16,7 @@ RANGES_SHOWN = 3
 
 
 def outcome_line(version: JobVersion) -> str:
-    """Where a version stands, for the one who asked for it."""
+    """The status of a version, for the operator who requested it."""
     name = version.name
     match version.status:
         case VersionStatus.CHECKING:
@@ -32,7 +32,7 @@ def outcome_line(version: JobVersion) -> str:
 
 
 def versions_table(versions: Sequence[JobVersion]) -> Table:
-    """A line for each."""
+    """A table with one line for each version."""
     table = Table(box=None, pad_edge=False)
     for column in ("Version", "Status", "Steps", "Asked", "By", "Why", "What changed"):
         table.add_column(column, no_wrap=column in {"Version", "Status", "Asked"})
@@ -53,7 +53,7 @@ FAILED = frozenset({VersionStatus.REFUSED, VersionStatus.SUSPECT})
 
 
 def status_word(version: JobVersion) -> str:
-    """Where it stands; one that ran when its job ended does not run any more."""
+    """The status in one word; after its job has ended, no version counts as running."""
     return "ended" if version.status is VersionStatus.RUNNING and version.ended else str(version.status)
 
 
@@ -63,7 +63,7 @@ def run_line(started_ns: int, outcome: str) -> str:
 
 
 def detail_lines(version: JobVersion) -> list[str]:
-    """All about one."""
+    """All details of one version."""
     runs, origin = version.runs, version.runs.origin if version.runs else None
     commit = f"{origin.commit[:NAME_CHARACTERS]} of {origin.author}: {origin.subject}" if origin else ""
     facts = [
@@ -83,12 +83,12 @@ def detail_lines(version: JobVersion) -> list[str]:
 
 
 def steps_text(version: JobVersion) -> str:
-    """Which steps ran under it: ``0 to 120, from 180``."""
+    """The steps that ran under a version, such as ``0 to 120, from 180``."""
     texts = []
     for _, begin, end in version.ranges[-RANGES_SHOWN:]:
         if begin < 0:
             return "not numbered"
-        runs = version.status is VersionStatus.RUNNING  # else it ran to a step that is not known
+        runs = version.status is VersionStatus.RUNNING  # otherwise its last step is not known
         texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}" if runs else f"{begin} to ?")
     more = len(version.ranges) - RANGES_SHOWN
     return ", ".join(texts) + (f" (+{more} more)" if more > 0 else "")
