@@ -1,1 +1,1 @@
-"""Activities: what the workflows do to the outside world, one folder per outside system."""
+"""The activities are all that the workflows do to the outside world, in one folder per outside system."""

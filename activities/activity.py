@@ -1,4 +1,4 @@
-"""What an activity is: something that a workflow asks of the outside world.
+"""The base of all activities: an activity is an effect on the outside world that a workflow asks for.
 
 Each activity is one file, with a class derived from :class:`Activity`: its fields are the input, and the class has the
 name, the bounds, the line for people and the code. ``activities/registry.py`` lists all of them, and workflows start
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=2)
-"""An activity of a dead worker is tried elsewhere after this long."""
+"""The server retries the activity of a dead worker after this time."""
 FAST_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=5)
 )
@@ -33,53 +33,54 @@ FEW_TRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long an activity may take, and how it is tried again.
+    """The time limits of an activity, and its retry policy.
 
     The values decide how long a dead worker delays an incident; they were measured on Temporal 1.31
     (docs/architecture.md).
     """
 
     attempt: timedelta
-    """Limit of one attempt."""
+    """The time limit of each attempt."""
     total: timedelta | None
-    """Limit of all attempts together; None: it is tried until it succeeds."""
+    """The time limit of all attempts together; None: the activity is retried until it succeeds."""
     retry: RetryPolicy = field(default_factory=lambda: FAST_RETRY)
 
 
 def twice(limit: timedelta) -> Bounds:
-    """Bounds of an activity on machines: an attempt has the limit, and all of them together twice as long."""
+    """Return bounds for an activity on machines: each attempt has the limit, all attempts together have twice the
+    limit."""
     return Bounds(limit, 2 * limit)
 
 
 def within(limit: timedelta, retry: RetryPolicy = FAST_RETRY) -> Bounds:
-    """Bounds of an activity whose attempts have the limit all together."""
+    """Return bounds for an activity whose attempts have the limit together."""
     return Bounds(limit, limit, retry)
 
 
 class Activity(Model, Generic[Result]):
-    """The input of an activity, with all else that it is."""
+    """An activity: the fields are its input, and the class has its name, its bounds and its code."""
 
     name: ClassVar[str]
-    """How Temporal calls it; histories have this name."""
+    """The activity type in Temporal; histories contain this name."""
 
     @classmethod
     def result_type(cls) -> Any:
-        """The type of its result."""
+        """Return the type of the activity's result."""
         return cls.__mro__[1].__pydantic_generic_metadata__["args"][0]  # type: ignore[attr-defined]
 
     @abstractmethod
     def line(self) -> str:
-        """What it does, for people who read the timeline."""
+        """Return a line for the timeline that says what the activity does."""
 
     @abstractmethod
     def bounds(self) -> Bounds:
-        """How long it may take."""
+        """Return the activity's time limits."""
 
     @abstractmethod
     async def perform(self, tools: Tools, say: Say) -> Result:
-        """Do it. It may run twice, and overlap with itself.
+        """Do the work. An activity may run twice, and two attempts may overlap.
 
         Args:
-            tools: What its worker has.
-            say: Takes what it waits for, for people.
+            tools: The clients and stores of the worker.
+            say: Shows a line about what the activity waits for.
         """

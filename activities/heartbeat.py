@@ -1,4 +1,4 @@
-"""What every activity needs: a heartbeat of its own and an id for its effects."""
+"""The heartbeat and the request id of an activity."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator, Callable
 from temporalio import activity
 
 HEARTBEAT_S = 0.4
-"""Between two heartbeats, seconds: a fifth of the heartbeat timeout of 2 s."""
+"""The time between two heartbeats, seconds: a fifth of the heartbeat timeout of 2 s."""
 
 Say = Callable[[str], None]
-"""Takes what an activity waits for; the Web UI shows it with the pending activity."""
+"""Shows what an activity waits for; the Web UI shows it with the pending activity."""
 
 
 @contextlib.asynccontextmanager
 async def heartbeating() -> AsyncIterator[Say]:
-    """Heartbeat while the body runs, so that a dead worker is noticed within the heartbeat timeout.
+    """Send heartbeats while the body runs, so that a dead worker is noticed within the heartbeat timeout.
 
-    The value says what is waited for, in each further heartbeat.
+    The yielded function sets the text of all later heartbeats: what the activity waits for.
     """
     details: list[str] = []
 
@@ -42,13 +42,13 @@ async def heartbeating() -> AsyncIterator[Say]:
 
 
 def request_id() -> str:
-    """The idempotency key of this activity's effects: the same for every attempt, new for every run."""
+    """Return the idempotency key of this activity's effects: equal for all attempts, and new for every run."""
     info = activity.info()
     return f"{info.workflow_id}/{info.workflow_run_id}/{info.activity_id}"
 
 
 def now_ns() -> int:
-    """Wall clock, nanoseconds."""
+    """Return the wall clock's time, nanoseconds."""
     return time.time_ns()
 
 
@@ -56,5 +56,5 @@ _BEGAN_NS = time.time_ns() - time.monotonic_ns()
 
 
 def steady_ns() -> int:
-    """Time now, on a clock that is the wall clock when the process begins and is never set after that."""
+    """Return the time, nanoseconds, on a clock that starts as the wall clock and is never adjusted."""
     return _BEGAN_NS + time.monotonic_ns()

@@ -1,7 +1,7 @@
-"""Encryption of what crosses Temporal: AES-GCM, with keys from a file; without them histories cannot be read.
+"""Encryption of all payloads in Temporal: AES-GCM, with keys from a file; histories cannot be read without the keys.
 
 The key file has a line ``ID HEX`` for each key, 64 hexadecimal digits. The first
-key encrypts, all of them decrypt: for a new key put it first, hand the file to
+key encrypts, and all keys decrypt. To add a key, put it first, copy the file to
 all workers and commands, and remove the old one when no job needs it any more.
 """
 
@@ -22,17 +22,17 @@ ENCODING = b"binary/encrypted"
 KEY_ID = "encryption-key-id"
 KEY_BYTES, NONCE_BYTES = 32, 12
 IN_THREAD_FROM = 64 * 1024
-"""Bytes from which a payload is encrypted in a thread, so that nothing waits for it."""
+"""Payloads of at least this size are encrypted in a thread, so that the event loop is not blocked, bytes."""
 
 
 class Keys:
     """The keys of a key file.
 
     Args:
-        keys: 32 bytes by id; the first one encrypts.
+        keys: The keys by id, 32 bytes each; the first key encrypts.
 
     Raises:
-        ConfigError: there is none, one has another length, or the library for it is not installed.
+        ConfigError: there is no key, a key has a wrong length, or the library for it is not installed.
     """
 
     def __init__(self, keys: dict[str, bytes]) -> None:
@@ -45,7 +45,7 @@ class Keys:
         if not keys or any(len(key) != KEY_BYTES for key in keys.values()):
             raise ConfigError(f"keys for payloads have {KEY_BYTES} bytes, and there must be one at least")
         self.current = next(iter(keys))
-        """Id of the key that encrypts."""
+        """The id of the key that encrypts."""
         self._ciphers: dict[str, Any] = {name: AESGCM(key) for name, key in keys.items()}
 
     @classmethod
@@ -53,7 +53,7 @@ class Keys:
         """Read a key file.
 
         Raises:
-            ConfigError: it cannot be read, or a line is not ``ID HEX``; no line is shown.
+            ConfigError: the file cannot be read, or a line is not ``ID HEX``; the message shows no line.
         """
         try:
             lines = path.read_text(encoding="ascii").splitlines()
@@ -79,16 +79,16 @@ class Keys:
         return cls(keys)
 
     def encrypted(self, payload: Payload) -> Payload:
-        """One payload, with its metadata, encrypted."""
+        """Return an encrypted payload, which includes the original's metadata."""
         nonce, name = os.urandom(NONCE_BYTES), self.current.encode()
         data: bytes = self._ciphers[self.current].encrypt(nonce, payload.SerializeToString(), name)
         return Payload(metadata={"encoding": ENCODING, KEY_ID: name}, data=nonce + data)
 
     def decrypted(self, payload: Payload) -> Payload:
-        """The payload that was encrypted.
+        """Return the original payload.
 
         Raises:
-            ConfigError: it was with a key that is not in the file, or is not what was encrypted.
+            ConfigError: the key is not in the file, or the payload was changed.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -112,7 +112,7 @@ def _needs(payload: Payload) -> str:
 
 
 async def encrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payload]:
-    """Payloads as Temporal shall keep them; without keys as they are."""
+    """Return the payloads encrypted; without keys they are unchanged."""
     if keys is None:
         return list(payloads)
     return [
@@ -124,10 +124,10 @@ async def encrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payl
 
 
 async def decrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payload]:
-    """Payloads as they were; what is in clear, from before there were keys, is left as it is.
+    """Return the original payloads; payloads without encryption, from before there were keys, are unchanged.
 
     Raises:
-        ConfigError: one is encrypted, and its key is not here.
+        ConfigError: a payload is encrypted, and its key is missing.
     """
     found = []
     for payload in payloads:

@@ -1,10 +1,10 @@
-"""How inputs and results cross Temporal: as JSON, compressed where they are large, encrypted where there is a key.
+"""The payload format in Temporal: JSON, compressed if it is large, and encrypted if there is a key.
 
-A payload of Temporal may have 2 MB. What the machines of 10,240 ranks answer to
-a stop is 9 MB of JSON, mostly the same words again and again, and 1 MB of
-zlib. All clients and workers of a namespace need this converter; what is small
-stays readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys:
-then all is encrypted, errors too (:mod:`activities.payload_keys`).
+A payload of Temporal may have 2 MB. The answers of the machines of 10,240 ranks to
+a stop are 9 MB of JSON with many repeated words, and 1 MB after
+zlib. All clients and workers of a namespace need this converter. Small payloads
+stay readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys:
+then all payloads are encrypted, errors too (:mod:`activities.payload_keys`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from activities.payload_keys import Keys, decrypted, encrypted
 from everstep.rank.environment import PAYLOAD_KEY_FILE
 
 COMPRESSED_FROM = 512 * 1024
-"""Bytes from which a payload is compressed: evidence of several hundred ranks."""
+"""Payloads of at least this size are compressed, bytes: evidence of several hundred ranks."""
 LEVEL = 1
-"""Of zlib: 9 MB take a tenth of a second."""
+"""The zlib level: 9 MB take a tenth of a second."""
 ENCODING = b"binary/zlib"
 
 
 class Codec(PayloadCodec):
-    """Compresses large payloads, in a thread, so that nothing waits for it, then encrypts; takes all kinds.
+    """Compresses large payloads, in a thread, so that the event loop is not blocked, then encrypts; decodes all kinds.
 
     Args:
-        keys: None: nothing is encrypted, and what is encrypted cannot be read.
+        keys: The keys; None: nothing is encrypted, and encrypted payloads cannot be read.
     """
 
     def __init__(self, keys: Keys | None = None) -> None:
         self._keys = keys
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Compress what is large, encrypt all if there is a key."""
+        """Compress large payloads, and encrypt all if there is a key."""
         compressed = [
             await asyncio.to_thread(_compressed, payload) if len(payload.data) >= COMPRESSED_FROM else payload
             for payload in payloads
@@ -49,10 +49,10 @@ class Codec(PayloadCodec):
         return await encrypted(self._keys, compressed)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Give back what was encrypted and compressed.
+        """Return the original payloads.
 
         Raises:
-            ConfigError: something is encrypted, and its key is not here.
+            ConfigError: a payload is encrypted, and its key is missing.
         """
         return [
             await asyncio.to_thread(_plain, payload) if payload.metadata.get("encoding") == ENCODING else payload
@@ -69,22 +69,22 @@ def _compressed(payload: Payload) -> Payload:
 
 
 def packed_bytes(text: str) -> int:
-    """Bytes of a text as it crosses Temporal."""
+    """Return the size of a text in Temporal, bytes."""
     return len(text) if len(text) < COMPRESSED_FROM else len(zlib.compress(text.encode(), LEVEL))
 
 
 DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, payload_codec=Codec())
-"""For clients and workers without a key."""
+"""The converter of clients and workers without a key."""
 
 
 def key_file() -> Path | None:
-    """The key file that the user configured."""
+    """Return the key file that the user configured; None: there is none."""
     path = os.environ.get(PAYLOAD_KEY_FILE)
     return Path(path) if path else None
 
 
 def data_converter() -> DataConverter:
-    """For every client and worker, with the keys that the user configured.
+    """Return the converter of every client and worker, with the keys that the user configured.
 
     Raises:
         ConfigError: the key file is wrong.

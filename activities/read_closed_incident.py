@@ -1,9 +1,8 @@
-"""What an incident did that was closed from outside, read from its history.
+"""Read closed incident: read from the history what an incident did before it was closed from outside.
 
-An agent fences the generations that it was told to stop, so the number of a
-generation must never be used twice, and what a generation saved counts only where
-the job knows where it began. A closed workflow cannot be asked any more; its
-history is kept by Temporal.
+An agent fences the generations that it had to stop, so no generation number may be used twice. And what a generation
+saved counts only if the job knows where the generation began. A closed workflow cannot be queried, but Temporal keeps
+its history.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHARACTERS = 200
-"""Of a reason that a person gave."""
+"""The largest number of characters of a person's reason."""
 
 
 class Begun(Model):
-    """The state with which a run of an incident began, as far as it matters here."""
+    """The relevant part of the state with which a run of an incident began."""
 
     resume_step: int = -1
     emptied: list[str] = Field(default_factory=list)
@@ -46,7 +45,7 @@ class Begun(Model):
 
 
 class LaunchBegun(Model):
-    """The input of a launch, as far as it matters here."""
+    """The relevant part of a launch's input."""
 
     generation: int
     resume_step: int
@@ -54,12 +53,12 @@ class LaunchBegun(Model):
 
 
 class ReadClosedIncident(Activity[Left]):
-    """Read what an incident had done when it was closed; tried until Temporal answers."""
+    """Read what an incident had done when it was closed; retried until Temporal answers."""
 
     name = "Read closed incident"
 
     incident: str
-    """Id of its workflow."""
+    """The id of the incident's workflow."""
 
     def line(self) -> str:
         return f"what {self.incident} had launched"
@@ -72,7 +71,7 @@ class ReadClosedIncident(Activity[Left]):
 
 
 async def read_closed(client: Client, incident: str) -> Left:
-    """What an incident had done when it was closed, by its history; all runs of it, where it continued as new."""
+    """Return what an incident had done when it was closed, from the histories of all its runs."""
     reader = Reader(client)
     try:
         async for event in client.get_workflow_handle(incident).fetch_history_events():
@@ -90,13 +89,13 @@ class Reader:
     def __init__(self, client: Client) -> None:
         self._converter = client.data_converter
         self._launch = 0
-        """Event that scheduled the newest launch."""
+        """The event that scheduled the newest launch."""
         self._stops: set[int] = set()
         self._cancelled_by = ""
         self.left = Left(how="closed from outside")
 
     async def take(self, event: HistoryEvent) -> None:
-        """Take the next event."""
+        """Apply the next event."""
         match event.WhichOneof("attributes"):
             case "workflow_execution_started_event_attributes":
                 begun = await self._read(event.workflow_execution_started_event_attributes.input.payloads, Begun)
@@ -157,5 +156,5 @@ class Reader:
 
 
 def _by(identity: str, reason: str) -> str:
-    """`` by ada@host: too slow``, as far as it is known."""
+    """Return e.g. `` by ada@host: too slow``, with the parts that are known."""
     return (f" by {identity}" if identity else "") + (f": {' '.join(reason.split())[:CHARACTERS]}" if reason else "")

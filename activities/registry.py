@@ -1,4 +1,4 @@
-"""All activities, as a worker registers them. A new one is a file of its own and a line here."""
+"""All activities, as a worker registers them. A new activity is a file and a line here."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ ACTIVITIES: tuple[type[Activity[Any]], ...] = (
 
 
 def functions(tools: Tools) -> list[Callable[..., Coroutine[Any, Any, Any]]]:
-    """What a worker registers: for each activity a function with its name."""
+    """Return the functions that a worker registers, with each activity's name."""
     return [function(kind, tools) for kind in ACTIVITIES]
 
 
 def function(kind: type[Activity[Any]], tools: Tools) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """One activity as Temporal wants it; it heartbeats as long as it runs."""
+    """Return an activity as a function for Temporal; it sends heartbeats while it runs."""
 
     async def perform(request: Any) -> Any:
         async with heartbeating() as say:

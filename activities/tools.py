@@ -1,4 +1,4 @@
-"""What a worker has for its activities."""
+"""The clients and stores of a worker that its activities use."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from everstep.model.machine import Machine
 
 
 class JobHint(Protocol):
-    """What the launching worker reports to its own watcher, so that it need not wait for the next listing."""
+    """The launching worker's report to its own watcher, so that the watcher need not wait for the next listing."""
 
     def ensure(self, spec: JobSpec, machines: list[Machine], *, generation: int) -> None:
-        """Watch a job, of which this generation is about to run on these machines."""
+        """Watch a job; this generation is about to run on these machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What activities work with."""
+    """The clients and stores that activities use."""
 
     agents: AgentClients
-    """Clients of the agents, by address."""
+    """The clients of the agents, by address."""
     ledger: Ledger
     watcher: JobHint | None = None
-    """None: no watcher learns of jobs that are launched here."""
+    """The worker's watcher; None: it is not informed about jobs that are launched here."""
     cluster: Cluster | None = None
-    """Lists the machines; None: the pool knows those that jobs name."""
+    """The source of machines; None: the pool knows only the machines that jobs name."""
     notices: NoticeSettings | None = None
     """The receivers of notices; None: there are none."""
     versions: VersionStore | None = None
-    """The store of versions of jobs' code; None: jobs run in place only."""
+    """The store of code versions; None: jobs run in place only."""

@@ -1,4 +1,4 @@
-"""Splits much work in one event loop into parts, so that other tasks run in between."""
+"""Splits large work in an event loop into parts, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 AT_ONCE = 32
-"""Calls that are begun in one go: each takes a tenth of a millisecond or more."""
+"""The number of calls that are started together: each takes a tenth of a millisecond or more."""
 SHARE = 0.2
-"""Part of the loop's time that work done at every change may take."""
+"""The largest share of the loop's time for work that is repeated at every change."""
 
 QUICK_S = 0.001
-"""Work that takes no longer is never followed by a rest."""
+"""Work that is shorter than this needs no rest after it, seconds."""
 
 
 async def in_turns(items: Iterable[S], at_once: int = AT_ONCE) -> AsyncIterator[S]:
-    """The items, with a turn for all others in the loop after so many of them."""
+    """Yield the items, and let other tasks of the loop run after each ``at_once`` items."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % at_once == 0:
@@ -27,7 +27,7 @@ async def in_turns(items: Iterable[S], at_once: int = AT_ONCE) -> AsyncIterator[
 
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What ``asyncio.gather`` gives, begun in turns; cancelled, all of it is cancelled."""
+    """Do the same as ``asyncio.gather``, but start the work in parts; a cancellation cancels all of it."""
     tasks: list[asyncio.Task[T]] = []
     try:
         async for coroutine in in_turns(work):
@@ -40,21 +40,21 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class ShareOfTime:
-    """Keeps what is done at every change to a share of the time, however many changes there are."""
+    """Limits repeated work to a share of the time, at any rate of changes."""
 
     def __init__(self, share: float = SHARE) -> None:
         self._rest = 1 / share - 1
         self._began = self._took_s = 0.0
 
     def begin(self) -> None:
-        """The work begins."""
+        """Note that the work begins."""
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        """It is done."""
+        """Note that the work is done."""
         self._took_s = time.perf_counter() - self._began
 
     async def rest(self) -> None:
-        """Wait, unless it took less than a millisecond."""
+        """Wait, unless the work took less than a millisecond."""
         if self._took_s > QUICK_S:
             await asyncio.sleep(self._rest * self._took_s)

@@ -1,1 +1,1 @@
-"""Activities that talk to node agents, and how many of them are called at once."""
+"""These activities call the node agents."""

@@ -1,6 +1,7 @@
-"""Before a stop that is not urgent all ranks end the same step, save it, and wait there.
+"""Align ranks: all ranks of a job end the same step, save it, and wait there.
 
-It is done before an update of the code, and before a machine whose ranks step leaves the job for another one.
+This happens before each stop that is not urgent: before an update of the code, and before a machine whose ranks still
+step is replaced.
 """
 
 from __future__ import annotations
@@ -27,35 +28,36 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 ASKED_S = 3.0
-"""A machine that does not answer within this time is not waited for."""
+"""An agent that does not answer within this time is left out, seconds."""
 INTERVAL_S = 0.02
-"""Between two looks of an agent at its ranks."""
+"""The time between two samples of the ranks by an agent, seconds."""
 AHEAD = 1
-"""Ranks of synchronous training are at most one step apart: nobody has passed the one after the farthest."""
+"""Ranks of synchronous training are at most this many steps apart, so no rank has passed the step after the farthest reported one."""
 ASK_AGAIN_S = 30.0
-"""Time after which ranks that wait are asked again; not asked for ``UNASKED_S`` (``step_reports.py``), they go on."""
+"""Waiting ranks are asked again after this time, seconds; ranks that are not asked for ``UNASKED_S``
+(``step_reports.py``) continue."""
 NAMED = 4
-"""Ranks that an answer names."""
+"""The largest number of ranks that an answer names."""
 
 
 class RanksAligned(Model):
-    """Whether all ranks wait at the end of the same step."""
+    """The result of an alignment: whether all ranks wait at the end of the same step."""
 
     step: int = -1
-    """Completed steps at which all ranks wait; -1: they do not."""
+    """The number of completed steps at which all ranks wait; -1: they do not wait."""
     why: str = ""
-    """Where they do not: why."""
+    """The reason why the ranks are not aligned; empty: they are."""
 
 
 class AlignRanks(Activity[RanksAligned]):
-    """Have all ranks of a generation end the same step, save it and wait there."""
+    """Make all ranks of a generation end the same step, save it and wait there."""
 
     name = "Align ranks"
 
     job: PlacedJob
     generation: int
     backed_up: list[int] = Field(default_factory=list)
-    """Ranks whose backup has to have the step as well: they resume from it, on other machines."""
+    """Ranks whose backup must have the step too, because they resume from it on other machines."""
 
     @property
     def _patience_s(self) -> float:
@@ -68,7 +70,7 @@ class AlignRanks(Activity[RanksAligned]):
         return twice(timedelta(seconds=self._patience_s + 15))
 
     async def perform(self, tools: Tools, say: Say) -> RanksAligned:
-        """Name a step that no rank has passed, and wait until all of them have completed and saved it."""
+        """Choose a step that no rank has passed, and wait until all ranks have completed and saved it."""
         from activities.agents.call_all import on_all
         from agent.v1 import agent_pb2 as pb
 
@@ -130,9 +132,8 @@ class AlignRanks(Activity[RanksAligned]):
 
 
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:
-    """Whether a rank has completed the step, and saved it where it is needed."""
     saved = rank.saved
-    if saved.own_step < 0:  # it keeps no checkpoints
+    if saved.own_step < 0:  # the rank keeps no checkpoints
         return rank.completed_steps >= step
     backup = rank.rank not in backed_up or saved.backup_none or saved.backup_step >= step
     return rank.completed_steps >= step and saved.own_step >= rank.completed_steps and backup

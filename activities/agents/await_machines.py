@@ -1,4 +1,4 @@
-"""Machines that did not answer are waited for."""
+"""Await machines: wait for machines that did not answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class AwaitMachines(Activity[list[str]]):
-    """Wait until machines answer; the result are those that did not in time."""
+    """Wait until the machines answer; the result is the list of those that did not answer in time."""
 
     name = "Await machines"
 
     machines: list[Machine]
     patience_s: float
-    """How long."""
+    """The longest wait, seconds."""
 
     def line(self) -> str:
         return listed([machine.name for machine in self.machines])

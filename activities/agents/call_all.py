@@ -1,4 +1,4 @@
-"""Calling the agents of many machines at once: silent ones are asked again, refusals are final."""
+"""Calls the agents of many machines at once: silent agents are asked again, and refusals are final."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from everstep.model.machine import Machine
 
 T = TypeVar("T")
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
-"""Between two calls of a silent agent, at first and at most, seconds."""
+"""The first and the longest wait before a silent agent is called again, seconds."""
 PROBE_S = 0.5
-"""An agent that has not answered by then is asked whether it is there, and again so often, seconds."""
+"""An agent that has not answered within this time gets a short request that shows whether it is alive; seconds."""
 PREPARE_S = 120.0
-"""A fork server that cannot fork after this long is given up, seconds."""
+"""A fork server that cannot fork within this time is given up, seconds."""
 NAMED = 8
-"""Machines that a message names; the others are counted."""
+"""The largest number of machines that a message names; the rest is counted."""
 
 
 async def on_all(
@@ -41,20 +41,20 @@ async def on_all(
     dying: dict[str, str] | None = None,
     dying_s: float = 0.0,
 ) -> tuple[dict[str, T], list[str]]:
-    """Call every machine's agent at once; returns the answers and the machines that stayed silent.
+    """Call the agents of all machines at once; returns the answers and the machines that stayed silent.
 
     Args:
         agents: Clients by address.
-        machines: Whom to call.
-        call: What to ask one machine.
-        patience_s: How long a silent agent is asked again, seconds.
-        say: Is told who is silent, and who dies, while they are waited for.
-        dying: Is filled with the machines whose killed ranks are not gone in the end, and what they say of them.
-            None: that is a refusal.
-        dying_s: How long such a machine is asked again, seconds.
+        machines: The machines to call.
+        call: The request to one machine.
+        patience_s: Silent agents are asked again for this long, seconds.
+        say: Shows during the wait which machines are silent, and on which killed ranks are not gone yet.
+        dying: Receives the machines whose killed ranks are still there at the end, with their answers.
+            None: such an answer counts as a refusal.
+        dying_s: Such a machine is asked again for this long, seconds.
 
     Raises:
-        ApplicationError: not to be retried; an agent refused.
+        ApplicationError: an agent refused; it is not retried.
     """
     began = asyncio.get_running_loop().time()
     deadline = began + patience_s
@@ -104,20 +104,20 @@ async def on_all(
 
 
 async def asked_of(client: AgentClient, call: Callable[[], Awaitable[T]], *, probed: bool, patience_s: float) -> T:
-    """Call an agent; ``probed``: as long as it is there, see :func:`while_there`."""
+    """Call an agent; with ``probed``, wait as long as the agent is alive, see :func:`while_there`."""
     return await (while_there(client, call, patience_s) if probed else call())
 
 
 async def while_there(client: AgentClient, call: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Call an agent as long as it is there: what it was asked may take long, and whether it is there it says at once.
+    """Call an agent and wait as long as it is alive: the call may take long, but a probe is answered at once.
 
     Args:
-        client: Its client.
-        call: What to ask.
-        patience_s: Where it has not answered either question for so long, it is not there.
+        client: The client of the agent.
+        call: The request.
+        patience_s: An agent that answers neither the call nor a probe for this long is unreachable, seconds.
 
     Raises:
-        AgentUnreachable: it is not there.
+        AgentUnreachable: the agent does not answer.
     """
     clock = asyncio.get_running_loop()
     calling = asyncio.ensure_future(call())
@@ -140,7 +140,7 @@ async def while_there(client: AgentClient, call: Callable[[], Awaitable[T]], pat
 
 
 def prepare_request(spec: JobSpec, run: str) -> pb.PrepareRequest:
-    """What starts a job's fork server."""
+    """Return the request that starts a job's fork server."""
     return pb.PrepareRequest(
         request_id=request_id(),
         job=spec.name,
@@ -153,17 +153,17 @@ def prepare_request(spec: JobSpec, run: str) -> pb.PrepareRequest:
 
 
 async def prepare(client: AgentClient, spec: JobSpec, run: str) -> pb.PrepareReply:
-    """Start a job's fork server, where all variables are that the job takes from its machines.
+    """Start a job's fork server on a machine that has all environment variables that the job needs from it.
 
     Raises:
-        ConfigError: a variable is missing there.
-        AgentError: it refused, or did not answer.
+        ConfigError: a variable is missing on the machine.
+        AgentError: the agent refused, or did not answer.
     """
     return await client.prepare(prepare_request(spec, run), timeout_s=PREPARE_S)
 
 
 async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Call an agent that may not know the job: its machine was silent when the job was prepared, or lost its state."""
+    """Call an agent that may not know the job, because it was silent at the job's preparation, or lost its state."""
     try:
         return await call()
     except UnknownJob:
@@ -172,10 +172,10 @@ async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[
 
 
 def refuse_silent(silent: list[str], machines: Sequence[Machine], *, for_good: bool = False) -> None:
-    """Raise when machines stayed silent: to be retried, unless it is ``for_good``.
+    """Raise an error when machines stayed silent; Temporal retries it, unless it is ``for_good``.
 
     Raises:
-        ApplicationError: names them and counts the ones that answered.
+        ApplicationError: the message names the silent machines and counts those that answered.
     """
     if silent:
         raise ApplicationError(

@@ -1,4 +1,4 @@
-"""Before a job starts, its machines are asked whether they have room for its checkpoints."""
+"""Check room: ask the machines of a new job whether the job's checkpoints fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CheckRoom(Activity[str]):
-    """The result says why the job's checkpoints do not fit, with numbers; empty when they do."""
+    """Ask all machines whether the job's checkpoints fit; the result says why not, with numbers; empty: they fit."""
 
     name = "Check room"
 

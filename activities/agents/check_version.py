@@ -1,4 +1,4 @@
-"""A version is tried before it runs: brought to machines, and run there up to where it joins the job."""
+"""Check version: run a new version on machines up to its call of ``join``, before the job uses it."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 TRY_MORE_S = 60.0
-"""An agent has this much longer than the trial itself to answer, e.g. for a fork server of its own, seconds."""
+"""The agent's answer may take this much longer than the trial itself, e.g. for a new fork server; seconds."""
 SHIP_LIMIT = timedelta(minutes=10)
-"""A snapshot that is not brought to the machines within this time is given up."""
+"""The transfer of a snapshot to the machines is given up after this time."""
 OTHERS_NAMED = 3
-"""Machines that say something else than the first one that are quoted."""
+"""The largest number of machines with a different result whose results are quoted."""
 LINE_CHARACTERS = 200
-"""Of what each of them says."""
+"""The largest number of characters that are quoted from one result."""
 
 
 class VersionChecked(Model):
-    """What came of trying a version."""
+    """The result of a trial of a version."""
 
     refused: str = ""
-    """Why it cannot run: the first traceback, on which machine, and how many others say the same; empty: it can."""
+    """Why the version cannot run: the first traceback and its machine, and how many others agree; empty: it can."""
     told: str = ""
-    """What is no reason to refuse it: machines that were silent, or slow; empty: nothing."""
+    """Problems that do not refuse the version, e.g. machines that were silent or slow; empty: there are none."""
 
 
 class CheckVersion(Activity[VersionChecked]):
-    """Bring a version to machines, and try it on all of them at once up to where it joins the job."""
+    """Bring a version to machines, and try it on all of them at once up to its call of ``join``."""
 
     name = "Check version"
 
     job: PlacedJob
-    """The job as the version is to run it."""
+    """The job, with the version to try."""
     patience_s: float = 60.0
-    """How long a silent agent is asked again, seconds."""
+    """Silent agents are asked again for this long, seconds."""
 
     @property
     def timeout_s(self) -> float:
-        """How long the script may take to come to where it joins, seconds."""
+        """Return how long the script may take to reach its call of ``join``, seconds."""
         return self.job.spec.policy.update.check_s
 
     def line(self) -> str:
@@ -81,12 +81,12 @@ class CheckVersion(Activity[VersionChecked]):
         position = {machine.name: index for index, machine in enumerate(self.job.machines)}
 
         async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply | str:
-            """What came of it there; a text: why it was not tried."""
+            """Return the result of the trial on a machine; a text says why the version was not tried there."""
             try:
                 await shipment.supply(client)
             except AgentUnreachable:
                 raise
-            except AgentError as error:  # e.g. a full disk: other machines can tell more
+            except AgentError as error:  # e.g. a full disk: other machines may still give a result
                 return f"{machine.name} cannot take the code: {error}"
             request = try_request(self.job.spec, position[machine.name], self.timeout_s)
             asked = partial(client.try_code, request, timeout_s=self.timeout_s + TRY_MORE_S)
@@ -94,9 +94,9 @@ class CheckVersion(Activity[VersionChecked]):
                 return await shipment.supplied(client, asked)
             except AgentUnreachable:
                 raise
-            except ConfigError as error:  # e.g. a folder that is not there
+            except ConfigError as error:  # e.g. a folder does not exist
                 return pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=str(error))
-            except AgentError as error:  # e.g. no fork server: that proves nothing of the code
+            except AgentError as error:  # e.g. no fork server: that says nothing about the code
                 return pb.TryCodeReply(outcome=pb.TryCodeReply.UNSPECIFIED, text=str(error))
 
         done, silent = await on_all(agents, self.job.machines, attempt, say=say, patience_s=self.patience_s)
@@ -106,7 +106,7 @@ class CheckVersion(Activity[VersionChecked]):
 
 
 def try_request(spec: JobSpec, machine: int, timeout_s: float) -> pb.TryCodeRequest:
-    """The first rank of a machine, by its index, as it would be launched."""
+    """Return a request for a trial of a machine's first rank; ``machine`` is the machine's index."""
     from activities.agents.convert import import_environment, rank_launches, shared_environment
     from agent.v1 import agent_pb2 as pb
 
@@ -131,14 +131,14 @@ def try_request(spec: JobSpec, machine: int, timeout_s: float) -> pb.TryCodeRequ
 def judged(
     tried: dict[str, pb.TryCodeReply], silent: list[str], untried: dict[str, str], timeout_s: float
 ) -> VersionChecked:
-    """What came of it: one machine where it fails refuses the version, and so does that none of those that answer could
-    try it, e.g. as no fork server starts with its variables; what else proves nothing is told.
+    """Return the result of all trials. One machine where the version fails refuses it. It is also refused when no
+    machine that answers can try it, e.g. because no fork server starts. All other problems are only reported.
 
     Args:
-        tried: Machine → what it said.
+        tried: Machine → its answer.
         silent: Machines that did not answer.
-        untried: Machine → why it was not tried there.
-        timeout_s: How long each had.
+        untried: Machine → why the version was not tried there.
+        timeout_s: The time limit of each trial, seconds.
     """
     from agent.v1.agent_pb2 import TryCodeReply as Outcome
 
@@ -172,7 +172,7 @@ def judged(
 
 
 def last_line(text: str) -> str:
-    """Of what a trial says: the line that says what went wrong; the one after it says how the process ended."""
+    """Return the line of a trial's output that describes the error; the line after it says how the process ended."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1].startswith("(") and lines[-1].endswith(")"):
         return lines[-2]

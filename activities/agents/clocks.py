@@ -1,4 +1,4 @@
-"""Changes times in agents' messages to the clock of the receiver; ``everstep/decisions/clocks.py`` says when."""
+"""Converts times in agents' messages to the receiver's clock (see ``everstep/decisions/clocks.py``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from everstep.decisions.clocks import shift_ns, stream_shift_ns
 
 
 def fit_stop(reply: pb.StopReply, *, asked_ns: int, heard_ns: int) -> None:
-    """Change when ranks ended, so that their order holds across machines."""
+    """Correct the times at which ranks ended, so that they can be compared across machines."""
     shift = shift_ns(reply.now_ns, asked_ns=asked_ns, heard_ns=heard_ns)
     for rank in reply.ranks if shift else ():
         if rank.exit.time_ns:
@@ -15,7 +15,7 @@ def fit_stop(reply: pb.StopReply, *, asked_ns: int, heard_ns: int) -> None:
 
 
 def fit_milestones(reply: pb.ProgressReply, *, heard_ns: int) -> None:
-    """Change when ranks got where, so that the slowest one is found across machines."""
+    """Correct the times of the ranks' milestones, so that the slowest rank of all machines can be identified."""
     shift = stream_shift_ns(reply.time_ns, heard_ns)
     for rank in reply.ranks if shift else ():
         for mark, at_ns in rank.milestones.ListFields():

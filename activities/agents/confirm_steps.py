@@ -1,4 +1,4 @@
-"""Watching a restarted generation until it steps again."""
+"""Confirm steps: watch a restarted generation until it steps again."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 SLOWEST_RANK_BYTES = 500_000_000
-"""Bytes a second of one rank that restores from its own slot: a slower one is given up."""
+"""The slowest restore of one rank from its own slot that is still awaited, bytes per second."""
 
 INTERVAL_S = 0.05
-"""Between two looks of an agent at its ranks, seconds. The ranks note their times themselves: a shorter one would
-only take CPU from ranks that start."""
+"""The time between two samples of the ranks by an agent, seconds. The ranks note their times themselves, so a shorter
+interval would only take CPU time from ranks that start."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
-"""Between two calls of a silent agent, at first and at most, seconds."""
+"""The first and the longest wait before a silent agent is called again, seconds."""
 
 
 class ConfirmSteps(Activity[Confirmation]):
-    """Watch until every rank of a generation completed a step, one of them ended, or the time is up."""
+    """Watch a generation until every rank has completed a step, a rank has ended, or the time is up."""
 
     name = "Confirm steps"
 
     job: PlacedJob
     launched: Launched
     timeout_s: float
-    """How long, seconds."""
+    """The longest wait, seconds."""
     state_bytes: int = 0
-    """What the largest rank restores first, which takes more time."""
+    """The size of the state that the largest rank restores first, bytes; it adds time."""
     showing: Showing = Field(default_factory=Showing)
-    """How the script showed its steps before."""
+    """The way in which the script showed its steps before."""
     known_alive: bool = False
-    """That the ranks live is known: it is their steps that are waited for."""
+    """The ranks are known to be alive, so only their steps are awaited."""
     silent_s: float = 0.0
-    """A machine of which nothing is heard for so long, while no rank completes a step, is not waited for; 0: it is."""
+    """A machine that is silent for this long, while no rank completes a step, is not awaited any more, seconds; 0: it
+    is always awaited."""
 
     @property
     def restore_s(self) -> float:
-        """How much more time the largest rank has, to restore its state."""
+        """Return the extra time in which the largest rank restores its state, seconds."""
         return round(self.state_bytes / SLOWEST_RANK_BYTES, 1)
 
     def line(self) -> str:
@@ -66,11 +67,10 @@ class ConfirmSteps(Activity[Confirmation]):
         return twice(timedelta(seconds=self.timeout_s + self.restore_s + 30))
 
     async def perform(self, tools: Tools, say: Say) -> Confirmation:
-        """Follow every machine's progress and judge it at each change.
+        """Follow the progress of every machine, and decide at each change.
 
-        A silent agent is asked again until the time is up: its ranks may well be
-        stepping. Where ``silent_s`` says so, that holds only as long as some rank of
-        the job completes steps, or for so many seconds.
+        A silent agent is asked again until the time is up, because its ranks may still step. With ``silent_s``, it is
+        asked only while some rank of the job completes steps, or for ``silent_s`` seconds.
         """
         from activities.agents.clocks import fit_milestones
         from agent.v1 import agent_pb2 as pb
@@ -91,7 +91,7 @@ class ConfirmSteps(Activity[Confirmation]):
                 with contextlib.suppress(AgentError):
                     async for reply in agents.get(machine.address).progress(request):
                         heard.note(machine.name)
-                        # It answered the launch; one that knows of an older generation only has lost it since.
+                        # The agent answered the launch, so an agent with an older generation only has lost this one.
                         if reply.generation < generation:
                             emptied.add(machine.name)
                         fit_milestones(reply, heard_ns=now_ns())
@@ -144,18 +144,18 @@ class ConfirmSteps(Activity[Confirmation]):
         )
 
     def _showing_before(self) -> Showing:
-        """How the script showed its steps before; one that resumes from a step had a loop to save it in."""
         if self.launched.resume_step >= 0 and not self.showing.kind:
             return Showing(kind="steps")
         return self.showing
 
 
 class Heard:
-    """When each machine was heard last, and any rank completed a step.
+    """Records when each machine answered last, and when any rank completed a step.
 
     Args:
-        machines: Of the job.
-        silent_s: A machine that says nothing for so long, while nobody steps, is silent, seconds; 0: none is.
+        machines: The names of the job's machines.
+        silent_s: A machine that does not answer for this long, while no rank steps, is silent; seconds; 0: no machine
+        is.
     """
 
     def __init__(self, machines: Iterable[str], silent_s: float) -> None:
@@ -164,13 +164,13 @@ class Heard:
         self._steps, self._stepped_s = -1, time.monotonic()
 
     def note(self, machine: str) -> None:
-        """It said something."""
+        """Note that a machine answered."""
         self._heard_s[machine] = time.monotonic()
 
     def silent(self, ranks: Iterable[RankState]) -> dict[str, float]:
-        """Machine of which nothing is heard any more → since when, or since any rank completed a step, seconds.
+        """Return the silent machines, with how long each was silent and no rank completed a step, seconds.
 
-        None where all are silent, for then it may be we who are cut off.
+        The result is empty when all machines are silent, because then the worker itself may be disconnected.
         """
         now_s = time.monotonic()
         steps = sum(state.completed_steps + state.shown for state in ranks)
@@ -184,7 +184,7 @@ class Heard:
 
 
 def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankState]:
-    """The ranks of one generation, as the decision takes them."""
+    """Return the states of a generation's ranks, for the decision."""
     from activities.agents.convert import code_of
 
     return [

@@ -1,4 +1,4 @@
-"""Between the agents' messages and the vocabulary."""
+"""Conversions between the agents' messages and the vocabulary of the decisions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TO_WIRE = {tier: wire for wire, tier in TIERS.items()}
 
 
 def exit_of(machine: str, end: pb.RankEnd, *, shift_ns: int = 0) -> RankExit:
-    """How one rank ended, as a machine observed it or answers it to a stop.
+    """Return how a rank ended, from an agent's observation or its answer to a stop.
 
-    ``shift_ns`` is added to the machine's time, for it to be the caller's.
+    ``shift_ns`` is added to the machine's time to get the caller's time.
     """
     return RankExit(
         rank=end.rank,
@@ -53,17 +53,17 @@ def _classification_of(message: pb.Classification) -> Classification:
 
 
 def code_of(end: pb.Exit) -> int | None:
-    """Exit code, or None when the rank ended otherwise or it is not known."""
+    """Return the exit code; None: the rank ended in another way, or the code is not known."""
     return end.value if end.kind == pb.Exit.CODE else None
 
 
 def signal_of(end: pb.Exit) -> int | None:
-    """Signal number, or None when no signal ended the rank."""
+    """Return the signal number; None: no signal ended the rank."""
     return end.value if end.kind == pb.Exit.SIGNAL else None
 
 
 def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> dict[str, str]:
-    """Environment that all ranks of a job share: the user's, torchrun's and the topology."""
+    """Return the environment that all ranks of a job share: the user's variables, torchrun's and the topology."""
     topology = spec.topology()
     return {
         "OMP_NUM_THREADS": "1",
@@ -84,7 +84,7 @@ def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> 
 
 
 def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
-    """The ranks of one machine, each with torchrun's variables of its own."""
+    """Return the ranks of one machine, each with its own torchrun variables."""
     return [
         pb.RankLaunch(
             rank=rank,
@@ -100,7 +100,7 @@ def rank_launches(spec: JobSpec, machine: int) -> list[pb.RankLaunch]:
 
 
 def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.CheckpointOptions:
-    """What the agents must know of the job's checkpoint policy."""
+    """Return the checkpoint settings that the agents need."""
     policy = spec.checkpoint
     return pb.CheckpointOptions(
         slots=policy.slots,
@@ -121,7 +121,7 @@ def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.Checkpoin
 
 
 def backup_peers(assignment: Assignment[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
-    """To where one machine, by its index, sends the backups of its ranks."""
+    """Return where a machine, given by its index, sends the backups of its ranks."""
     peers = []
     for rank in assignment.topology.ranks(machine):
         peer = placement.peers[rank]
@@ -132,10 +132,10 @@ def backup_peers(assignment: Assignment[Machine], placement: Placement, machine:
 
 
 def imports_of(spec: JobSpec) -> pb.Imports:
-    """What the job's fork server is started with."""
+    """Return the modules that the job's fork server imports."""
     return pb.Imports(python=spec.python, env=import_environment(spec))
 
 
 def import_environment(spec: JobSpec) -> dict[str, str]:
-    """What the fork server itself must have been started with; all else is given to each rank at its fork."""
+    """Return the variables that the fork server must have from its start; each rank gets all others at its fork."""
     return {name: value for name, value in spec.env.items() if read_at_import(name)}

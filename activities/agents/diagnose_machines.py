@@ -1,7 +1,7 @@
-"""Runs diagnostic tests: on all machines at once, then in pairs, round by round; and says what they say together.
+"""Diagnose machines: run diagnostic tests on all machines at once, then on pairs of machines, round by round.
 
-Used by an activity and by the command ``everstep diagnose``. It may be run twice with the same id: agents answer with
-what they have.
+An activity and the command ``everstep diagnose`` use it. It may run twice with the same id: the agents then answer with
+the results that they already have.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
-"""Between two calls of a silent agent, at first and at most, seconds."""
+"""The first and the longest wait before a silent agent is called again, seconds."""
 GRACE_S = 120.0
-"""Beside the time that its tests have, an agent has this long to answer, seconds: it imports torch first."""
+"""The extra time for an agent's answer beside the time of its tests, e.g. to import torch; seconds."""
 UNABLE = "test-unable"
-"""Reason of a test that could not be run (``agent.diagnoser.diagnostic``)."""
+"""The reason code of a test that could not run (``agent.diagnoser.diagnostic``)."""
 PARTS = 3
-"""The tests of each machine, and each of two tests between machines, have ``diagnose.timeout_s`` in all."""
+"""A diagnosis has at most this many parts, each with ``limit_s``: each machine\'s own tests, and two tests of pairs."""
 
 
 class DiagnoseMachines(Activity[Diagnosis]):
-    """Run diagnostic tests on machines whose ranks are stopped, or that no job has.
+    """Run diagnostic tests on idle machines, or on machines whose ranks are stopped.
 
-    The result is what is known of each machine, without what only healthy ones say.
+    The result has the findings of each machine; it leaves out what only healthy machines report.
     """
 
     name = "Diagnose machines"
 
     machines: list[Machine]
     tests: list[str]
-    """Their names (``everstep.model.diagnosis.Diagnostic``), in order; those between machines come after the others."""
+    """The names of the tests (``everstep.model.diagnosis.Diagnostic``), in order; tests between machines run last."""
     job: str = ""
-    """Which is stopped on the machines; empty: they have none."""
+    """The name of the job that is stopped on the machines; empty: no job runs there."""
     run: str = ""
-    """Id of the job's run; see ``everstep.model.run_id``."""
+    """The id of the job's run; see ``everstep.model.run_id``."""
     settings: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
-    """Test → its settings that are other than by default (docs/concepts/diagnostic-tests.md)."""
+    """Test → its settings that differ from the defaults (docs/concepts/diagnostic-tests.md)."""
     limit_s: float = 600.0
-    """All tests of one machine together, and each test between two, have this long, seconds; what has not begun by then
-    is unknown."""
+    """The time limit of all tests of one machine together, and of each test between two machines, seconds. A test that
+    has not begun by then has an unknown result."""
     patience_s: float = 30.0
-    """How long a silent agent is asked again, seconds."""
+    """Silent agents are asked again for this long, seconds."""
     slow_share: float = 0.2
-    """A bandwidth below this share of the others' median is a fault (``everstep.decisions.blame.diagnose.diagnosis``)
-    …"""
+    """A bandwidth below this share of the other machines' median is a fault
+    (``everstep.decisions.blame.diagnose.diagnosis``)."""
     low_share: float = 0.5
-    """… and below this one unknown."""
+    """A bandwidth below this share of the median, but above ``slow_share``, is an unknown result."""
 
     @classmethod
     def of(cls, job: PlacedJob, tests: Sequence[str]) -> DiagnoseMachines:
-        """Test the machines of a stopped job, with the settings of its policy."""
+        """Return the tests of a stopped job's machines, with the settings of its policy."""
         policy = job.spec.policy
         return cls(
             machines=job.machines,
@@ -104,22 +104,22 @@ class DiagnoseMachines(Activity[Diagnosis]):
 
 @dataclass
 class Asked:
-    """How far one machine is."""
+    """The progress of one machine's tests."""
 
     machine: Machine
     results: list[DiagnosticResult] = field(default_factory=list)
     problem: str = ""
-    """Why nothing more came; empty: all came."""
+    """Why no more results arrived; empty: all arrived."""
 
 
 class Diagnosing:
-    """One diagnosis of several machines.
+    """A diagnosis of several machines.
 
     Args:
         agents: Clients by address.
-        given: What to test, and where.
-        id: Of the diagnosis: repeated, agents go on with it. Empty: it ends with its caller.
-        say: Is told how far it is.
+        given: The tests and the machines.
+        id: The id of the diagnosis: agents continue a diagnosis with a known id. Empty: it ends with its caller.
+        say: Shows the progress.
     """
 
     def __init__(self, agents: AgentClients, given: DiagnoseMachines, id: str, say: Say) -> None:
@@ -134,7 +134,7 @@ class Diagnosing:
         self._slots = {machine.name: machine for machine in given.machines}
 
     async def run(self) -> Diagnosis:
-        """Carry it out."""
+        """Run the diagnosis."""
         began, given = time.monotonic(), self._given
         alone = [test for test in given.tests if test not in BETWEEN_MACHINES]
         between = [test for test in given.tests if test in BETWEEN_MACHINES]
@@ -151,7 +151,7 @@ class Diagnosing:
         return found.model_copy(update={"tests": list(given.tests), "seconds": time.monotonic() - began})
 
     async def _of_one(self, machine: Machine, tests: Sequence[str]) -> Asked:
-        """All tests of one machine; one that says no more after a while is silent."""
+        """Run all tests of one machine; an agent that sends nothing for too long is silent."""
         from agent.diagnoser.result_messages import result_of
 
         found = Asked(machine)
@@ -172,7 +172,8 @@ class Diagnosing:
         return found
 
     async def _rounds(self, test: str, machines: Sequence[str]) -> list[PairResult]:
-        """A test between machines: round by round, until it is known who is at fault, or no more can be known."""
+        """Run a test between machines round by round, until the faulty machine is known, or nothing more can be
+        learned."""
         found: list[PairResult] = []
         shares, rounds = Shares(self._given.slow_share), 0
         shifted = len(shifted_rounds(machines))
@@ -183,7 +184,7 @@ class Diagnosing:
         return found
 
     async def _of_pair(self, test: str, first: str, second: str, number: int) -> PairResult:
-        """One test of one pair: the first machine waits, and says where; then the second one is told."""
+        """Run a test of one pair: the first machine listens, and the second machine gets its address."""
         from agent.diagnoser.result_messages import result_of
         from agent.v1 import agent_pb2 as pb
 
@@ -220,7 +221,7 @@ class Diagnosing:
         return _pair_result(test, (first, second), answers, problems, time.monotonic() - began)
 
     async def _persisted(self, listen: Callable[[], Any]) -> str:
-        """Listen to an agent to the end; one that goes away is asked again for a while. Returns why it did not work."""
+        """Read an agent's answers to the end, and reconnect for a while; returns why that failed."""
         given = self._given
         backoff, deadline = Backoff(FIRST_RETRY_S, LAST_RETRY_S), time.monotonic() + given.patience_s
         try:

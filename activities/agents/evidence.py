@@ -1,9 +1,8 @@
-"""The machines' answers as evidence for the decisions, no larger than a history can hold.
+"""The machines' answers as evidence for the decisions, small enough for a history.
 
-A payload of Temporal may have 2 MB, compressed (``activities/payloads.py``). Ten
-thousand ranks that hold several copies in several tiers, each with the end of
-its output, are more than that: what the decision does not need is left out
-here, and the evidence says how much.
+A payload of Temporal may have 2 MB, compressed (``activities/payloads.py``). The answers of ten thousand ranks, each
+with several copies in several tiers and the end of its output, are larger. So this file drops what the decision does
+not need, and the evidence says how much was dropped.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from everstep.model.finding import MachineFinding, worst_first
 from everstep.model.state_copy import StateCopy, Tier
 
 PACKED_LIMIT = 900_000
-"""Bytes of evidence as it crosses Temporal: a search may add as much again."""
+"""The largest packed size of evidence, bytes: a search may add as much again."""
 HELD_LIMIT = 4000
-"""Copies in one payload, about 250 bytes each and compressed 25; more where one step of all ranks has more."""
+"""The largest number of copies in one payload: a copy has about 250 bytes, 25 when compressed. One step of all ranks
+may exceed it."""
 DAMAGED_LIMIT = 100
-"""Damaged copies that are named."""
+"""The largest number of damaged copies that are named."""
 FINDINGS_LIMIT = 64
-"""Findings of inspections, of some 500 bytes each."""
+"""The largest number of inspection findings, of about 500 bytes each."""
 TAILS = 32
-"""Ranks whose end of the output is kept whole: those that ended first."""
+"""The output of this many ranks is kept in full: of those that ended first."""
 LINE = 300
-"""Characters of an exception's line."""
+"""The largest number of characters in the line of an exception."""
 NARROWER = ((2, LINE), (2, 100), (1, 60))
-"""Where that does not fit: copies of each rank at a step, and characters of exceptions, ever fewer. All are cut
-alike, so that equal ones stay equal, and their class stays."""
+"""Smaller limits for evidence that is still too large: copies of each rank per step, and characters per exception. All
+exceptions are cut to the same length, so equal ones stay equal, and they keep their class."""
 
 ON_FILES = {Tier.DISK, Tier.REMOTE}
 DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
@@ -47,10 +47,10 @@ def evidence_of(
     unreachable: Iterable[str],
     homes: Mapping[int, str] | None = None,
 ) -> Evidence:
-    """What the machines answered to a stop.
+    """Return the machines' answers to a stop as evidence.
 
     Args:
-        generation: The one that was stopped.
+        generation: The stopped generation.
         replies: Machine → answer.
         unreachable: Machines that did not answer.
         homes: Rank → machine that runs it.
@@ -75,7 +75,7 @@ def evidence_of(
 
 
 def findings_of(replies: Mapping[str, pb.StopReply]) -> list[MachineFinding]:
-    """What the inspections of all machines say, the worst of all first, and not more than fit."""
+    """Return the findings of all machines' inspections, the worst first, up to the limit."""
     found = [(machine, finding_of(message)) for machine, reply in replies.items() for message in reply.findings]
     first = worst_first([finding for _, finding in found])
     place = {id(finding): position for position, finding in enumerate(first)}
@@ -86,14 +86,14 @@ def findings_of(replies: Mapping[str, pb.StopReply]) -> list[MachineFinding]:
 def unlisted_of(
     listings: Mapping[str, Iterable[pb.HeldCheckpoint]], silent: Iterable[str] = (), *, remote_asked: bool = False
 ) -> list[Unlisted]:
-    """The places that could not be looked at, by reason.
+    """Return the locations that could not be searched, by reason.
 
-    Remote storage is one place: it is unknown where no machine listed it.
+    Remote storage is one location: it is unknown when no machine listed it.
 
     Args:
-        listings: What machines answered that were asked for all copies.
+        listings: The answers of machines to a request for all copies.
         silent: Machines that did not answer.
-        remote_asked: They were asked for what is on remote storage too.
+        remote_asked: The request included remote storage.
     """
     disks: dict[str, list[str]] = defaultdict(list)
     remote: list[str] = []
@@ -118,10 +118,10 @@ def _is_unlisted(copy: pb.HeldCheckpoint) -> bool:
 def held_of(
     listings: Mapping[str, Iterable[pb.HeldCheckpoint]], homes: Mapping[int, str] | None = None
 ) -> tuple[list[StateCopy], bool]:
-    """The copies, and whether several machines listed the same files on disk.
+    """Return the copies, and whether several machines listed the same files on disk.
 
-    A file that several machines see is one copy: it is named where the rank runs
-    that needs it, so that this machine reads it directly.
+    A file that several machines see is one copy. Its location is the machine whose rank needs it, so that this machine
+    reads the file directly.
     """
     homes = homes or {}
     held: list[StateCopy] = []
@@ -160,9 +160,9 @@ def _order(copy: StateCopy) -> tuple[int, int, int, str]:
 
 
 def fitted(evidence: Evidence, *, at: int | None = None) -> Evidence:
-    """Evidence that fits into a payload, with what was left out in numbers; ``at`` as for :func:`bounded`.
+    """Return evidence that fits into a payload, with the number of dropped entries; for ``at`` see :func:`bounded`.
 
-    How each rank ended, and one copy of each rank at one step, is always kept.
+    The end of every rank, and one copy of each rank at one step, are always kept.
     """
     exits, held = bounded_exits(evidence.exits), bounded(evidence.held, at=at)
     kept = _counted(evidence, exits, held)
@@ -176,7 +176,6 @@ def fitted(evidence: Evidence, *, at: int | None = None) -> Evidence:
 
 
 def _counted(evidence: Evidence, exits: list[RankExit], held: list[StateCopy]) -> Evidence:
-    """The evidence with some of its ends and copies, and a line about the rest."""
     left_out = []
     if copies := len(evidence.held) - len(held):
         left_out.append(f"{copies} of {len(evidence.held)} copies")
@@ -189,7 +188,7 @@ def _counted(evidence: Evidence, exits: list[RankExit], held: list[StateCopy]) -
 
 
 def nearest_of_each(held: list[StateCopy], per_rank: int, *, at: int | None = None) -> list[StateCopy]:
-    """Of each rank the nearest copies of the step that a restore would take, and the damaged ones that are named."""
+    """Return each rank's nearest copies of the step that a restore would use, and the damaged copies that are named."""
     valid = [copy for copy in held if copy.valid]
     everybody = {copy.rank for copy in held}
     by_step: dict[int, set[int]] = defaultdict(set)
@@ -206,15 +205,15 @@ def nearest_of_each(held: list[StateCopy], per_rank: int, *, at: int | None = No
 
 
 def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_LIMIT) -> list[StateCopy]:
-    """The copies that matter, at most about ``limit`` of them.
+    """Return the most important copies, about ``limit`` of them at most.
 
-    First the damaged ones, some of them, then the newest steps that every rank
-    can restore, whole steps at a time, then the newest of the rest.
+    The order is: some damaged copies, then the newest steps that every rank
+    can restore, each step in full, then the newest of the other copies.
 
     Args:
-        held: All of them.
-        at: A step that is asked for; it comes before all others.
-        limit: How many; one step of all ranks is kept whatever it takes.
+        held: All copies.
+        at: A requested step; its copies have priority.
+        limit: The number of copies; one step of all ranks is kept even if it is larger.
     """
     if len(held) <= limit:
         return held
@@ -235,7 +234,8 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
 
 
 def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
-    """The ends, with the output of the first ones only; their agents classified them with all of it at hand."""
+    """Return the ends of ranks, with the output of the first ones only; the agents classified them with the full
+    output."""
     if len(exits) <= TAILS:
         return exits
     own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))
@@ -244,12 +244,12 @@ def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
 
 
 def _cut(end: RankExit, characters: int, log_tail: str) -> RankExit:
-    """An end with less text."""
+    """Return an end with shorter texts."""
     return end.model_copy(update={"exception": end.exception[:characters], "log_tail": log_tail})
 
 
 def _bare(end: RankExit) -> RankExit:
-    """An end whose class is kept, and not the lines that say it."""
+    """Return an end without its lines, but with its class."""
     if end.classification is None:
         return end
     bare = end.classification.model_copy(update={"place": "", "evidence": []})

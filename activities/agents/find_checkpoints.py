@@ -1,4 +1,4 @@
-"""Machines are asked what copies of training state there are, on disks and remote storage too."""
+"""Find checkpoints: ask machines for the copies of training state in memory, on disks and on remote storage."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 MARGIN_S = 15.0
-"""An agent answers so long after the storage that it asks, or does not; seconds."""
+"""The extra time for an agent's answer beside the time of its storage, seconds."""
 
 
 class FindCheckpoints(Activity[Evidence]):
-    """Ask all machines for all copies."""
+    """Ask all machines for all copies of training state."""
 
     name = "Find checkpoints"
 
     job: PlacedJob
     at: int | None = None
-    """A step that is looked for: of many copies those of this step are named first."""
+    """A step that is needed: its copies are listed first when there are too many."""
     patience_s: float = 10.0
 
     def line(self) -> str:

@@ -1,4 +1,4 @@
-"""What looks at ranks showed, in the ledger, in full."""
+"""Writes the samples of ranks into the ledger, in full."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from activities.ledger.ledger import Ledger
 from everstep.errors import LedgerError
 
 KEEP_S = 0.2
-"""The ledger is waited for so long; it goes on taking what was seen after that."""
+"""The longest wait for the ledger, seconds; the write continues after that."""
 
 
 _writing: set[asyncio.Future[None]] = set()
-"""Writes that go on although nobody waits for them any more."""
+"""Writes that continue after the wait for them has ended."""
 
 
 async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], first: int = 1) -> str:
-    """Write samples into the ledger, without waiting for one that is slow; returns why they are not all there.
+    """Write samples into the ledger, without waiting for a slow ledger; returns why some are missing.
 
     Args:
-        ledger: Of the cluster.
-        incident: Whose samples they are.
-        looks: In their order.
-        first: Number of the first of them within the incident.
+        ledger: The cluster's ledger.
+        incident: The incident that the samples belong to.
+        looks: The samples, in order.
+        first: The first sample's number within the incident.
     """
     rows = [
         (number, machine, reply.time_ns, reply.SerializeToString())

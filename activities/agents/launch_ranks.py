@@ -1,4 +1,4 @@
-"""All ranks of a generation are started at once, after the store in which they find each other."""
+"""Launch ranks: start the rendezvous store, then all ranks of a generation at once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class LaunchRanks(Activity[Launched]):
     reason: str = ""
     patience_s: float = 30.0
     probed: bool = False
-    """As of :class:`~activities.agents.stop_ranks.StopRanks`; a machine that is silent then is given up."""
+    """See :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
     reshard_from: str = ""
-    """Folder of a disk checkpoint that the ranks start from, saved with any parallel sizes; empty: none."""
+    """The folder of a disk checkpoint that the ranks start from, with any parallel sizes; empty: there is none."""
     begins_run: bool = False
-    """It is the first generation of its run, whatever its number: a job's name counts on from run to run."""
+    """The generation is the first of its run; its number may be higher than 1, because numbers continue from run to
+    run."""
     origin: str = ""
-    """For people: where the ranks resume."""
+    """A text about where the ranks resume, for the timeline."""
 
     def line(self) -> str:
         return f"generation {self.generation}, {self.job.spec.topology().world_size} ranks, {self.origin}"

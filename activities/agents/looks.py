@@ -1,6 +1,6 @@
-"""Looks at what all ranks of a job do, on all machines at once, and what they say together.
+"""Samples of all ranks of a job, on all machines at once, and the results of several samples.
 
-A machine that does not answer is left out, and nothing is concluded from that.
+A machine that does not answer is left out, and no conclusion is drawn from its silence.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 LOOK_S = 5.0
-"""One look takes no longer."""
+"""The time limit of one sample, seconds."""
 ANSWERS_S = 1.0
-"""An agent has so much longer to answer."""
+"""The extra time for an agent's answer, seconds."""
 
 
 @dataclass
 class RankLook:
-    """What all machines said at about one moment."""
+    """A sample: the answers of all machines at about the same moment."""
 
     at_s: float
-    """Steady clock."""
+    """The time of the sample on the steady clock, seconds."""
     replies: dict[str, pb.StacksReply] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
-    """Machine → why it did not say it."""
+    """Machine → why it gave no answer."""
 
     @property
     def generation(self) -> int:
-        """The newest that was seen; 0: none."""
+        """Return the newest generation in the sample; 0: there is none."""
         return max((reply.generation for reply in self.replies.values()), default=0)
 
     def used(self) -> Iterator[UsedUp]:
-        """What each process had used up."""
+        """Yield what each process has used: CPU time, I/O and waits."""
         for reply in self.replies.values():
             for one in reply.processes:
                 yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes, one.switches, one.state)
 
     def stopped(self) -> list[int]:
-        """Ranks whose process is stopped."""
+        """Return the ranks whose process is stopped."""
         processes = (one for reply in self.replies.values() for one in reply.processes)
         return sorted(one.rank for one in processes if one.role == "trainer" and one.state in STOPPED)
 
@@ -68,15 +68,15 @@ async def look(
     limit_s: float = LOOK_S,
     ranks_only: bool = False,
 ) -> RankLook:
-    """Look at all ranks of a job once; nobody is asked twice.
+    """Sample all ranks of a job once; no machine is asked twice.
 
     Args:
         agents: Clients by address.
-        job: Its name.
-        machines: Where it runs.
-        generation: What runs of another one is as if it were silent; 0: any.
-        limit_s: Of the look, on each machine.
-        ranks_only: Neither helpers nor flight records.
+        job: The name of the job.
+        machines: The machines on which the job runs.
+        generation: A machine that runs another generation counts as silent; 0: any generation is accepted.
+        limit_s: The time limit of the sample on each machine, seconds.
+        ranks_only: Leave out helper processes and flight records.
     """
     found = RankLook(time.monotonic())
     request = pb.StacksRequest(job=job, limit_s=limit_s, ranks_only=ranks_only)
@@ -99,12 +99,12 @@ async def look(
 
 @dataclass(frozen=True)
 class Judged:
-    """What looks say together."""
+    """The result of several samples."""
 
     check: HangCheck
     evidence: JobSamples
     unread: list[str]
-    """What could not be read."""
+    """The data that could not be read."""
 
 
 def judge_looks(
@@ -115,14 +115,14 @@ def judge_looks(
     is_hung: bool = False,
     limits: HangLimits | None = None,
 ) -> Judged:
-    """Judge looks at one job, the first of them first. Takes CPU time: call it in a thread.
+    """Judge samples of one job, oldest first. This takes CPU time: call it in a thread.
 
     Args:
-        looks: One or more; the last one counts.
-        spec: Of the job.
+        looks: One or more samples; the last has the current state.
+        spec: The specification of the job.
         machines: Its machines, in order.
         is_hung: It is known from elsewhere that the job does not step.
-        limits: How far to go.
+        limits: The limits of the analysis.
     """
     stacks, readers, unread = StackReader(), [], list[str]()
     for one in (looks[0], looks[-1]) if len(looks) > 1 else looks:
@@ -154,17 +154,17 @@ async def trace(
     limit_s: float = LOOK_S,
     say: Say = lambda _: None,
 ) -> tuple[list[RankLook], Judged]:
-    """Look twice, and judge; once where that is enough.
+    """Take two samples and judge them; take only one if it is enough.
 
     Args:
         agents: Clients by address.
-        spec: Of the job.
+        spec: The specification of the job.
         machines: Its machines, in order.
-        apart_s: Between the two looks, seconds.
-        generation: Of the ranks; 0: the newest.
+        apart_s: The time between the two samples, seconds.
+        generation: The generation of the ranks; 0: the newest.
         is_hung: It is known from elsewhere that the job does not step.
-        limit_s: Of each look.
-        say: Is told how far it is.
+        limit_s: The time limit of each sample, seconds.
+        say: Shows the progress.
     """
     looks: list[RankLook] = []
     while True:
@@ -178,7 +178,7 @@ async def trace(
 
 
 def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machines: Sequence[Machine]) -> HangFound:
-    """What looks say, as an incident keeps it."""
+    """Return the result of samples, as the incident keeps it."""
     verdict = judged.check.verdict
     last = looks[-1]
     found = found_of(

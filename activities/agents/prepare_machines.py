@@ -1,4 +1,4 @@
-"""Fork servers of a job are started on its machines, and its code is brought there meanwhile."""
+"""Prepare machines: start the job's fork servers, and bring its code to the machines meanwhile."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 OTHER_LIBRARIES = "OtherLibraries"
-"""Type of the error of a machine that has other libraries than the job's other machines."""
+"""The error type for a machine that has other libraries than the job's other machines."""
 ANSWER_S = 1.0
-"""Machines that do not say it within this time are not waited for, seconds."""
+"""The longest wait for a machine's list of libraries, seconds."""
 
 
 class PrepareMachines(Activity[float]):
@@ -37,11 +37,11 @@ class PrepareMachines(Activity[float]):
 
     job: PlacedJob
     patience_s: float = 60.0
-    """How long a silent agent is asked again, seconds."""
+    """Silent agents are asked again for this long, seconds."""
     probed: bool = False
-    """As of :class:`~activities.agents.stop_ranks.StopRanks`; a machine that is silent then is given up."""
+    """See :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
     like: list[Machine] = Field(default_factory=list)
-    """Machines on which it was prepared before: with other libraries than theirs it is refused. Empty: with any."""
+    """Machines that are prepared already: a machine with other libraries is refused. Empty: all are accepted."""
 
     def line(self) -> str:
         return f"fork servers on {len(self.job.machines)} machines"
@@ -75,15 +75,15 @@ class PrepareMachines(Activity[float]):
 
 
 async def _libraries_of(agents: AgentClients, job: str, machines: Sequence[Machine]) -> dict[str, str]:
-    """What a job's fork servers have imported, with versions, as the first machine says that answers.
+    """Return the libraries that a job's fork servers have imported, with versions, from the first machine that answers.
 
     Args:
         agents: Clients by address.
-        job: Its name.
-        machines: On which it was prepared.
+        job: The name of the job.
+        machines: The machines that were prepared.
 
     Returns:
-        Empty: none of them says it.
+        An empty result when no machine reports its libraries.
     """
 
     async def ask(machine: Machine) -> dict[str, str]:

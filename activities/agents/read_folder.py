@@ -1,4 +1,4 @@
-"""The folder of one disk checkpoint is read, of whatever job it is: can a job start from it?"""
+"""Read folder: check whether a job can start from the folder of a disk checkpoint, of any job."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from agent.client import AgentClient
 
 LISTING_S = 60.0
-"""A listing of disks and remote storage may take this long, seconds."""
+"""The time limit of a listing of disks and remote storage, seconds."""
 
 
 class FolderFound(Model):
-    """Whether a job can start from a folder."""
+    """The result: whether a job can start from a folder."""
 
     problem: str = ""
-    """Why it cannot; empty when it can."""
+    """Why a job cannot start from it; empty: it can."""
     step: int = -1
-    """Completed steps of the checkpoint."""
+    """The number of completed steps of the checkpoint."""
     ranks: int = 0
-    """How many it holds."""
+    """The number of ranks in the checkpoint."""
 
 
 class ReadFolder(Activity[FolderFound]):

@@ -1,4 +1,4 @@
-"""What a job holds on its machines is given back: fork servers and shared memory."""
+"""Release machines: end a job's fork servers and free its shared memory."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from agent.client import AgentClient
 
 PATIENCE_S = 10.0
-"""How long a silent agent is asked again, seconds."""
+"""Silent agents are asked again for this long, seconds."""
 
 
 class ReleaseMachines(Activity[int]):
-    """Give back fork servers and shared memory; the result is how many bytes were freed.
+    """End fork servers and free shared memory; the result is the number of freed bytes.
 
-    A silent machine does not delay the end of a job: :mod:`activities.watching.leftovers` ends what is left there
-    when its agent is back.
+    A silent machine does not delay the end of a job: :mod:`activities.watching.leftovers` releases it when its agent
+    answers again.
     """
 
     name = "Release machines"
 
     job: PlacedJob
     dying_s: float | None = None
-    """Ranks that were killed have this long to be gone, seconds; None: the policy's ``stop.kill_patience_s``."""
+    """The longest wait for the end of killed ranks, seconds; None: the policy's ``stop.kill_patience_s``."""
 
     @property
     def _dying_s(self) -> float:

@@ -1,8 +1,8 @@
-"""The activity that runs a job's script on one group of its machines, to compare what groups compute.
+"""Replay on group: run a job's script on one group of its machines, to compare the results of the groups.
 
-A group is launched as a job is, under a name of its own (``gpt~row-3``), and ended when all of its ranks have done
-their steps, or one of them has failed. It can run twice: agents answer repeated commands with what they have, so
-whoever takes over goes on with the ranks that run.
+A group is launched like a job, under its own name (``gpt~row-3``). It is ended when all of its ranks have done
+their steps, or a rank has failed. The activity can run twice: agents answer repeated commands with the results that
+they have, so a second attempt continues with the running ranks.
 """
 
 from __future__ import annotations
@@ -46,44 +46,44 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 ROOM = timedelta(minutes=5)
-"""Of a group's run, for what comes before and after its steps."""
+"""The extra time of a trial, before and after its steps."""
 INTERVAL_S = 0.1
-"""Between two looks of an agent at its ranks."""
+"""The time between two samples of the ranks by an agent, seconds."""
 SETTLE_S = 0.5
-"""Once a rank has failed, the others of its group have so long to say that they did too."""
+"""Once a rank has failed, the other ranks of its group have this long to report their failures, seconds."""
 DYING_S = 60.0
-"""Ranks of a replay that were killed have so long to be gone."""
+"""The longest wait for the end of killed ranks of a replay, seconds."""
 PATIENCE = 3.0
-"""A group still steps where the last one came within so many times the longest of those before it."""
+"""A group still steps if the time since its last step is at most this multiple of its longest step time."""
 LEAST_STEPS = 3
-"""Seen of a group, so that there are two that can be told apart from its start."""
+"""The pace of a group is known after this many steps: there are two step times then, without the start."""
 NAMED = 4
-"""Ranks that a text names."""
+"""The largest number of ranks that a text names."""
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
 
 
 class ReplayOnGroup(Activity[GroupRun]):
-    """Run a job's script on one group of its machines, apart from the job, which is stopped.
+    """Run a job's script on one group of its machines, while the job itself is stopped.
 
-    The result is what the group computed, or how it broke. Nothing of it is left on the machines.
+    The result is what the group computed, or how it failed. Nothing of the trial stays on the machines.
     """
 
     name = "Replay group"
 
     job: PlacedJob
-    """What the group runs (``everstep.decisions.blame.replay.group_jobs.spec_of_group``), on the group's machines."""
+    """The trial's job (``everstep.decisions.blame.replay.group_jobs.spec_of_group``), on the group's machines."""
     group: str
-    """Name of the group."""
+    """The name of the group."""
     repeat: int = 1
-    """Which run of this group it is, from 1."""
+    """The number of this trial of the group, from 1."""
     steps: int = 10
-    """After so many every rank is done."""
+    """Every rank is done after this many steps."""
     start_s: float
-    """All ranks have so long to come to a first step, seconds."""
+    """The time limit for the first step of all ranks, seconds."""
     limit_s: float = 300.0
-    """From there they have so long for the others, seconds."""
+    """The time limit for the remaining steps, seconds."""
     patience_s: float = 10.0
-    """How long a silent agent is asked again, seconds."""
+    """Silent agents are asked again for this long, seconds."""
 
     def line(self) -> str:
         names = listed([machine.name for machine in self.job.machines], 4)
@@ -113,7 +113,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         launch = LaunchRanks(
             job=self.job, generation=self.repeat, resume_step=0, begins_run=True, patience_s=self.patience_s
         )
-        await launch.perform(replace(tools, watcher=None), say)  # what a replay does opens no incident
+        await launch.perform(replace(tools, watcher=None), say)  # a replay opens no incident
         end, why = await Followed(tools.agents, self).until_over(say)
         stopped, silent = await self._stop(tools)
         if silent:
@@ -163,7 +163,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         )
 
     async def _kind(self, tools: Tools) -> str:
-        """The hardware of the machines, in their order; alike, it is told once."""
+        """Return the hardware of the machines, in their order; equal hardware is named once."""
 
         async def hardware(machine: Machine) -> str:
             try:
@@ -189,7 +189,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         ]
 
     async def _release(self, tools: Tools, say: Say) -> None:
-        """End what the group has on its machines; where that fails, the job's next launch does, or its end."""
+        """End the group on its machines; if that fails, the job's next launch or its end does it."""
         with contextlib.suppress(ApplicationError):
             await ReleaseMachines(job=self.job, dying_s=DYING_S).perform(tools, say)
 
@@ -199,7 +199,7 @@ class ReplayOnGroup(Activity[GroupRun]):
 
 
 class Followed:
-    """Ranks of a group while they run."""
+    """The ranks of a group while they run."""
 
     def __init__(self, agents: AgentClients, given: ReplayOnGroup) -> None:
         self._agents, self._given = agents, given
@@ -208,9 +208,10 @@ class Followed:
         self._pace = GroupPace()
 
     async def until_over(self, say: Say) -> tuple[RunEnd, str]:
-        """Wait until all ranks have done their steps, or one has failed, or the time is up; returns which, and why.
+        """Wait until all ranks have done their steps, a rank has failed, or the time is up; returns the end and the
+        reason.
 
-        A first step has its own time: what comes before it, e.g. reading the program from a slow disk, is no step.
+        The first step has its own limit, because it includes the start, e.g. loading the program from a slow disk.
         """
         given, start_s = self._given, self._given.start_s
         followers = [asyncio.create_task(self._follow(machine)) for machine in given.job.machines]
@@ -236,7 +237,7 @@ class Followed:
             await asyncio.gather(*followers, return_exceptions=True)
 
     async def _within(self, limit_s: float, what: Callable[[], set[int]], say: Say, words: str) -> bool:
-        """Wait until all ranks have come so far, or one has failed; whether that was in time."""
+        """Wait until all ranks have reached a point, or a rank has failed; returns whether that was in time."""
         world = self._given.job.spec.topology().world_size
         try:
             async with asyncio.timeout(limit_s):
@@ -279,20 +280,21 @@ class Followed:
 
 
 class GroupPace:
-    """How steadily the slowest rank of a group does its steps."""
+    """How steadily the slowest rank of a group steps."""
 
     def __init__(self) -> None:
         self._seen: list[float] = []
         self._steps = 0
 
     def see(self, steps: int, now: float) -> None:
-        """It has completed so many by now."""
+        """Note the number of completed steps at a time."""
         if steps > self._steps:
             self._steps = steps
             self._seen.append(now)
 
     def goes_on(self, now: float) -> bool:
-        """Whether a step came lately, by what the longest of those before it took; of fewer than two nobody can say."""
+        """Return whether the last step is recent, compared with the longest step before; False for fewer than two
+        steps."""
         if len(self._seen) < LEAST_STEPS:
             return False
         longest = max(later - earlier for earlier, later in pairwise(self._seen))
@@ -300,7 +302,7 @@ class GroupPace:
 
 
 def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
-    """Of each step, in order, a digest of what all ranks reported of it: losses and norms, all 64 bits."""
+    """Return for each step, in order, a digest of all ranks' losses and gradient norms (all 64 bits)."""
     of_step: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     for rank, record in records:
         of_step[record.step].append((rank, struct.pack("<ddI", record.loss, record.grad_norm, record.given)))
@@ -308,13 +310,13 @@ def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
 
 
 def shape_of(run: GroupRun, reports: int) -> str:
-    """How much a run says: a machine whose disk does not answer has kept less of it, and has computed nothing wrong."""
+    """Return how many results a trial has: a machine with a hung disk has fewer, but computed nothing wrong."""
     of_ranks = f"states of {len(run.states)} ranks" if run.states else "no states"
     return f"{reports} reports of {len(run.losses)} steps, {of_ranks}"
 
 
 def state_digests(logs: Mapping[int, str]) -> list[str]:
-    """Of each rank the digest of its state that it wrote to its log; none where one of them wrote none."""
+    """Return for each rank the digest of its state from its log; the result is empty if a rank logged none."""
     found = [_STATE.findall(log) for _, log in sorted(logs.items())]
     if not all(found):
         return []
@@ -322,9 +324,9 @@ def state_digests(logs: Mapping[int, str]) -> list[str]:
 
 
 def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPolicy) -> str:
-    """The first number that was not finite for as many reports in a row as is a fault of the job; empty: there is none.
+    """Return the first number that was not finite for as many reports as make it a job's fault; empty: there is none.
 
-    A GradScaler begins with steps whose gradient norm is infinite, and skips them, in every group.
+    A GradScaler starts with some steps whose gradient norm is infinite, and skips them, in every group.
     """
     limits = {"loss": policy.nan.loss_steps, "gradient norm": policy.nan.grad_norm_steps}
     streaks: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -347,13 +349,13 @@ def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPol
 
 
 def _crash(exits: list[RankExit]) -> str:
-    """How the group broke: the end of the rank that failed first; empty: it is not known."""
+    """Return how the group failed, by the end of the rank that failed first; empty: it is not known."""
     first = first_failure(exits)
     return headline_of(first) if first else ""
 
 
 def _superseded() -> bool:
-    """Whether the server gave this attempt up, e.g. because it was not heard of for a while: another one may follow the
+    """Return whether the server gave up this attempt, e.g. after missing heartbeats. A second attempt may follow the
     same ranks already."""
     details = activity.cancellation_details()
     return details is not None and (details.not_found or details.timed_out)

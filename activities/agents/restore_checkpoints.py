@@ -1,9 +1,8 @@
-"""Bringing copies of training state to the machines whose ranks need them.
+"""Restore checkpoints: bring copies of training state to the machines whose ranks need them.
 
-What the agents bring is in the rank's own slot afterwards, verified; ranks only
-ever restore from there. A copy that is there already is compared with its
-checksum and not moved again, so that all of this may run twice; of own slots that
-a Stop told of by their headers that is all there is to do.
+The agents write each copy into the rank's own slot and verify it; ranks only restore from there. A copy that is in the
+slot already is verified by its checksum and not moved again, so the activity may run twice. Own slots that a stop
+knows by their headers alone are only verified.
 """
 
 from __future__ import annotations
@@ -32,39 +31,39 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 SLOWEST_BYTES = 20_000_000
-"""Bytes a second of one machine: a restore that is slower is given up."""
+"""The slowest restore of one machine that is still awaited, bytes per second."""
 
 RETRY_S = 0.5
-"""Before a copy that could not be fetched is tried again, seconds."""
+"""The wait before a failed fetch of a copy is repeated, seconds."""
 SLOWEST_MB_S = 20.0
-"""An agent that brings less is taken to hang, MB/s."""
+"""An agent that transfers less than this counts as hung, MB/s."""
 LEAST_S = 30.0
-"""Any answer may take this long, seconds."""
+"""The shortest time limit of any answer, seconds."""
 
 
 class RestoreCheckpoints(Activity[Restored]):
-    """Bring copies into the own slots of the machines whose ranks need them."""
+    """Bring copies into the own slots of the ranks that need them."""
 
     name = "Restore checkpoints"
 
     job: PlacedJob
     copies: list[CopyToRestore]
-    """To be moved, or verified where they lie in the own slot already."""
+    """The copies to move, or to verify if they are in the rank's own slot already."""
     digests: dict[int, str] = Field(default_factory=dict)
-    """Rank → digest of the tensors, where the storage says it."""
+    """Rank → digest of its tensors, if the storage has it."""
     bytes: dict[int, int] = Field(default_factory=dict)
-    """Rank → size of its copy."""
+    """Rank → size of its copy, bytes."""
     disk_shared: bool = False
     patience_s: float = 30.0
-    """How long a silent agent is asked again, seconds."""
+    """Silent agents are asked again for this long, seconds."""
     reach_s: float = 10.0
-    """How long a copy is tried again that could not be fetched, seconds."""
+    """Failed fetches of copies are repeated for this long, seconds."""
     what: str = ""
-    """For people: what is restored."""
+    """A text about what is restored, for the timeline."""
 
     @classmethod
     def of(cls, job: PlacedJob, chosen: Restore, evidence: Evidence) -> RestoreCheckpoints:
-        """Bring the copies that a choice needs, and verify the own slots that were not verified yet."""
+        """Return an activity that brings the chosen copies, and verifies the own slots that were not verified yet."""
         copies = [*chosen.copies, *chosen.unverified]
         wanted = {copy.key for copy in copies}
         held = {copy.rank: copy for copy in evidence.held if copy.key in wanted}
@@ -91,7 +90,7 @@ class RestoreCheckpoints(Activity[Restored]):
 
 @dataclass(slots=True)
 class _Round:
-    """What has become of the copies so far."""
+    """The results so far."""
 
     moved: dict[int, pb.ShardRestored] = field(default_factory=dict)
     damaged: dict[int, str] = field(default_factory=dict)
@@ -100,7 +99,7 @@ class _Round:
 
 
 class CopyRestorer:
-    """One restore."""
+    """A restore of one job."""
 
     def __init__(self, agents: AgentClients, restore: RestoreCheckpoints, say: Say) -> None:
         self._agents = agents
@@ -112,7 +111,7 @@ class CopyRestorer:
         self._so_far = _Round()
 
     async def run(self) -> Restored:
-        """Bring all copies; damaged ones, unreachable ones and silent machines are in the answer."""
+        """Restore all copies; the result names damaged copies, unreachable copies and silent machines."""
         clock = asyncio.get_running_loop()
         began = clock.time()
         so_far = self._so_far
@@ -125,7 +124,7 @@ class CopyRestorer:
         await self._bring(self._copies.keys() - readers_of.keys(), {}, "first")
         from_reader = {rank: reader for rank, reader in readers_of.items() if reader in so_far.moved}
         await self._bring(from_reader.keys(), from_reader, "second")
-        # Whoever got nothing from the rank that was to read for it reads for itself.
+        # A rank that got nothing from the rank that should read for it reads for itself.
         alone = readers_of.keys() - so_far.moved.keys()
         for rank in alone:
             so_far.damaged.pop(rank, None)
@@ -142,7 +141,7 @@ class CopyRestorer:
         )
 
     async def _bring(self, ranks: Collection[int], from_reader: Mapping[int, int], phase: str) -> None:
-        """Ask all machines at once, and again for what could not be fetched, until the time is up."""
+        """Ask all machines at once, and repeat the failed copies until the time is up."""
         clock = asyncio.get_running_loop()
         deadline = clock.time() + self._restore.reach_s
         so_far, waiting, attempt = self._so_far, set(ranks), 0
@@ -222,7 +221,6 @@ class CopyRestorer:
         return source
 
     def _in_place(self, rank: int) -> bool:
-        """Whether a rank's copy is its own slot already, and is only verified."""
         copy = self._copies[rank]
         return copy.tier is Tier.OWN and copy.machine == self._assignment.home(rank).name
 

@@ -1,4 +1,4 @@
-"""Bringing a snapshot of code to the machines that lack it: all at once but for a bound, read once from the store."""
+"""Brings a snapshot of code to the machines that lack it, several at once; the store is read only once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from everstep.errors import CodeMissing, VersionStoreError
 from everstep.model.version import NAME_CHARACTERS
 
 AT_ONCE = 16
-"""Machines that get a snapshot at the same time: a worker has one network card."""
+"""The largest number of machines that receive a snapshot at the same time: a worker has one network card."""
 ANSWER_S = 60.0
-"""A machine that takes nothing and unpacks nothing for this long does not answer, seconds."""
+"""The longest time without progress of a machine that receives and unpacks, seconds."""
 SLOWEST_BYTES = 1_000_000
-"""Bytes a second to one machine; one that is slower does not answer."""
+"""The slowest transfer to one machine that is still awaited, bytes per second."""
 
 T = TypeVar("T")
 
 
 class Shipment:
-    """One snapshot on its way to machines; an async context manager.
+    """The transfer of one snapshot to machines; an async context manager.
 
     Args:
-        store: Where it is; None: there is no store.
-        digest: Which one; empty: there is none, and nobody lacks it.
-        say: Is told how far it is.
+        store: The store that has the snapshot; None: there is no store.
+        digest: The snapshot's digest; empty: there is no snapshot, and no machine lacks it.
+        say: Shows the progress.
     """
 
     def __init__(self, store: VersionStore | None, digest: str, say: Say) -> None:
@@ -37,9 +37,9 @@ class Shipment:
         self._reading, self._places = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
         self._stored: StoredCode | None = None
         self.brought = 0
-        """Machines that got it."""
+        """The number of machines that received it."""
         self.wanted = 0
-        """Machines that lacked it."""
+        """The number of machines that lacked it."""
 
     async def __aenter__(self) -> Shipment:
         return self
@@ -49,21 +49,21 @@ class Shipment:
             self._stored.__exit__()
 
     async def supply(self, client: AgentClient) -> None:
-        """Bring it to a machine, where it is not there.
+        """Bring the snapshot to a machine that lacks it.
 
         Raises:
             AgentUnreachable: the machine does not answer.
-            AgentError: it cannot take it, e.g. for want of room.
-            VersionStoreError: the store does not give it.
+            AgentError: the machine cannot accept it, e.g. because its disk is full.
+            VersionStoreError: the snapshot cannot be read from the store.
         """
         if self._digest and not await client.has_code([self._digest]):
             await self._bring(client)
 
     async def supplied(self, client: AgentClient, call: Callable[[], Awaitable[T]]) -> T:
-        """Call an agent that may lack it: it came new, or has removed what was not used for long.
+        """Call an agent that may lack the snapshot: it is new, or has removed an unused snapshot.
 
         Raises:
-            What :meth:`supply` and the call raise.
+            All errors of :meth:`supply` and of the call.
         """
         try:
             return await call()
@@ -85,7 +85,7 @@ class Shipment:
         self._tell()
 
     async def _read(self) -> StoredCode:
-        """The archive, read once for all machines."""
+        """Return the archive, which is read once for all machines."""
         async with self._reading:
             if self._stored is None:
                 if self._store is None:

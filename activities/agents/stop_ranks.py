@@ -1,4 +1,4 @@
-"""Ranks of a job are stopped, and their machines answer what they know of them."""
+"""Stop ranks: kill the ranks of a job and collect what their machines know."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from agent.client import AgentClient
 
 DYING_NAMED = 16
-"""Machines with ranks that do not die that an answer names."""
+"""The largest number of machines with ranks that do not die that an answer names."""
 
 
 class StopRanks(Activity[Evidence]):
-    """Kill and fence every rank up to a generation; the result is what the machines know."""
+    """Kill and fence every rank up to a generation; the result is the machines' evidence."""
 
     name = "Stop ranks"
 
@@ -30,14 +30,14 @@ class StopRanks(Activity[Evidence]):
     generation: int
     grace_s: float = 0.0
     patience_s: float = 30.0
-    """How long a silent agent is asked again, seconds."""
+    """Silent agents are asked again for this long, seconds."""
     probed: bool = False
-    """An agent that does not come back from a stop is asked whether it is there at all: where it does not answer that
-    for ``patience_s`` either, it is silent."""
+    """Probe an agent that does not answer the stop: it is silent only if it does not answer the probe for
+    ``patience_s`` either."""
     dying_s: float = 15.0
-    """Ranks that were killed and are not gone are waited for so long before the answer says so, seconds."""
+    """The longest wait for the end of killed ranks before the answer reports them, seconds."""
     why: str = ""
-    """For people: why the ranks are stopped."""
+    """The reason for the stop, for the timeline."""
 
     def line(self) -> str:
         return self.why or f"generation {self.generation} on {len(self.job.machines)} machines"
@@ -82,5 +82,5 @@ class StopRanks(Activity[Evidence]):
             texts = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
             return Evidence(generation=self.generation, dying=texts[:DYING_NAMED], unreachable=sorted(silent))
         homes = spec.assignment([machine.name for machine in machines]).homes()
-        # In a thread: of 16,000 ranks it takes most of a second, and the heartbeats continue meanwhile.
+        # This runs in a thread: for 16,000 ranks it takes most of a second, and heartbeats must continue.
         return await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)

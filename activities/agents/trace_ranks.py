@@ -1,6 +1,6 @@
-"""Ranks of a job that hangs are sampled before they are stopped.
+"""Trace ranks: sample the ranks of a hung job before they are stopped.
 
-What is seen is kept in the ledger, in full; only the verdict crosses Temporal.
+The samples are kept in the ledger, in full; only the result crosses Temporal.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 APART_S = 0.3
-"""Between two samples, seconds."""
+"""The time between two samples, seconds."""
 LONGEST_SAMPLE_S = 5.0
-"""One sample of ranks takes no longer."""
+"""The longest time limit of one sample, seconds."""
 ROOM_S = 4.0
-"""Of the time that a trace has, for what comes beside its two samples, seconds."""
+"""The part of a trace's time that is not for its two samples, seconds."""
 
 
 class TraceRanks(Activity[HangFound]):
-    """Sample all ranks of a job that does not step; the result says on which machine it hangs, as far as that shows.
+    """Sample all ranks of a hung job; the result says on which machine it hangs, if the samples show that.
 
-    The ranks continue. It is tried once or twice, and never for longer than the policy allows.
+    The ranks continue. The activity has at most two attempts, within the limit of the policy.
     """
 
     name = "Trace ranks"
@@ -37,11 +37,11 @@ class TraceRanks(Activity[HangFound]):
     job: PlacedJob
     generation: int
     incident: str
-    """Id of the incident's workflow: what is seen is kept with it."""
+    """The id of the incident's workflow: the samples are kept under it."""
 
     @property
     def sample_s(self) -> float:
-        """The limit of one sample, seconds."""
+        """Return the time limit of one sample, seconds."""
         return min(LONGEST_SAMPLE_S, max((self.job.spec.policy.hang.trace_s - ROOM_S) / 2, 0.5))
 
     def line(self) -> str:

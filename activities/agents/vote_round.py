@@ -1,6 +1,6 @@
-"""The activity of one round of the vote for a slow machine: looks at all ranks for some seconds, while they go on.
+"""Vote round: sample all ranks of a slow job for some seconds, while they continue.
 
-A round that is asked for again, because its worker died, looks anew; what earlier rounds said stays.
+A round that is repeated because its worker died takes new samples; the results of earlier rounds stay.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 ROOM = timedelta(seconds=20)
-"""Beside its rounds' time a round of the vote has so long."""
+"""The extra time of a round, beside its samples."""
 
 LOOKS = 10
-"""In a round; fewer where a look takes longer."""
+"""The number of samples in a round; there are fewer if a sample takes longer."""
 PACE_S = 2.0
-"""A machine has so long to say how fast its ranks are."""
+"""The longest wait for the machines' report of their ranks' pace, seconds."""
 SLEEPS = "S"
-"""State of a process that waits for something."""
+"""The state of a process that waits."""
 SILENT_KEPT = 8
 LOGGED = 16
-"""Ranks of which the log says in how many looks they did something of their own."""
+"""The log names at most this many ranks, with the samples in which they did something of their own."""
 
 
 class VoteRound(Activity[SlowRound]):
-    """Sample all ranks of a job that became slow, for one round; the result says who has the flag, and why.
+    """Sample all ranks of a slow job for one round; the result says which machine has the flag, and why.
 
-    It is tried again while a worker dies, for three rounds' time at most.
+    It is retried when a worker dies, within the time of three rounds.
     """
 
     name = "Look for a slow machine"
@@ -56,13 +56,13 @@ class VoteRound(Activity[SlowRound]):
     job: PlacedJob
     generation: int
     incident: str
-    """Id of the incident's workflow: what is seen first in the round is kept with it."""
+    """The id of the incident's workflow: the first sample of the round is kept under it."""
     number: int
-    """Of the round, from 1."""
+    """The number of the round, from 1."""
 
     @property
     def round_s(self) -> float:
-        """Its length, seconds."""
+        """Return the length of the round, seconds."""
         return self.job.spec.policy.slow.round_s
 
     def line(self) -> str:
@@ -82,7 +82,7 @@ class VoteRound(Activity[SlowRound]):
         began = time.monotonic()
         while (now := time.monotonic()) - began < self.round_s or not seen:
             say(f"look {len(seen) + 1} at the ranks on {len(machines)} machines")
-            # Who is slow is slowed by looks, most of all by its own threads that write its flight record.
+            # Samples slow a slow rank further, mostly because its own threads write its flight record.
             one = await look(
                 tools.agents,
                 spec.name,
@@ -116,7 +116,7 @@ class VoteRound(Activity[SlowRound]):
         return found.model_copy(update={"silent": sorted(silent)[:SILENT_KEPT]})
 
     async def _times(self, tools: Tools) -> dict[int, RankTimes]:
-        """How fast the ranks are, as their machines say now; those that do not say it are left out."""
+        """Return the pace of the ranks from their machines' metrics; machines that do not answer are left out."""
         from activities.agents.looks import ANSWERS_S
         from agent.v1 import agent_pb2 as pb
 
@@ -136,11 +136,11 @@ class VoteRound(Activity[SlowRound]):
 
 
 def times_of(metrics: pb.Metrics) -> RankTimes:
-    """What a rank's metrics say of its pace."""
+    """Return the pace of a rank from its metrics."""
     tokens = metrics.tokens_per_s * metrics.step_s
     before = metrics.typical_tokens_per_s * metrics.typical_step_s
     return RankTimes(
-        # Of the steps in which it took this CPU time: a look at it may lie 31 steps back.
+        # The CPU time belongs to these steps: a sample of it may be 31 steps old.
         step_s=metrics.cpu.step_s or metrics.step_s,
         typical_step_s=metrics.typical_step_s,
         cpu=_cpu(metrics.cpu) if metrics.HasField("cpu") else None,
@@ -154,7 +154,7 @@ def _cpu(value: pb.CpuPerStep) -> CpuPerStep:
 
 
 def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
-    """What one look shows of each rank; what cannot be read is left out."""
+    """Return what one sample shows of each rank; what cannot be read is left out."""
     from agent.tracer.dump_files import files_of
 
     reader = FolderReader(stacks)

@@ -1,1 +1,1 @@
-"""Where machines come from: what lists those of a cluster, whoever keeps that list."""
+"""Clusters: the sources of machines."""

@@ -1,4 +1,4 @@
-"""What every kind of cluster can say of its machines."""
+"""The interface that every kind of cluster implements."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from everstep.model.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The machines of a cluster."""
+    """The list of a cluster's machines."""
 
     machines: list[Machine]
-    """All of them, with their failure domains; the standbys last."""
+    """All machines, with their failure domains; the standbys are last."""
     standbys: int
-    """So many of the last ones are kept for replacement."""
+    """The number of machines at the end of the list that are standbys."""
     at_most: int = 0
-    """The cluster can be asked for machines until it has so many; 0: it does not grow by itself."""
+    """The cluster can grow up to this many machines; 0: it cannot grow."""
 
 
 class Cluster(Protocol):
-    """A cluster. A call does not block the event loop."""
+    """A cluster of machines. Its methods do not block the event loop."""
 
     async def list(self) -> Listing:
-        """All machines that there are.
+        """Return all machines of the cluster.
 
         Raises:
-            EverstepError: it is not known now; the error says why.
+            EverstepError: the list is not available now; the error says why.
         """
         ...
 
     async def provision(self, machines: int) -> None:
-        """Have so many machines in all: they come into the list, and are fit some time later.
+        """Grow the cluster to a number of machines: new ones appear in the list, and are ready some time later.
 
-        Asked twice it is the same, and so it is where there are as many already.
+        A repeated call changes nothing, nor does a call when there are as many machines already.
 
         Args:
-            machines: At most :attr:`Listing.at_most`.
+            machines: The total number, at most :attr:`Listing.at_most`.
 
         Raises:
-            EverstepError: it is not possible now; the error says why.
+            EverstepError: the cluster cannot grow now; the error says why.
         """
         ...

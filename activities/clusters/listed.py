@@ -1,4 +1,4 @@
-"""Machines that a file lists: those of a local cluster, or of an inventory."""
+"""Clusters whose machines are listed in a file: a local cluster, or an inventory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from everstep.errors import ConfigError
 
 
 class ListedCluster:
-    """A list that lies in a file: everstep alone places work on its machines."""
+    """A cluster in a file: only everstep places work on its machines."""
 
     def __init__(self, read: Callable[[], Listing], grow: Callable[[int], Awaitable[None]] | None = None) -> None:
-        """Use a list.
+        """Create the cluster.
 
         Args:
-            read: Reads it anew, so that a change counts at once. May block; raises EverstepError where it cannot.
-            grow: Has it have so many machines, as :meth:`provision` says; None: it does not grow.
+            read: Reads the file each time, so a change has effect at once. It may block, and raises EverstepError.
+            grow: Grows the cluster to a number of machines, see :meth:`provision`; None: it cannot grow.
         """
         self._read = read
         self._grow = grow
 
     async def list(self) -> Listing:
-        """The list as it is now."""
+        """Return the current list."""
         return await asyncio.to_thread(self._read)
 
     async def provision(self, machines: int) -> None:
-        """Have so many machines in the list."""
+        """Grow the list to a number of machines."""
         if self._grow is None:
             raise ConfigError("nothing says how the cluster gets more machines")
         await self._grow(machines)

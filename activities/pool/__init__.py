@@ -1,1 +1,1 @@
-"""What the pool of machines asks, and what is asked of it."""
+"""Activities that the pool starts, and activities that ask the pool."""

@@ -1,4 +1,4 @@
-"""An incident waits until the pool has machines to spare."""
+"""Await standbys: an incident waits until the pool has enough free machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AwaitStandbys(Activity[int]):
-    """Wait until there are so many machines to spare; the result is how many there are."""
+    """Wait until the pool has a number of free machines; the result is how many it has."""
 
     name = "Await standbys"
 

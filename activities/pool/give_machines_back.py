@@ -1,4 +1,4 @@
-"""A job that has ended gives its machines back to the pool."""
+"""Give machines back: a job that has ended returns its machines to the pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GiveMachinesBack(Activity[int]):
-    """Say that a job has left its machines; the result is how many it had."""
+    """Report to the pool that a job has left its machines; the result is how many the job had."""
 
     name = "Give machines back"
 

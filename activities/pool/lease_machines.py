@@ -1,4 +1,4 @@
-"""A job that starts leases its machines from the pool."""
+"""Lease machines: a job that starts leases its machines from the pool."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 REFUSED_S = 10.0
-"""Machines that another job has are asked for again so long: it may just have ended."""
+"""A machine that belongs to another job is requested again for this long, seconds: that job may just have ended."""
 
 
 class LeaseMachines(Activity[Leased]):
-    """Ask for the machines of a job that starts; those that another job has are asked for again for a while.
+    """Lease the machines of a job that starts; machines of other jobs are requested again for a while.
 
-    A pool that does not answer is waited for: no two jobs share a machine.
+    The activity waits for a pool that does not answer, because no two jobs may share a machine.
     """
 
     name = "Lease machines"

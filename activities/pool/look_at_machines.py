@@ -1,6 +1,7 @@
-"""The look of a pool: which machines there are, which jobs run where, and how the idle machines are.
+"""Look at machines: the pool's poll of which machines exist, which jobs run where, and whether idle machines are
+healthy.
 
-What cannot be found out is told as unknown, and does not hold up the rest.
+What the poll cannot find out is reported as unknown, and does not delay the rest.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 LIMIT = timedelta(minutes=2)
-"""A look that takes longer is given up: the next one may do better."""
+"""The time limit of a poll: the next poll may succeed."""
 ANSWER_S = 3.0
 """A machine that does not answer within this time cannot be used now, seconds."""
 RELEASE_S = 30.0
-"""For the end of what a job left on a machine, seconds."""
+"""The time limit for the release of what a job left on a machine, seconds."""
 MACHINES_AT_ONCE = 64
-"""Machines that are asked side by side."""
+"""The largest number of machines that are asked at the same time."""
 JOBS_AT_ONCE = 8
-"""Jobs that are asked side by side."""
+"""The largest number of jobs that are asked at the same time."""
 JOB_ANSWER = timedelta(seconds=5)
-"""A job that does not say within this time where it runs is unknown."""
+"""The machines of a job that does not answer within this time are unknown."""
 
 
 T = TypeVar("T")
@@ -49,17 +50,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Jobs:
-    """What is known of jobs."""
+    """The jobs of a cluster and their machines, as far as they are known."""
 
     running: list[RunningJob] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     problem: str = ""
-    """Why it is not known which run."""
+    """Why the running jobs are not known; empty: they are."""
 
     def have_left(self, one: ToClean) -> bool:
-        """Whether the job itself says that it does not have the machine any more: before that, its ranks may step
-        there, and its incident has to stop them."""
+        """Return whether the job itself says that it has left the machine. Before that, its ranks may still step there,
+        and its incident must stop them."""
         if one.job in self.over:
             return True
         found = [job for job in self.running if job.job == one.job]
@@ -67,13 +68,13 @@ class _Jobs:
 
 
 class LookAtMachines(Activity[Looked]):
-    """Look once at everything: which machines there are, which jobs run where, and how the idle machines are."""
+    """Poll once: which machines exist, which jobs run where, and whether the idle machines are healthy."""
 
     name = "Look at machines"
 
     request: LookRequest
     known: int
-    """So many machines the pool knows, for people."""
+    """The number of machines that the pool knows, for the timeline."""
 
     def line(self) -> str:
         return f"{self.known} machines"
@@ -118,7 +119,7 @@ class LookAtMachines(Activity[Looked]):
             return None, f"the machines of the cluster are not known: {error}"
 
     async def _describe(self, tools: Tools, machine: Machine) -> pb.DescribeReply | str:
-        """What a machine says of itself, or why it cannot be used."""
+        """Return a machine's description of itself, or why it cannot be used."""
         try:
             described = await tools.agents.get(machine.address).describe(timeout_s=ANSWER_S)
         except EverstepError as error:
@@ -130,7 +131,7 @@ class LookAtMachines(Activity[Looked]):
     async def _ask(
         self, tools: Tools, machine: Machine, described: pb.DescribeReply | str, remains: ToClean | None
     ) -> tuple[str, bool]:
-        """Why a machine cannot be used, and whether nothing of the job is left there that it was evicted from."""
+        """Return why a machine cannot be used, and whether nothing is left of the job that it was evicted from."""
         from agent.v1 import agent_pb2 as pb
 
         if isinstance(described, str):
@@ -146,7 +147,7 @@ class LookAtMachines(Activity[Looked]):
             alive = [job for job, known in left.items() if any(rank.alive for rank in known.ranks)]
             if alive:
                 return f"ranks of job {', '.join(sorted(alive)[:3])} live there", remains is not None
-            if described.warm.problem:  # the libraries cannot be imported, or nothing can be forked
+            if described.warm.problem:  # the libraries cannot be imported, or no process can be forked
                 return f"no fork server is ready: {described.warm.problem}"[:200], remains is not None
             return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
         except EverstepError as error:
@@ -154,7 +155,7 @@ class LookAtMachines(Activity[Looked]):
 
 
 async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]) -> dict[str, T]:
-    """Name of a machine → its answer; some are asked side by side."""
+    """Return the answers by name of the machine; a limited number of machines is asked at the same time."""
     room, listed = asyncio.Semaphore(MACHINES_AT_ONCE), list(machines)
 
     async def in_room(machine: Machine) -> T:
@@ -166,7 +167,7 @@ async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Corouti
 
 
 def _fault_of(reply: pb.InspectReply) -> str:
-    """Why inspections say that a machine is faulty; empty: they do not, or do not know."""
+    """Return why inspections report a faulty machine; empty: they do not, or the result is unknown."""
     from agent.monitor.finding_messages import finding_of
 
     found = worst_first(finding_of(one) for state in reply.inspections for one in state.findings)
@@ -174,7 +175,7 @@ def _fault_of(reply: pb.InspectReply) -> str:
 
 
 async def _ask_jobs(client: Client, task_queue: str, leased: Iterable[str]) -> _Jobs:
-    """Where the jobs of a cluster run; those that have machines are asked for even where the list has them not yet."""
+    """Return where the jobs of a cluster run; jobs with leases are asked even if the list does not have them yet."""
     names = dict.fromkeys(leased)
     jobs = _Jobs()
     try:
@@ -198,7 +199,7 @@ async def _ask_jobs(client: Client, task_queue: str, leased: Iterable[str]) -> _
                     jobs.over.append(name)
                 else:
                     jobs.unknown[name] = str(error)[:200]
-            except Exception as error:  # of another release, or one whose payloads cannot be read
+            except Exception as error:  # a job of another release, or with payloads that cannot be read
                 jobs.unknown[name] = f"{type(error).__name__}: {error}"[:200]
             else:
                 jobs.running.append(

@@ -1,4 +1,4 @@
-"""A pool that has too few machines has its cluster grow."""
+"""Provision machines: the pool asks its cluster for more machines."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 LIMIT = timedelta(minutes=1)
-"""A cluster that was asked for machines has answered within this time: the machines may come later."""
+"""The time limit of the cluster's answer; the machines themselves may be ready later."""
 
 
 class ProvisionMachines(Activity[None]):
-    """Have so many machines in all. It may be done twice: the number is of all machines, not of new ones."""
+    """Grow the cluster to a number of machines. It may run twice: the number is the total, not the number of new
+    machines."""
 
     name = "Provision machines"
 
     machines: int
     listed: int
-    """So many there are, for people."""
+    """The number of machines now, for the timeline."""
 
     def line(self) -> str:
         return f"{self.machines} in all: {self.machines - self.listed} more than there are"

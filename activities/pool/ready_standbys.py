@@ -1,4 +1,4 @@
-"""Idle machines get the code that jobs run, before one of them takes another's place."""
+"""Ready standbys: bring the code of running jobs to idle machines before they are needed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 LIMIT = timedelta(minutes=10)
-"""Machines that were not made ready within this time are not tried again for the same version."""
+"""The time limit; machines that exceed it are not tried again for the same version."""
 AT_ONCE = 4
-"""Machines that are made ready side by side: nobody waits for them, and jobs need the worker."""
+"""The largest number of machines at the same time: this is not urgent, and jobs need the worker."""
 TRY_S = 120.0
-"""A script that has not come to where it joins its job after this long is left there, seconds."""
+"""The longest wait for a script to reach its call of ``join``, seconds."""
 JOB_ANSWER = timedelta(seconds=5)
-"""A job that does not say what it runs within this time is asked with the next look."""
+"""A job that does not report its version within this time is asked again at the next poll."""
 
 
 class ReadyStandbys(Activity[Readied]):
-    """Bring a version to machines and try it there; a job that runs another one by now is left to the next look."""
+    """Bring a version to machines and try it there; a job with a newer version is left to the next poll."""
 
     name = "Ready standbys"
 
@@ -63,13 +63,13 @@ class ReadyStandbys(Activity[Readied]):
                     try:
                         found.machines[machine.name] = await self._on(tools, machine, spec, shipment)
                     except AgentUnreachable:
-                        return  # the next look says what it is
+                        return  # the next poll reads the job's version
 
             await gathered(map(make_ready, self.request.machines))
         return found
 
     async def _on(self, tools: Tools, machine: Machine, spec: JobSpec, shipment: Shipment) -> str:
-        """What was found against a version on one machine; empty: nothing."""
+        """Return the problem of a version on one machine; empty: there is none."""
         from agent.v1 import agent_pb2 as pb
 
         client = tools.agents.get(machine.address)

@@ -1,4 +1,4 @@
-"""An incident asks the pool for machines in the places of those that are to leave its job."""
+"""Replace machines: an incident leases machines for those that must leave its job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReplaceMachines(Activity[Replaced]):
-    """Ask for the machines: for all of them, or for none."""
+    """Lease the replacements: all of them, or none."""
 
     name = "Replace machines"
 

@@ -1,6 +1,6 @@
-"""Updates of the pool of machines, sent by activities: a workflow cannot send an update to another one.
+"""Updates of the machine pool, sent by activities, because a workflow cannot send an update to another workflow.
 
-An update may be sent twice: the pool knows a lease by its run and a replacement by its id, and answers the same.
+An update may be sent twice: the pool knows a lease by its run and a replacement by its id, and gives the same answer.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from everstep.model.pool import (
 )
 
 ASK_AGAIN_S = 1.0
-"""Between two questions whether a machine has become free, seconds."""
+"""The time between two questions whether a machine is free, seconds."""
 POOL_LIMIT = timedelta(seconds=15)
-"""A pool that does not answer within this time delays no incident, and no end of a job."""
+"""A pool that does not answer within this time is not awaited: it delays no incident, and no end of a job."""
 ANSWER_LIMIT = timedelta(seconds=10)
-"""A pool that does not answer within this time is asked anew."""
+"""The request is repeated after this time without an answer."""
 POOL_TASK_TIMEOUT = timedelta(seconds=3)
-"""A worker that dies within a task of the pool delays it so long."""
+"""A worker that dies during a workflow task of the pool delays the pool by this long."""
 
 KEEP_S = 30.0
-"""Between two looks whether the pool runs, seconds."""
+"""The time between two checks that the pool runs, seconds."""
 
 T = TypeVar("T", bound=BaseModel | int)
 
 
 async def update_pool(client: Client, task_queue: str, name: str, request: BaseModel, result: type[T]) -> T:
-    """Ask the pool of a cluster for something.
+    """Send an update to the pool of a cluster.
 
     Raises:
-        ApplicationError: it cannot answer now; it may be asked again.
+        ApplicationError: the pool cannot answer now; the request may be repeated.
         temporalio.service.RPCError: Temporal does not answer.
     """
     try:
@@ -58,7 +58,7 @@ async def update_pool(client: Client, task_queue: str, name: str, request: BaseM
 
 
 async def keep_pool(client: Client, task_queue: str) -> None:
-    """Have the pool of a cluster run, until cancelled: it is started anew where somebody ended it."""
+    """Keep the pool of a cluster running, until cancelled: it is started again if it was ended."""
     while True:
         with contextlib.suppress(RPCError):
             await client.start_workflow(POOL_WORKFLOW, PoolState(), **_start(task_queue))
