@@ -32,7 +32,7 @@ ASKED_S = 3.0
 INTERVAL_S = 0.02
 """The time between two samples of the ranks by an agent, seconds."""
 AHEAD = 1
-"""Ranks of synchronous training are at most this many steps apart, so no rank has passed the step after the farthest reported one."""
+"""Ranks of synchronous training are at most this many steps apart."""
 ASK_AGAIN_S = 30.0
 """Waiting ranks are asked again after this time, seconds; ranks that are not asked for ``UNASKED_S``
 (``step_reports.py``) continue."""
