@@ -45,7 +45,7 @@ from workflows.messages import JobResult
 from workflows.options import TASK_TIMEOUT
 from workflows.web_ui import job_title
 
-if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
+if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.
     from activities.ledger.ledger import Ledger
 
 ANSWER_LIMIT = timedelta(seconds=5)
@@ -76,16 +76,16 @@ class Control:
     ) -> Control:
         """Connect to a local cluster, or else to the server that the user configured for Temporal's tools.
 
-        Who names an inventory, by the argument or by ``EVERSTEP_INVENTORY``, means the deployed cluster that it
-        describes, whatever runs on this computer.
+        An inventory, from the argument or from ``EVERSTEP_INVENTORY``, means the deployed cluster that it
+        describes, even if a local cluster runs on this computer.
 
         Args:
-            cluster_name: Of the local cluster.
+            cluster_name: Name of the local cluster.
             inventory: File with the machines of a deployed cluster.
-            local: A local cluster is meant in any case.
+            local: Connect to the local cluster, and ignore any inventory.
 
         Raises:
-            ClusterError: there is neither, or it does not answer.
+            ClusterError: there is no server, or it does not answer.
             ConfigError: the inventory cannot be used.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -128,26 +128,26 @@ class Control:
         if self._ledger is not None:
             self._ledger.close()
 
-    # Where things are.
+    # Addresses and locations.
 
     def link(self, workflow_id: str) -> str:
-        """Address of a workflow in Temporal's Web UI; "" when we do not know where that is."""
+        """Address of a workflow in Temporal's Web UI; "" when its address is not known."""
         base = self.cluster.ui_url if self.cluster else os.environ.get(environment.UI_URL, "")
         return f"{base}/namespaces/{self.client.namespace}/workflows/{quote(workflow_id, safe='')}" if base else ""
 
     @property
     def option(self) -> str:
-        """The option that names our cluster in a command that we suggest."""
+        """The option that names this cluster in a suggested command."""
         return option_of(self.cluster.name) if self.cluster else ""
 
     @property
     def all_machines(self) -> list[Machine]:
-        """All machines, standbys too. Empty where it is not known which there are."""
+        """All machines, with the standbys. Empty when they are not known."""
         return self._owner.machines if self._owner else []
 
     @property
     def versions_url(self) -> str:
-        """Where versions of jobs' code are kept; "" when this is not known here."""
+        """URL of the store of code versions; "" when it is not known here."""
         return self.cluster.versions_url if self.cluster else os.environ.get(environment.VERSIONS, "")
 
     @property
@@ -156,7 +156,7 @@ class Control:
         return self.all_machines[: len(self.all_machines) - self._owner.standbys] if self._owner else []
 
     async def ledger(self) -> Ledger | None:
-        """The ledger; None when there is none that can be read from here."""
+        """The ledger; None when no ledger can be read from here."""
         url = self.cluster.ledger_url if self.cluster else os.environ.get(environment.LEDGER_URL, "")
         if self._ledger is None and url:
             from activities.ledger.ledger import Ledger
@@ -181,11 +181,11 @@ class Control:
 
         Args:
             spec: The job.
-            machines: Where it runs.
-            resume_from: Completed steps of a checkpoint of the last run of its name; None: from the beginning.
-            resume_path: Folder of a disk checkpoint of any job, with any parallel sizes.
-            last_run: The last run of its name, for ``resume_from``; None: not known.
-            versions: The first version of its code; empty: what the spec says.
+            machines: The machines on which it runs.
+            resume_from: Completed steps of a checkpoint of the last run with this name; None: start from step 0.
+            resume_path: Folder of a disk checkpoint; it may be of any job, with any parallel sizes.
+            last_run: The last run with this name, for ``resume_from``; None: not known.
+            versions: The first version of its code; empty: the folder in the spec.
 
         Raises:
             ConfigError: a job of this name is running, or the name is that of a replay.
@@ -222,7 +222,7 @@ class Control:
                 ) from None
 
     async def state(self, job: str) -> JobState:
-        """What the newest run of a job knows of itself; also of one that has ended.
+        """The state of a job's newest run; also after it has ended.
 
         Raises:
             ConfigError: there is no such job.
@@ -233,7 +233,7 @@ class Control:
             return state
 
     async def result(self, job: str) -> JobResult:
-        """Wait for a job's end, however often Temporal goes away meanwhile; see also ``run_of`` for one that was
+        """Wait for a job's end, also through outages of Temporal; see ``run_of`` for a job that was
         terminated.
 
         Raises:
@@ -303,7 +303,7 @@ class Control:
     # Its incidents.
 
     async def open_incident(self, reference: str) -> IncidentSummary:
-        """The incident that a person means by ``gpt`` (its open one), ``gpt/2`` or ``incident/gpt/0002``.
+        """The open incident for a name: ``gpt`` (the job's open incident), ``gpt/2`` or ``incident/gpt/0002``.
 
         Raises:
             ConfigError: there is no such job or incident, or it is not open.
@@ -321,7 +321,7 @@ class Control:
         return still_open[-1]
 
     async def stage(self, incident_id: str) -> StageAtHand:
-        """Stage of an incident, and why.
+        """The stage of an incident, and why.
 
         Raises:
             ClusterError: Temporal does not answer, or no worker does.
@@ -332,14 +332,14 @@ class Control:
             return stage
 
     async def evictions(self, incident_id: str) -> EvictionState:
-        """What an incident, open or closed, knows of evictions, the rules' answers too; raises as :meth:`stage`."""
+        """The evictions of an incident, open or closed, with the rules' answers; raises as :meth:`stage`."""
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
             known: EvictionState = await handle.query("evictions", result_type=EvictionState, rpc_timeout=ANSWER_LIMIT)
             return known
 
     async def tell(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
-        """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: newer steps that may exist are given up.
+        """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: give up newer steps that may exist.
 
         Raises:
             ClusterError: Temporal does not answer.
@@ -352,10 +352,10 @@ class Control:
     # Its progress.
 
     def feed(self, job: str, machines: Sequence[Machine], interval_s: float = 0.2) -> ProgressFeed:
-        """Progress of a job's ranks on all machines, to be held as an async context manager."""
+        """Progress of a job's ranks on all machines; use it as an async context manager."""
         return ProgressFeed(self.agents, job, machines, interval_s=interval_s)
 
-    # Small things.
+    # Helpers.
 
     def _handle(self, job: str) -> WorkflowHandle[object, object]:
         return self.client.get_workflow_handle(job_workflow_id(job))
@@ -365,7 +365,7 @@ class Control:
 
     @contextmanager
     def _answers(self, what: str) -> Iterator[None]:
-        """Turn the failures of a call into errors that say what to do."""
+        """Turn the failures of a call into errors that name a remedy."""
         try:
             yield
         except WorkflowQueryFailedError as error:
@@ -400,6 +400,6 @@ def _status(status: WorkflowExecutionStatus | None) -> str:
 
 @functools.cache
 def _quiet_runtime() -> Runtime:
-    """The SDK's runtime for a terminal: it logs errors only, since everstep reports retries itself."""
+    """The SDK's runtime for a terminal: it logs only errors, since everstep reports retries itself."""
     errors = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"))
     return Runtime(telemetry=TelemetryConfig(logging=errors))

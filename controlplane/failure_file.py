@@ -3,7 +3,7 @@
     {"machines": 400, "from": 0, "until": 30151854}
     {"machine": "n000", "failed": 336571, "repaired": 4666058}
 
-Times are seconds of any clock, the same in all lines. ``repaired`` is null, or left out, where it is not back.
+Times are seconds of any clock, the same in all lines. ``repaired`` is null, or left out, while the machine is not back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Line = TypeVar("Line", bound=BaseModel)
 
 
 class RecordedCluster(BaseModel):
-    """The first line."""
+    """The first line of the file: the cluster."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class RecordedCluster(BaseModel):
 
 
 class RecordedFailure(BaseModel):
-    """Each other line."""
+    """Each further line of the file: one failure."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,10 +46,10 @@ class RecordedFailure(BaseModel):
 
 
 def read_failures(path: Path) -> FailureRecord:
-    """The record in a file.
+    """Read the record of failures in a file.
 
     Raises:
-        ConfigError: it cannot be read, or a line of it is wrong; the message says which and how it should be.
+        ConfigError: it cannot be read, or a line of it is wrong; the message names the line and the correct form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

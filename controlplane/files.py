@@ -1,4 +1,4 @@
-"""Files of everstep that are no modules: of the checkout, or beside this module where a wheel was installed."""
+"""Everstep's files that are not Python modules: in the checkout, or beside this module in an installed wheel."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def file_of_ours(path: str) -> Path:
-    """Where a file or folder lies, e.g. ``examples/gpt.py``; it may be missing."""
+    """The path of a file or folder, e.g. ``examples/gpt.py``; it may be missing."""
     return INSTALLED / path if INSTALLED.is_dir() else CHECKOUT / path

@@ -30,13 +30,13 @@ from everstep.model.machine import Machine
 from everstep.rank.environment import INVENTORY
 
 ANSWER_S = 3.0
-"""A machine that does not answer within this time does not answer, seconds."""
+"""A machine that does not answer within this time counts as silent, seconds."""
 NAMED = 5
-"""Machines that are named where many have the same trouble."""
+"""Number of machines that a message names when many have the same problem."""
 
 
 class MachineEntry(BaseModel):
-    """One machine in the file."""
+    """The entry of one machine in the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,39 +54,39 @@ class MachineEntry(BaseModel):
 
 
 class Inventory(BaseModel):
-    """The file."""
+    """The contents of the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     machine: list[MachineEntry] = Field(min_length=1)
     standbys: int = Field(0, ge=0)
     at_most: int = Field(0, ge=0)
-    """Machines that there may be in all; 0: the list grows by hand only."""
+    """Upper limit for the number of machines; 0: only a person adds machines to the list."""
     provision: list[str] = Field(default_factory=list)
-    """Program with its arguments that has more machines come into the list."""
+    """Program with its arguments that adds machines to the list."""
 
     @property
     def machines(self) -> list[Machine]:
-        """All of them, the standbys last."""
+        """All machines, the standbys last."""
         return [Machine(name=entry.name, address=entry.address, domain=entry.failure_domain) for entry in self.machine]
 
     @property
     def offered(self) -> list[Machine]:
-        """Those that jobs may have."""
+        """The machines for jobs: all but the standbys."""
         return self.machines[: len(self.machine) - self.standbys]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a machine of the file said."""
+    """The answer of a machine in the file."""
 
     machine: Machine
     problem: str = ""
-    """Why no job can run there; empty: one can."""
+    """Why no job can run there; empty: jobs can run there."""
 
 
 def inventory_path(option: Path | None) -> Path | None:
-    """The file that an option or the environment names; None: neither does."""
+    """The inventory that an option or the environment names; None: neither names an inventory."""
     path = os.environ.get(INVENTORY, "")
     return option or (Path(path) if path else None)
 
@@ -124,7 +124,7 @@ def _problem_text(place: tuple[int | str, ...], message: str, value: object) -> 
 
 
 async def ask(machines: list[Machine], agents: AgentClients) -> list[Answer]:
-    """Ask every machine whether it is there and is the one that the file says."""
+    """Ask every machine's agent whether it answers and has the name in the file."""
 
     async def ask_machine(machine: Machine) -> Answer:
         try:

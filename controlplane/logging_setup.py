@@ -8,7 +8,7 @@ Readable lines on a terminal, one JSON object per line on request::
         log.warning("rank ended", rank=5, correlation="m2-7")
 
 Workflow code logs by ``workflow.logger`` and activities by ``activity.logger``:
-those know when a history is only replayed and stay silent then. A plain
+these stay silent while a history is only replayed. A plain
 structlog logger does not; so that a slip costs nothing, a line from a replay
 is dropped here too.
 """
@@ -38,12 +38,12 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def configure(process: str, *, json: bool | None = None, level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send all logging of this process to one stream; call it first, and again to change it.
+    """Send all logs of this process to one stream; call it at the start, and again to change it.
 
     Args:
         process: what this process is, e.g. ``worker``; it is part of every line.
-        json: one JSON object per line; None: as ``EVERSTEP_LOG_FORMAT`` says, else readable.
-        level: the least level shown: DEBUG, INFO, WARNING, ERROR or CRITICAL.
+        json: one JSON object per line; None: the format in ``EVERSTEP_LOG_FORMAT``, else readable lines.
+        level: the lowest level that is shown: DEBUG, INFO, WARNING, ERROR or CRITICAL.
         stream: standard error by default.
 
     Raises:
@@ -119,14 +119,14 @@ def _rendering(as_json: bool, stream: TextIO) -> list[Processor]:
     if as_json:
         render = structlog.processors.ExceptionRenderer(tracebacks.render)
         return [render, structlog.processors.JSONRenderer(default=str)]
-    # Chosen here, once: inside a workflow's sandbox the environment may not be read.
+    # Chosen once, here: code in a workflow's sandbox may not read the environment.
     colors = stream.isatty() and not os.environ.get("NO_COLOR")
     console = structlog.dev.ConsoleRenderer(colors=colors, sort_keys=False, exception_formatter=tracebacks.write)
     return [_ordered, console]
 
 
 def _error_in_one_line(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Show an error of ours in one line, without a traceback: its text says what happened and what to do."""
+    """Show an everstep error in one line, without a traceback: its text names the cause and the remedy."""
     info = fields.get("exc_info")
     error = info[1] if isinstance(info, tuple) else sys.exc_info()[1] if info is True else info
     if isinstance(error, EverstepError):
@@ -136,7 +136,7 @@ def _error_in_one_line(_logger: Any, _method: str, fields: MutableMapping[str, A
 
 
 def _bounded(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Mask secrets in what others put into a line, then cut it: an error may quote all that it was given."""
+    """Mask secrets in the values of a line, then cut long values: an error may quote all of its input."""
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
     fields.update({name: tracebacks.bounded(masked(value)) for name, value in texts.items()})
     return fields
@@ -154,7 +154,7 @@ _TEMPORAL = {
 
 
 def _flatten_temporal(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Of what Temporal knows about a workflow or activity, keep what a reader needs."""
+    """Keep only the useful ids of the fields that Temporal adds for a workflow or activity."""
     for name, kept in _TEMPORAL.items():
         details = fields.pop(name, None)
         if isinstance(details, Mapping):

@@ -1,4 +1,4 @@
-"""The pool of a cluster's machines as commands use it."""
+"""The machine pool of a cluster, as commands use it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from everstep.errors import ConfigError
 from everstep.model.pool import OperatorMove, PoolState, pool_workflow_id
 
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A pool that does not answer within this time is not known."""
+"""A pool that does not answer within this time counts as unknown."""
 
 
 async def pool_state(control: Control) -> PoolState | None:
-    """All machines and whose they are; None: there is no pool, or it does not answer."""
+    """The state of all machines; None: there is no pool, or it does not answer."""
     handle = control.client.get_workflow_handle(pool_workflow_id(control.task_queue))
     try:
         state: PoolState = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
-    except (RPCError, WorkflowQueryFailedError, ValueError):  # pydantic's errors are ValueErrors: of another release
+    except (RPCError, WorkflowQueryFailedError, ValueError):  # a ValueError of pydantic: the pool runs another release
         return None
     return state if state.known else None
 
 
 async def move_machine(control: Control, what: Literal["evict", "release"], machine: str, reason: str) -> str:
-    """Take a machine away from jobs, or let it come back; returns what becomes of it, for people.
+    """Evict or release a machine; returns the result as text.
 
     Raises:
         ConfigError: there is no such machine.

@@ -1,4 +1,4 @@
-"""The file with the settings of the inspections of agents."""
+"""The file with the settings of the agents' inspections."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from controlplane.toml_file import read_toml
 
 
 def monitor_settings(path: Path | None) -> MonitorSettings:
-    """What a file says of the inspections; without one, the defaults.
+    """The settings of inspections in a file; without a file, the defaults.
 
     Raises:
-        ConfigError: it cannot be read, or names what there is not; the message says what there is.
+        ConfigError: it cannot be read, or has an unknown name; the message lists the known names.
     """
     if path is None:
         return MonitorSettings()
-    from agent.monitor.all import known, reason_codes  # here: most commands need no inspections
+    from agent.monitor.all import known, reason_codes  # imported here: most commands need no inspections
 
     kinds = {name: kind.limits_type for name, kind in known().items()}
     table = read_toml(path, "file with the monitor's settings")

@@ -1,4 +1,4 @@
-"""The file that says who is told of events."""
+"""The file with the receivers of notices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from controlplane.toml_file import read_toml
 
 
 def notice_settings(path: Path | None) -> NoticeSettings:
-    """The receivers of a file; without one, none.
+    """The receivers in a file; without a file, there are none.
 
     Raises:
-        ConfigError: it cannot be read, or something in it is wrong; the message says all of that.
+        ConfigError: it cannot be read, or has errors; the message lists all of them.
     """
     if path is None:
         return NoticeSettings()

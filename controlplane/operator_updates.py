@@ -1,4 +1,4 @@
-"""What an operator asks of a workflow that answers at once: an update, and what is said where none comes."""
+"""An operator's requests to a workflow, as Temporal updates, with clear errors when no answer arrives."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from controlplane.client import Control
 from everstep.errors import ClusterError, ConfigError
 
 LIMIT = timedelta(seconds=15)
-"""A workflow that does not answer within this time is given up: it may have to look at machines first."""
+"""Time limit for an answer; the workflow may have to inspect machines first."""
 
 
 async def ask(control: Control, workflow_id: str, update: str, request: Any, *, who: str, missing: str) -> str:
-    """What a workflow answers to an update, for people.
+    """Send an update to a workflow; returns its answer as text.
 
     Args:
-        control: Whose Temporal has it.
-        workflow_id: Its id.
+        control: Connection to the cluster.
+        workflow_id: Id of the workflow.
         update: Name of the update.
-        request: Its argument.
-        who: What the workflow is, for messages.
-        missing: What is said where there is none.
+        request: Argument of the update.
+        who: Name of the workflow in messages.
+        missing: Message for a workflow that does not exist.
 
     Raises:
-        ConfigError: it refused; the message is its own.
-        ClusterError: there is none, or it does not answer.
+        ConfigError: the workflow refused; the message is the workflow's.
+        ClusterError: there is no such workflow, or it does not answer.
     """
     handle = control.client.get_workflow_handle(workflow_id)
     try:
@@ -49,10 +49,10 @@ async def ask(control: Control, workflow_id: str, update: str, request: Any, *, 
 
 
 async def approve(control: Control, incident_id: str, operator: str, note: str = "") -> str:
-    """Let the machines leave a job that wait for an operator's approval; returns which, for people.
+    """Approve the evictions that wait for an operator; returns the machines as text.
 
     Raises:
-        ConfigError: none waits for it; the message says what to do.
+        ConfigError: no eviction waits; the message names a remedy.
         ClusterError: Temporal does not answer, or no worker does.
     """
     request, missing = {"operator": operator, "note": note}, f"{incident_id} is over: see 'everstep incidents'"

@@ -1,4 +1,4 @@
-"""The cluster that a worker is of: what lists its machines, and has it grow where it can."""
+"""The cluster of a worker: the list of its machines, and how it can grow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from everstep.errors import ClusterError, ConfigError, NoticeError
 from everstep.rank.environment import CLUSTER_NAME, INVENTORY
 
 PROVISION_S = 50.0
-"""A program that has more machines come ends within this time, seconds: the machines may come later."""
+"""Time limit for the site's program that adds machines, seconds; the machines may arrive later."""
 
 
 def own_cluster() -> ListedCluster | None:
-    """What lists the machines of this worker's cluster: its local cluster, or the inventory that the environment names.
+    """The list of machines for this worker: the local cluster, or the inventory that the environment names.
 
     Returns:
-        None: neither is named; then the pool knows the machines that jobs name.
+        None: the environment names neither; then the pool learns machines from jobs.
     """
     if name := os.environ.get(CLUSTER_NAME):
         return ListedCluster(lambda: _of_file(name), lambda machines: asyncio.to_thread(grow, name, machines))
@@ -44,7 +44,7 @@ def _of_inventory(path: Path) -> Listing:
 
 
 async def _run_program(path: Path, machines: int) -> None:
-    """Have the site's program add machines to its inventory."""
+    """Run the site's program that adds machines to its inventory."""
     inventory = await asyncio.to_thread(load, path)
     if machines > inventory.at_most:
         raise ConfigError(f"the inventory {path} may have {inventory.at_most} machines at most: see its at_most")

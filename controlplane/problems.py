@@ -1,7 +1,7 @@
-"""The lines about failing copies of state that are shown while a job is followed.
+"""Lines about failing copies of the state, for the display of a followed job.
 
-The agents say at every moment why a copy fails, with numbers that change from
-try to try. One line says that it fails, and one that it is over.
+Agents report all the time why a copy fails, with numbers that change from try
+to try. The display gets one line when it begins to fail, and one when it is over.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from everstep.base.text import listed
 from everstep.decisions.keep.drift import HELD_BACK
 
 SETTLE_S = 2.0
-"""A shorter failure is not shown: a peer that is launched later, a connection that is made anew."""
+"""A shorter failure is not shown, e.g. a peer that starts later, or a reconnect, seconds."""
 NAMED = 4
-"""Machines that are named; the others are counted."""
+"""At most this many machines are named; the rest are counted."""
 
 MOST_SLOTS = 8
-"""``CheckpointPolicy.slots`` takes no more."""
+"""Upper limit of ``CheckpointPolicy.slots``."""
 STEPS, BACKUP, DISK = "steps", "backup", "disk"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _Key = tuple[str, str]
-"""What is copied where to, and from which machine."""
+"""The kind of copy and the machine that it is made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """How one machine's copies of one kind go."""
+    """The state of one machine's copies of one kind."""
 
     what: str
     """``backup``, ``disk`` or ``remote storage``."""
     machine: str
     step: int
-    """The newest that is there of all ranks of the machine; -1: none."""
+    """The newest step that all ranks of the machine have copied; -1: none."""
     problem: str
-    """Why they fail at the moment; empty: they do not."""
+    """Why copies fail now; empty: they do not fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemEvent:
-    """Copies began to fail on some machines, or are in order again."""
+    """Copies on some machines began to fail, or are in order again."""
 
     kind: Literal["began", "ended"]
     what: str
     machines: tuple[str, ...]
     text: str = ""
-    """The text of the first of the machines."""
+    """The problem of the first machine."""
 
     @property
     def line(self) -> str:
-        """The event for a person."""
+        """The event as one line of text."""
         where = f"checkpoints: {self.what} on {listed(self.machines, NAMED, noun='machines')}"
         return f"{where}: {self.text}" if self.kind == "began" else f"{where}: in order again"
 
 
 def problems_of(rank: pb.RankProgress) -> dict[str, str]:
-    """Why a rank's copies of each kind fail; empty texts where they do not."""
-    disk, _, remote = rank.saved.disk_problem.partition(f"{REMOTE} ")  # the agent says both in one text
+    """Kind of copy → why a rank's copies fail; an empty text: they do not fail."""
+    disk, _, remote = rank.saved.disk_problem.partition(f"{REMOTE} ")  # the agent reports both in one text
     return {
         STEPS: apart_text(rank.saved.apart) if rank.saved.apart else "",
         BACKUP: rank.saved.backup_problem,
@@ -72,7 +72,7 @@ def problems_of(rank: pb.RankProgress) -> dict[str, str]:
 
 
 def apart_text(steps: int) -> str:
-    """What it means that ranks drift apart, and what helps."""
+    """A text about ranks that drift apart, with a remedy."""
     enough = f", or slots = {steps + HELD_BACK}" if steps + HELD_BACK <= MOST_SLOTS else ""
     return (
         f"ranks drift up to {steps} steps apart, and their slots have no step in common by themselves. All of them "
@@ -82,7 +82,7 @@ def apart_text(steps: int) -> str:
 
 
 def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
-    """How the copies of the newest generation go; ``ranks``: machine → what its agent shows."""
+    """The state of the newest generation's copies; ``ranks``: machine → progress of its ranks."""
     everyone = {machine: list(machine_ranks) for machine, machine_ranks in ranks.items()}
     newest = max((rank.generation for machine_ranks in everyone.values() for rank in machine_ranks), default=0)
     step_of: dict[str, Callable[[pb.SavedState], int]] = {
@@ -102,23 +102,23 @@ def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
 
 @dataclass(slots=True)
 class ProblemTeller:
-    """Finds the events between successive pictures of how the copies go."""
+    """Finds the events between successive states of the copies."""
 
     _failing: dict[_Key, tuple[int, str]] = field(default_factory=dict)
-    """The step that was there when copies failed last, and why they did; until another step is there."""
+    """The newest copied step at the last failure, and its reason; kept until a later step is copied."""
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
-    """What and why → when it was first seen, seconds."""
+    """Kind and reason → the time when the problem was first seen, seconds."""
     _reported: dict[_Key, set[str]] = field(default_factory=dict)
-    """Problems that were shown, without their numbers."""
+    """The texts of problems that were shown, without their numbers."""
     _over: dict[str, list[str]] = field(default_factory=dict)
-    """What → machines where it is over, which is not shown yet."""
+    """Kind → machines where the problem is over; this is not shown yet."""
     _over_since: dict[str, float] = field(default_factory=dict)
 
     def changes(self, seen: Sequence[Copying], now_s: float) -> list[ProblemEvent]:
         """The events since the last call.
 
-        A problem is over when another step is there: a restart, too, forgets
-        why the last copy failed.
+        A problem is over when another step is copied, or after a restart, which
+        forgets why the last copy failed.
         """
         failing: dict[tuple[str, str], list[Copying]] = defaultdict(list)
         for copying in seen:
@@ -151,7 +151,7 @@ class ProblemTeller:
             yield ProblemEvent("began", what, tuple(copying.machine for copying in new), new[0].problem)
 
     def left(self) -> list[ProblemEvent]:
-        """What failed last and is not known to be over, shown before or not."""
+        """The last problems that are not known to be over, whether they were shown or not."""
         machines_of: dict[tuple[str, str], list[str]] = defaultdict(list)
         for (what, machine), (_, text) in sorted(self._failing.items()):
             machines_of[what, _form(text)].append(machine)
@@ -162,5 +162,5 @@ class ProblemTeller:
 
 
 def _form(text: str) -> str:
-    """A text without its numbers, which change from try to try and from machine to machine."""
+    """A text without its numbers, which differ between tries and between machines."""
     return _NUMBER.sub("#", text)

@@ -1,4 +1,4 @@
-"""Where a job's ranks stand, gathered from the agents of all its machines."""
+"""The progress of a job's ranks, gathered from the agents of all its machines."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from everstep.model.topology import Topology
 
 RECONNECT_S = 0.2
 RATE_WINDOW_S = 10.0
-"""Speeds are means over this long, seconds."""
+"""Speeds are means over this time, seconds."""
 QUIET_S, QUIET_STEPS = 10.0, 10
-"""A job is quiet when no step came for so many seconds, and for so many times as long as steps take."""
+"""A job is quiet after this many seconds without a step, and this many times the length of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank as its agent sees it."""
+    """The state of one rank, as its agent reports it."""
 
     rank: int
     machine: str
@@ -37,30 +37,30 @@ class RankView:
     attached: bool
     """The script uses everstep."""
     finished: bool
-    """It left with success, or its loop ran to the end."""
+    """It exited with success, or its loop has ended."""
     completed_steps: int
-    """Since the job's beginning; -1: it does not say."""
+    """Steps since the job's beginning; -1: not known."""
     optimizer_steps: int
-    """Of this process."""
+    """Steps of the optimizer in this process."""
     loss: float
-    """Of the newest report; NaN when none."""
+    """Loss in the newest report; NaN: there is none."""
     tokens: int
-    """Sum over the reports of its process."""
+    """Tokens, summed over the reports of its process."""
     stepped_ns: int = 0
-    """When it stepped last, by our clock; 0: it has not, or that is not known."""
+    """Time of its last step, by the local clock, nanoseconds; 0: no step yet, or not known."""
     step_s: float = 0.0
-    """Mean time of its process's steps; 0: not known."""
+    """Mean time of a step in this process, seconds; 0: not known."""
 
     @property
     def steps(self) -> int:
-        """Steps that it has completed, as far as it says; -1: not known (yet)."""
-        # A script that has not joined (yet) is seen by its optimizer only; none so far may mean that it restores.
+        """Steps that it has completed; -1: not known (yet)."""
+        # Before a script joins, only its optimizer shows steps; no steps may mean that it restores.
         return self.completed_steps if self.attached else self.optimizer_steps or -1
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Where all ranks of a job stand."""
+    """The progress of all ranks of a job."""
 
     time_ns: int
     ranks: Mapping[int, RankView]
@@ -70,14 +70,14 @@ class JobProgress:
 
     @property
     def generation(self) -> int:
-        """The newest generation seen; 0: none yet."""
+        """The newest generation; 0: none yet."""
         return max((view.generation for view in self.ranks.values()), default=0)
 
     @property
     def step(self) -> int | None:
-        """Steps that every rank seen has completed; None while no step is known.
+        """Steps that all known ranks have completed; None: no step is known.
 
-        Of a machine that does not answer the last word is old: its ranks step with the others, or these stand still.
+        Silent machines are left out, since their data are old: their ranks step with the rest, or all of them hang.
         """
         answering = [view for view in self.ranks.values() if view.machine not in self.silent]
         steps = min((view.steps for view in answering or self.ranks.values()), default=-1)
@@ -85,22 +85,22 @@ class JobProgress:
 
     @property
     def loss(self) -> float | None:
-        """Loss of the lowest rank that has one: with pipeline parallelism only the last stage does."""
+        """Loss of the lowest rank that reports a loss: with pipeline parallelism only the last stage does."""
         known = (view.loss for _, view in sorted(self.ranks.items()) if math.isfinite(view.loss))
         return next(known, None)
 
     @property
     def alive(self) -> int:
-        """Number of ranks that live."""
+        """Number of live ranks."""
         return sum(view.alive for view in self.ranks.values())
 
     @property
     def quiet_since_ns(self) -> int | None:
-        """When the last step was, where it was too long ago; None: ranks step, or it is not known."""
+        """Time of the last step, if it was too long ago, nanoseconds; None: ranks step, or it is not known."""
         answering = [view for view in self.ranks.values() if view.machine not in self.silent and not view.finished]
         last = max((view.stepped_ns for view in answering), default=0)
         if not last or not all(view.step_s for view in answering if view.stepped_ns):
-            return None  # after a rank's first step it is not known how long the next one takes
+            return None  # after its first step, the length of a rank's steps is not known yet
         limit_s = max(QUIET_S, QUIET_STEPS * max(view.step_s for view in answering))
         return last if self.time_ns - last > limit_s * 1e9 else None
 
@@ -115,7 +115,7 @@ class JobProgress:
 
 
 def views_of(machine: str, ranks: Iterable[pb.RankProgress], clock_ns: int = 0) -> list[RankView]:
-    """The ranks in an agent's message; ``clock_ns`` is what our clock is ahead of its machine's."""
+    """The ranks in an agent's message; ``clock_ns``: local clock minus the machine's clock."""
     return [
         RankView(
             rank=rank.rank,
@@ -143,7 +143,7 @@ def _step_s(rank: pb.RankProgress) -> float:
 
 
 def merge(views: Iterable[RankView], *, time_ns: int, silent: Sequence[str] = ()) -> JobProgress:
-    """One picture of all machines: the ranks of the newest generation that any of them shows."""
+    """Merge all machines' ranks; only the newest generation of any machine counts."""
     known = list(views)
     newest = max((view.generation for view in known), default=0)
     return JobProgress(
@@ -154,9 +154,9 @@ def merge(views: Iterable[RankView], *, time_ns: int, silent: Sequence[str] = ()
 
 
 class ProgressFeed:
-    """Holds the progress streams of a job's agents, and opens one anew while its agent is away.
+    """Holds the progress streams of a job's agents, and reopens a stream that breaks.
 
-    Use it as an async context manager; ``current`` is the newest picture.
+    Use it as an async context manager; ``current`` is the newest state.
     """
 
     def __init__(self, agents: AgentClients, job: str, machines: Sequence[Machine], *, interval_s: float = 0.2) -> None:
@@ -176,7 +176,7 @@ class ProgressFeed:
         return self
 
     def move_to(self, machines: Sequence[Machine]) -> None:
-        """Follow the job on these machines from now on: some left it, and others came."""
+        """Follow the job on these machines from now on: after an eviction the job has other machines."""
         for machine in self._streams.keys() - set(machines):
             stream = self._streams.pop(machine)
             stream.cancel()
@@ -198,7 +198,7 @@ class ProgressFeed:
 
     @property
     def current(self) -> JobProgress:
-        """The newest picture."""
+        """The newest progress."""
         views = [
             view
             for machine, ranks in self._ranks.items()
@@ -208,11 +208,11 @@ class ProgressFeed:
 
     @property
     def copying(self) -> list[Copying]:
-        """How the copies of the ranks' state go, as each machine said last."""
+        """The state of the copies, as each machine reported it last."""
         return copying_of(self._ranks)
 
     async def pictures(self) -> AsyncIterator[JobProgress]:
-        """A picture at every change, for as long as the feed is held."""
+        """The progress at every change, while the feed is open."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -224,7 +224,7 @@ class ProgressFeed:
             try:
                 async for reply in self._agents.get(machine.address).progress(request):
                     self._silent.discard(machine.name)
-                    if reply.ranks:  # a released job has none: what was seen last stays
+                    if reply.ranks:  # a released job has no ranks: keep the last ones
                         self._ranks[machine.name] = list(reply.ranks)
                         self._clocks_ns[machine.name] = time.time_ns() - reply.time_ns
                     self._changed.set()
@@ -236,13 +236,13 @@ class ProgressFeed:
 
 @dataclass(slots=True)
 class Rate:
-    """Speed of a growing count, as a mean over the last seconds; starts anew when the count falls."""
+    """Speed of a growing count, as a mean over the last seconds; it starts again when the count falls."""
 
     window_s: float = RATE_WINDOW_S
     _seen: deque[tuple[int, int]] = field(default_factory=deque)
 
     def add(self, count: int, time_ns: int) -> None:
-        """Take a sample."""
+        """Add a sample."""
         if self._seen and count < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((time_ns, count))

@@ -1,4 +1,4 @@
-"""What is wrong with a job before it is tried: its script, and where its checkpoints shall go."""
+"""Checks of a job before it starts: its script, its environment, its checkpoints and its policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.model.ladder import RungMode
 
 
 def script_problems(script: Path) -> list[str]:
-    """Why a path is no script that can be read; empty when it is."""
+    """Why a path is not a readable script; empty when it is."""
     if script.is_dir():
         return [f"{script} is a folder: name the Python script in it"]
     if not script.exists():
@@ -33,13 +33,13 @@ def script_problems(script: Path) -> list[str]:
 
 
 def syntax_problem(script: Path) -> str | None:
-    """Why a script is not Python. A job with an interpreter of its own is not asked: its grammar may be newer."""
+    """Why a script is not Python. A job with its own interpreter is not checked: its grammar may be newer."""
     return _syntax_problem(script, script.read_bytes())
 
 
 @lru_cache(maxsize=8)
 def _syntax_problem(script: Path, source: bytes) -> str | None:
-    """The same for what a script holds now: the plan of a soak is hundreds of jobs with one script."""
+    """Check a script once for each content: the plan of a soak is hundreds of jobs with one script."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -56,7 +56,7 @@ def _syntax_problem(script: Path, source: bytes) -> str | None:
 
 
 def env_warnings(spec: JobSpec) -> list[str]:
-    """What of a job's environment can be read by everybody who may look into Temporal, and should perhaps not."""
+    """Warnings about variables that look like secrets: every user of Temporal can read them."""
     exposed = [name for name, value in spec.env.items() if is_secret(name, value, spec.redact)]
     if not exposed:
         return []
@@ -67,10 +67,10 @@ def env_warnings(spec: JobSpec) -> list[str]:
 
 
 def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What does not fit together in the table ``[checkpoint]``: pairs of the key to change and what is wrong with it.
+    """Contradictions in the table ``[checkpoint]``: pairs of the key to change and what is wrong with it.
 
-    Values that are wrong by themselves are told elsewhere, and so is a storage
-    that cannot be reached: only the machines know that.
+    Other code reports values that are wrong by themselves, and storage that
+    cannot be reached: only the machines know that.
     """
     if table.get("disk") is False:
         if table.get("remote_url"):
@@ -89,7 +89,7 @@ def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What in the table ``[policy]`` names no rule of eviction, or no mode: pairs of the key and what is wrong with it.
+    """Unknown rules, rungs, tests and modes in the table ``[policy]``: pairs of the key and what is wrong with it.
 
     Messages accept any word there, since a later release may know more of them.
 
@@ -100,7 +100,7 @@ def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mode = table.get("evict.mode")
     if isinstance(mode, str) and not EvictMode(mode).known:
         yield "evict.mode", f"expected one of {modes}"
-    names = [rule.name for rule in RULES if rule.evicts and rule.name != OPERATOR]  # what a person said is done
+    names = [rule.name for rule in RULES if rule.evicts and rule.name != OPERATOR]  # an operator's eviction has no mode
     rules = table.get("evict.rules")
     for name, own in rules.items() if isinstance(rules, dict) else ():
         if name not in names:
@@ -113,7 +113,7 @@ def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _ladder_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The same of the ladder and its tests."""
+    """Unknown names in the settings of the ladder and of the diagnostic tests."""
     rungs, tests = [str(rung) for rung in DEFAULT_MODES], [str(test) for test in Diagnostic]
     ladder, settings, off = (table.get(name) for name in ("ladder.modes", "diagnose.settings", "diagnose.off"))
     for name, mode in ladder.items() if isinstance(ladder, dict) else ():

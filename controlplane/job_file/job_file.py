@@ -68,11 +68,11 @@ FORMER = {
     "replay_shows": "policy.replay.fault_share",
     "replay_miss": "policy.replay.miss_probability",
 }
-"""Settings that an old page names otherwise, as the group or as the setting: what they are called."""
+"""Former names of groups and settings, as old pages have them → the present name."""
 _TEXT = {"name", "script", "code", "cwd", "python", "env_file", "disk_path", "remote_url"}
 _PATHS = ("script", "code", "cwd", "python", "env_file", "disk_path", "remote_url")
 OPTIONS = {"ranks_per_machine": "ranks-per-machine", "groups": "group"}
-"""Options of the command line that are not called like their field."""
+"""Options of the command line whose name differs from their field."""
 _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order", "mesh", "groups")
 
 
@@ -83,13 +83,13 @@ def load_job(
     *,
     recorded: bool = False,
 ) -> JobSpec:
-    """Read and check a job.
+    """Read and check a job file.
 
     Args:
-        path: the job file, or None when everything is given by ``overrides``.
-        overrides: values from the command line by field name; None means not given; tables are mappings.
+        path: the job file, or None when ``overrides`` has all values.
+        overrides: values from the command line by field name; None means not set; tables are mappings.
         environment: where to look for ``EVERSTEP_JOB_*``; by default the process's own.
-        recorded: it runs code that was recorded: what its script is now, or whether it is there, does not matter.
+        recorded: the job runs recorded code: its script as it is now is not checked, and may be missing.
 
     Raises:
         ConfigError: with one line for each problem, naming key, value, source and remedy.
@@ -154,7 +154,7 @@ class _Draft:
 
     def _add_table(self, table: str, values: Any, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         if not isinstance(values, dict):
-            return  # an earlier source had something else there
+            return  # an earlier source had another kind of value there
         for key, value in entries.items():
             name = f"{table}.{key}"
             if value is None:
@@ -194,12 +194,12 @@ class _Draft:
 
     def _validated(self) -> JobSpec | None:
         try:
-            # As JSON: there, strict means no "4" for 4, yet lists make tuples and tables make models.
+            # Validated as JSON: strict JSON refuses "4" for 4, but still makes tuples of lists and models of tables.
             return JobSpec.model_validate_json(json.dumps(self.values, default=str), strict=True)
         except ValidationError as error:
             details = error.errors()
         self.problems += [self._problem_text(detail) for detail in details]
-        # Sizes are compared last, and not at all when a value beside them is wrong: compare them here.
+        # The model compares sizes last, and not at all when another value is wrong: compare them here.
         wrong = {str(detail["loc"][0]) if detail["loc"] else "sizes" for detail in details}
         if wrong.isdisjoint({"sizes", *_SHAPE}):
             shape = {name: self.values[name] for name in _SHAPE if name in self.values}
@@ -217,7 +217,7 @@ class _Draft:
         for part in detail["loc"]:
             try:
                 value = value.get(part) if isinstance(value, dict) else value[int(part)]
-            except (IndexError, ValueError, TypeError):  # what a validator made of it has more parts
+            except (IndexError, ValueError, TypeError):  # a validator may have added parts to the location
                 break
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
         source = self.sources.get(key) or self.sources.get(str(detail["loc"][0]), "")
@@ -259,7 +259,7 @@ def _join(table: str, key: str) -> str:
 
 
 def _remedy(key: str, table: str) -> str:
-    """What to write instead of a key that a table does not have."""
+    """The remedy for a key that a table does not have."""
     key = key.lower().replace("-", "_")
     if former := FORMER.get(key):
         return f"it is called '{former}'"
@@ -277,7 +277,7 @@ def _fields(table: str) -> Iterable[str]:
 
 
 def _other_places(key: str, table: str) -> list[str]:
-    """Where a key that a table does not have belongs; empty: nowhere."""
+    """The tables that do have a key; empty: none has it."""
     if table and key in JobSpec.model_fields:
         return [f"above [{table}], at the top"]
     places = []
@@ -296,14 +296,14 @@ def _resolved(key: str, value: Any, folder: Path) -> Any:
     if key not in _PATHS or not isinstance(value, str) or not value:
         return list(value) if isinstance(value, tuple) else value
     if (key == "python" and "/" not in value) or (key == "remote_url" and "://" in value):
-        return value  # a name is looked up on the machine
+        return value  # a plain name is looked up on the machine
     if key == "code" and value == IN_PLACE:
         return value
     return os.path.normpath(folder / Path(value).expanduser())
 
 
 def _default_name(path: Path | None, script: str) -> str:
-    """From the job file's name; else from the script, with a suffix, so that each run is a job of its own."""
+    """The job file's name; else the script's name with a suffix, so that each run is a separate job."""
     stem = re.sub(r"[^a-z0-9]+", "-", (path or Path(script)).stem.lower()).strip("-") or "job"
     return stem[:30].strip("-") if path else f"{stem[:25].strip('-')}-{secrets.token_hex(2)}"
 

@@ -1,4 +1,4 @@
-"""An authority and certificates for the agents of a cluster that is not on loopback; made by openssl."""
+"""Makes a certificate authority and certificates for agents beyond loopback, by openssl."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from everstep.system import private_files as private
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 DAYS = "30"
-"""As long as such a cluster may live."""
+"""Days for which the certificates are valid; such a cluster lives for less."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files of one cluster: ``ca.crt``, and ``NAME.crt`` and ``NAME.key`` for each machine."""
+    """The certificate files of one cluster: ``ca.crt``, and ``NAME.crt`` and ``NAME.key`` for each machine."""
 
     folder: Path
 
     @property
     def authority(self) -> Path:
-        """Certificate of the authority that signed all others."""
+        """The authority's certificate, which signed all others."""
         return self.folder / "ca.crt"
 
     def options(self, machine: str) -> list[str]:
-        """Options of a machine's agent."""
+        """TLS options for the agent of a machine."""
         return ["--tls-cert", str(self.folder / f"{machine}.crt"), "--tls-key", str(self.folder / f"{machine}.key")]
 
     def make(self, addresses: dict[str, str]) -> None:
-        """Make all of them.
+        """Make the authority and all certificates.
 
         Args:
-            addresses: Machine → the address that its agent listens on.
+            addresses: Machine → the address on which its agent listens.
 
         Raises:
             ClusterError: openssl is missing or failed.

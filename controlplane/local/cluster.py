@@ -3,8 +3,8 @@
 A cluster is one Temporal server, some workers and one agent per machine, all
 processes of this computer under a detached supervisor. Its files lie in
 ``<everstep home>/clusters/<name>``, its shared memory in
-``/dev/shm/everstep-<user>/<id>``. Nobody but its user gets into either; its
-agents serve who has the token that lies in the former.
+``/dev/shm/everstep-<user>/<id>``. Only its user can enter either; its
+agents serve callers with the token that lies in the former.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from everstep.rank import environment
 from everstep.system import private_files as private
 
 SHM_ROOT = Path(os.environ.get(environment.SHM_ROOT) or f"/dev/shm/everstep-{os.getuid()}")
-"""Shared memory of all clusters of this user. Another user who took the name is refused: name another one then."""
+"""Shared memory of all clusters of this user. If another user owns the folder, it is refused: set another one."""
 TOKEN_BYTES = 32
 BASE_ADDRESS = "127.0.0.11"
-"""Loopback address of the first machine; the next machines have the next ones."""
+"""Loopback address of the first machine; further machines have the addresses after it."""
 TEMPORAL_PORT, UI_PORT = 7233, 8233
-"""Taken when free: Temporal's own."""
+"""Temporal's default ports, used when they are free."""
 STOP_LIMIT_S = 60.0
 
 
@@ -61,23 +61,23 @@ def up(
     """Bring a cluster up, or grow a running one; returns when everything answers.
 
     Args:
-        name: of the cluster: up to 30 of a-z, 0-9 and '-'.
+        name: name of the cluster: up to 30 of a-z, 0-9 and '-'.
         machines: agents for jobs; a running cluster never shrinks.
         standbys: agents beside them, for replacement.
         workers: worker processes.
-        at_most: the pool of machines may have it grow until it has so many in all; 0: it does not.
-        progress: takes a line for each step.
+        at_most: the machine pool may grow the cluster to this number of machines; 0: it does not grow.
+        progress: is called with a line for each step.
         base_address: address of the first machine of a new cluster, on loopback unless agents have TLS.
-        commands: programs to run in place of everstep's own.
-        agents_ca: certificate of the authority that signed the agents'; None: they have no TLS.
-        ledger_url: of another ledger than the cluster's own file.
-        monitor: file with the settings of the agents' inspections; None: the defaults, or what a running cluster has.
-        notices: file that says who is told of events; None: nobody, or what a running cluster has.
+        commands: programs that run in place of everstep's own.
+        agents_ca: certificate of the authority of the agents' certificates; None: they have no TLS.
+        ledger_url: URL of a ledger; by default it is a file of the cluster.
+        monitor: file with the settings of the agents' inspections; None: defaults, or those of a running cluster.
+        notices: file with the receivers of notices; None: no receivers, or those of a running cluster.
 
     Raises:
-        ClusterError: the name is none, there is no Temporal server, a port is taken, a process does not come up, or a
+        ClusterError: the name is invalid, there is no Temporal server, a port is taken, a process fails, or a
             running cluster has another file with settings.
-        ConfigError: what a file with settings says is wrong.
+        ConfigError: a file with settings is wrong.
     """
     home = ClusterFile.home_of(name)
     monitor_settings(monitor)
@@ -86,7 +86,7 @@ def up(
     with lock(home), ports.Claims() as claims:
         private.make_folder(home)
         private.make_folder(home / "logs")
-        private.replace(home / ".gitignore", "*\n")  # where it lies beside somebody's code, it is none of it
+        private.replace(home / ".gitignore", "*\n")  # if the home lies in a git checkout, git must ignore it
         choice = _temporal(home, progress)
         cluster = _describe(
             name,
@@ -118,7 +118,7 @@ def up(
 
 
 def _temporal(home: Path, progress: Progress) -> TemporalChoice:
-    """The server of a running cluster stays what it is; else look for one."""
+    """A running cluster keeps its server; otherwise look for a server."""
     with suppress(OSError, ValueError):
         plan = ClusterPlan.load(home)
         embedded = [Path(entry.argv[0]) for entry in plan.processes if entry.kind == "temporal"]
@@ -142,7 +142,7 @@ def _describe(
     monitor: Path | None,
     notices: Path | None,
 ) -> ClusterFile:
-    """The description of the cluster as it shall be, with the addresses that it had before."""
+    """The description of the new cluster, with the addresses that it had before."""
     home = ClusterFile.home_of(name).resolve()
     before = _earlier(home)
     identifier = _identifier(home)
@@ -165,7 +165,7 @@ def _describe(
         address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
     else:
         address = f"127.0.0.1:{claims.choose('127.0.0.1', TEMPORAL_PORT)}"
-        # No other cluster's namespace: who reaches another one's server, e.g. after ports were changed, is told so.
+        # Each cluster has its own namespace: a client that reaches another cluster's server gets an error.
         namespace, ui_url = own, f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
     return ClusterFile(
         name=name,
@@ -189,12 +189,12 @@ def _describe(
 
 
 def _identifier(home: Path) -> str:
-    """The id of the cluster of a folder: the same each time, another one for each folder."""
+    """The id of the cluster in a folder: it depends on the folder alone, and differs between folders."""
     return f"{home.name}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
 
 
 def _earlier(home: Path) -> ClusterFile | None:
-    """The description of this cluster when it was up last, or is still."""
+    """The description of this cluster from its last start; None: it was never up."""
     for path in (home / "cluster.json", home / "last.json"):
         with suppress(OSError, ValueError):
             return ClusterFile.model_validate_json(path.read_text())
@@ -202,7 +202,7 @@ def _earlier(home: Path) -> ClusterFile | None:
 
 
 def _make_token(cluster: ClusterFile) -> None:
-    """The token of the agents: made once, for this user's eyes only, and kept as the addresses are."""
+    """The token of the agents: made once, readable only by this user, and kept as the addresses are."""
     assert cluster.token_file
     if not cluster.token_file.exists():
         private.replace(cluster.token_file, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
@@ -220,7 +220,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
         "TEMPORAL_NAMESPACE": cluster.namespace,
         environment.TASK_QUEUE: cluster.task_queue,
         environment.AGENT_TOKEN_FILE: str(cluster.token_file),
-        # What the user may have configured for agents of a deployment does not hold for those of this cluster.
+        # The user's settings for agents of a deployed cluster do not apply to the agents of this cluster.
         environment.AGENT_CA_FILE: str(cluster.agents_ca or ""),
         environment.AGENT_CERT_FILE: "",
         environment.AGENT_KEY_FILE: "",
@@ -256,7 +256,7 @@ def _port(address: str) -> int:
 
 
 def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
-    """Where the cluster's own processes listen, by name."""
+    """Process name → the address on which it listens."""
     found = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
     if choice.binary:
         found |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
@@ -264,7 +264,7 @@ def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
 
 
 def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Claims) -> None:
-    """Every port of a process that neither runs nor is about to be started again must be free."""
+    """Check that ports are free, except those of processes that run or are about to be started again."""
     running = processes(cluster).keys() | _supervised(cluster.home)
     for name, address in _addresses(cluster, choice).items():
         if name.split("'")[0] in running:
@@ -278,7 +278,7 @@ def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Cla
 
 
 def _supervised(home: Path) -> set[str]:
-    """Names of the processes that a living supervisor starts again."""
+    """Names of the processes that a live supervisor restarts."""
     with suppress(OSError, ValueError):
         if supervisor_of(home):
             return {entry.name for entry in ClusterPlan.load(home).processes}
@@ -318,24 +318,24 @@ def _wait(cluster: ClusterFile, choice: TemporalChoice, progress: Progress) -> N
 
 
 def down(name: str = "default", *, progress: Progress = lambda _: None, purge: bool = False) -> bool:
-    """Stop a cluster wholly: workers, agents, fork servers and ranks, Temporal, shared memory.
+    """Stop all of a cluster: workers, agents, fork servers and ranks, Temporal, shared memory.
 
     Args:
-        name: of the cluster.
-        progress: takes a line for each step.
+        name: name of the cluster.
+        progress: is called with a line for each step.
         purge: remove its folder as well: history, ledger and logs.
 
     Returns:
-        Whether anything of it was there.
+        Whether any part of it existed.
 
     Raises:
-        ClusterError: the name is none, or a process cannot be stopped.
+        ClusterError: the name is invalid, or a process cannot be stopped.
     """
     home = ClusterFile.home_of(name).resolve()
     with lock(home):
         described = home / "cluster.json"
         was_up = described.exists()
-        was_up = _stop(home, progress) or was_up  # its processes are found where its files were removed by hand, too
+        was_up = _stop(home, progress) or was_up  # its processes are found even if a person removed its files
         if described.exists():
             described.rename(home / "last.json")
         if purge:
@@ -344,16 +344,16 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
 
 
 def _stop(home: Path, progress: Progress) -> bool:
-    """Stop what runs, by the supervisor or in its place; needs none of the cluster's files."""
+    """Stop all processes, by the supervisor or in its place; needs none of the cluster's files."""
     cluster_id, running, before = _identifier(home), supervisor_of(home), _earlier(home)
     found = bool(running or cluster_processes.of_cluster(cluster_id))
     if running:
         cluster_processes.send(running, signal.SIGTERM)
         _follow_stopping(home, running, progress)
-    if cluster_processes.of_cluster(cluster_id):  # its supervisor was dead: do its work
+    if cluster_processes.of_cluster(cluster_id):  # its supervisor is dead: do its work here
         stopping.stop_all(State.load(home), cluster_id, progress)
     (home / "state.json").unlink(missing_ok=True)
-    mounts.unmount(home)  # of a drill that was killed
+    mounts.unmount(home)  # left by a drill that was killed
     for shm in {SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
         stopping.remove_shared_memory(shm)
     if left := cluster_processes.of_cluster(cluster_id):
@@ -379,7 +379,7 @@ def _follow_stopping(home: Path, supervisor: cluster_processes.Process, progress
 
 
 def supervisor_of(home: Path) -> cluster_processes.Process | None:
-    """The living supervisor of a cluster's folder, or None."""
+    """The live supervisor of a cluster's folder, or None."""
     supervisor = State.load(home).supervisor
     return supervisor if supervisor.pid and cluster_processes.alive(supervisor) else None
 
@@ -391,5 +391,5 @@ def processes(cluster: ClusterFile) -> dict[str, int]:
 
 
 def restart_counts(cluster: ClusterFile) -> dict[str, int]:
-    """Name → how often the supervisor started it again since the cluster came up."""
+    """Name → number of restarts by the supervisor since the cluster came up."""
     return {name: running.restarts for name, running in State.load(cluster.home).processes.items()}

@@ -1,4 +1,4 @@
-"""What describes a running local cluster: one JSON file under its home."""
+"""The description of a local cluster: one JSON file in its home."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.system import private_files as private
 
 
 def everstep_home() -> Path:
-    """Where local clusters keep their state: ``EVERSTEP_HOME`` or the user's state folder."""
+    """The folder of all local clusters: ``EVERSTEP_HOME``, or below the user's state folder."""
     if home := os.environ.get(environment.HOME):
         return Path(home)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "everstep"
@@ -35,32 +35,32 @@ class ClusterFile(BaseModel):
     temporal_address: str
     namespace: str = "everstep"
     task_queue: str = TASK_QUEUE
-    """Of its jobs; the default is that of clusters that an earlier version brought up."""
+    """Task queue of its jobs; the default is for clusters that an earlier version brought up."""
     ui_url: str
     ledger_url: str
     token_file: Path | None = None
-    """File with the token of its agents; None: it was brought up by a version that had none."""
+    """File with the token of its agents; None: an earlier version without tokens brought it up."""
     agents_ca: Path | None = None
-    """Certificate of the authority that signed its agents'; None: they have no TLS."""
+    """Certificate of the authority of its agents' certificates; None: they have no TLS."""
     monitor: Path | None = None
-    """File with the settings of its agents' inspections; None: they have the defaults."""
+    """File with the settings of its agents' inspections; None: the defaults."""
     notices: Path | None = None
-    """File that says who is told of events; None: nobody is."""
+    """File with the receivers of notices; None: no receivers."""
     machines: list[Machine]
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)
     at_most: int = Field(0, ge=0)
-    """Its pool of machines may have it grow until it has so many; 0: it does not grow by itself."""
+    """The machine pool may grow it to this number of machines; 0: it does not grow by itself."""
     workers: int = Field(2, ge=1)
 
     @property
     def versions_url(self) -> str:
-        """Its store of versions of jobs' code."""
+        """URL of its store of code versions."""
         return str(self.home / "versions")
 
     @property
     def database(self) -> Path:
-        """The store of its own Temporal server; a cluster that uses a configured one has none."""
+        """The database of its own Temporal server; a cluster with a configured server has none."""
         return self.home / "temporal.db"
 
     @classmethod
@@ -68,7 +68,7 @@ class ClusterFile(BaseModel):
         """The folder of a cluster.
 
         Raises:
-            ClusterError: the name is none.
+            ClusterError: the name is invalid.
         """
         if not JOB_NAME.fullmatch(name):
             raise ClusterError(f"{name!r} is not a cluster name: use up to 30 of a-z, 0-9 and '-'")
@@ -76,7 +76,7 @@ class ClusterFile(BaseModel):
 
     @classmethod
     def path_of(cls, name: str) -> Path:
-        """Where the description of a cluster lies."""
+        """The path of a cluster's description."""
         return cls.home_of(name) / "cluster.json"
 
     @classmethod
@@ -105,7 +105,7 @@ def kept_settings(name: str, option: str, given: Path | None, before: Path | Non
     """The file with settings that a running cluster has.
 
     Raises:
-        ClusterError: another one is given.
+        ClusterError: the caller names another file.
     """
     if given and given != before:
         has = f"has the settings of {before}" if before else "has no file of that kind"

@@ -2,7 +2,7 @@
 
 A process belongs to a cluster when the environment that it
 was started with has ``EVERSTEP_CLUSTER=<id>``: forked ranks show their fork
-server's, so they are found as well, and so is what they started.
+server's environment, so they are found too, with all that they started.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from everstep.system.procfs import arguments, living, pids, process_of, threads_
 from everstep.system.procfs import environment as environment_of
 
 STOP_LOOK_S = 0.0005
-"""Between two looks whether a process stands still."""
+"""Time between two checks whether a process is stopped, seconds."""
 
 
 class Process(NamedTuple):
-    """One process for good: its id and its start time in clock ticks since boot."""
+    """The identity of one process: its pid and its start time in clock ticks since boot."""
 
     pid: int
     start: int
 
 
 def identify(pid: int) -> Process | None:
-    """The process with this id now, or None when there is none or only a zombie."""
+    """The process that has this pid now; None: there is no process, or it is a zombie."""
     found = process_of(pid)
     return Process(pid, found.start) if found and found.lives else None
 
 
 def alive(process: Process) -> bool:
-    """Whether this very process still runs (a zombie does not)."""
+    """Whether exactly this process still runs (a zombie does not)."""
     return identify(process.pid) == process
 
 
 def cluster_ids() -> dict[str, set[int]]:
-    """Cluster id → pids of its live processes, by the environment they were started with."""
+    """Cluster id → pids of its live processes, by the environment that they were started with."""
     key = f"{environment.CLUSTER}=".encode()
     found: dict[str, set[int]] = {}
     for pid in pids():
@@ -55,7 +55,7 @@ def cluster_ids() -> dict[str, set[int]]:
 
 
 def of_cluster(cluster_id: str) -> set[int]:
-    """Pids of a cluster's processes and of everything they started.
+    """Pids of a cluster's processes and of all that they started.
 
     The caller itself and its ancestors are never among them.
     """
@@ -72,14 +72,14 @@ def of_cluster(cluster_id: str) -> set[int]:
 
 
 def of_machine(cluster_id: str, machine: str, *folders: Path) -> set[int]:
-    """Pids of one machine of a cluster: its agent, fork servers, ranks and stores, and everything they started.
+    """Pids of one machine of a cluster: its agent, fork servers, ranks and stores, and all that they started.
 
-    They have a folder of the machine in their command line (what is forked shows
-    its fork server's) or its name in their environment, or descend from such.
+    Their command line has a folder of the machine (forked processes show their fork
+    server's), or their environment has its name, or an ancestor is such a process.
 
     Args:
-        cluster_id: of the cluster; other clusters are left alone.
-        machine: its name.
+        cluster_id: id of the cluster; other clusters are left alone.
+        machine: name of the machine.
         folders: its state folder, and the one in shared memory, where its sockets are.
     """
     cluster = of_cluster(cluster_id)
@@ -107,18 +107,18 @@ def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process |
 
 
 def send(process: Process, number: int) -> None:
-    """Signal this very process; nothing happens when it is gone."""
+    """Send a signal to exactly this process; nothing happens when it is gone."""
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            if alive(process):  # the pidfd holds the identity from here on
+            if alive(process):  # from here on the pidfd keeps the identity
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
 
 
 def wait_stopped(processes: Iterable[Process], seconds: float) -> None:
-    """Wait, for so many seconds at most, until every thread of the processes stands still: SIGSTOP takes its time."""
+    """Wait until SIGSTOP has stopped every thread of the processes, at most this many seconds."""
     deadline = time.monotonic() + seconds
     left = [process for process in processes if not _stands_still(process)]
     while left and time.monotonic() < deadline:
@@ -134,7 +134,7 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> set[Process]:
     """Wait until the processes are gone.
 
     Returns:
-        Those that still run after so many seconds.
+        The processes that still run at the time limit.
     """
     deadline = time.monotonic() + seconds
     left = {process for process in processes if alive(process)}

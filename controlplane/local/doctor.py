@@ -1,4 +1,4 @@
-"""What everstep needs on a machine: each point looked at, with a remedy where it is missing."""
+"""Checks for what everstep needs on a machine, with a remedy for each missing point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everstep.errors import ClusterError
 Status = Literal["ok", "missing", "optional"]
 
 SHM_WANTED = 1 << 30
-"""Bytes of shared memory for reports and checkpoints of a small job."""
+"""Shared memory for the reports and checkpoints of a small job, bytes."""
 DISK_WANTED = 1 << 30
 
 
@@ -32,16 +32,16 @@ class Examined(BaseModel):
 
     name: str
     status: Status
-    """``missing``: everstep does not work without it; ``optional``: one thing less."""
+    """``missing``: everstep does not work without it; ``optional``: one feature does not work."""
     found: str
     remedy: str = ""
 
 
 def examine(inventory: Path | None = None) -> list[Examined]:
-    """Look at everything; a check that fails by itself is a finding, too.
+    """Run all checks; a check that raises an error is a result too.
 
     Args:
-        inventory: File with the machines of a deployed cluster, which are asked then.
+        inventory: File with the machines of a deployed cluster; their agents are asked too.
     """
     findings = [_guarded(check) for check in CHECKS]
     return [*findings, *([_guarded(partial(_inventory, inventory))] if inventory else [])]

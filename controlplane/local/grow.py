@@ -1,4 +1,4 @@
-"""Have a running local cluster grow: more agents beside those that it has."""
+"""Grows a running local cluster by more agents."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from everstep.system import private_files as private
 
 
 def grow(name: str, machines: int) -> None:
-    """Have so many machines in all; the new ones are started as those that are there, and are not waited for.
+    """Grow the cluster to this number of machines. New agents start with the options of the first agent.
 
-    Done twice it is the same.
+    Does not wait until they answer. A second call with the same number changes nothing.
 
     Raises:
-        ClusterError: it is not up, or may not have so many.
+        ClusterError: the cluster is not up, or may not have so many machines.
     """
     home = ClusterFile.load(name).home
     with lock(home), ports.Claims() as claims:
-        cluster = ClusterFile.load(name)  # somebody may have changed it meanwhile
+        cluster = ClusterFile.load(name)  # another process may have changed it before the lock
         if machines > cluster.at_most:
             raise ClusterError(
                 f"cluster {name!r} may have {cluster.at_most} machines at most: see 'everstep up --at-most'"
@@ -42,13 +42,13 @@ def grow(name: str, machines: int) -> None:
             cluster.machines.append(machine)
             plan.processes.append(_agent(like, first, machine))
             plan.addresses.append(machine.address)
-        plan.save(home)  # first: who reads the list may rely on their being started
+        plan.save(home)  # before the list of machines: a machine in the list must be in the plan
         cluster.save()
         cluster_processes.send(supervisor, signal.SIGHUP)
 
 
 def _agent(like: ProcessPlan, other: Machine, machine: Machine) -> ProcessPlan:
-    """The process of a machine, started as that of another one."""
+    """The plan of a machine's agent, made from the plan of another machine's agent."""
 
     def of_this(argument: str) -> str:
         if argument == other.address:

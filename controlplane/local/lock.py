@@ -1,4 +1,4 @@
-"""One change of a local cluster at a time."""
+"""A lock: at most one change of a local cluster runs at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.system import private_files as private
 
 @contextmanager
 def lock(home: Path) -> Iterator[None]:
-    """One change of a cluster at a time; beside the folder, which may be removed while somebody waits."""
+    """Hold the lock of a cluster. Its file lies beside the folder, which may be removed meanwhile."""
     with open(private.make_folder(home.parent) / f".{home.name}.lock", "w", opener=private.open_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

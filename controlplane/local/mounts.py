@@ -1,4 +1,4 @@
-"""Small file systems of a cluster's own: a full disk and full shared memory for drills."""
+"""Small file systems for one cluster: drills use them for a full disk and full shared memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from everstep.errors import ClusterError
 from everstep.system import procfs
 
 SOURCE = "everstep"
-"""What the table of mounts calls ours; others are left alone."""
+"""Name of everstep's mounts in the mount table; other mounts are left alone."""
 
 
 def below(folder: Path) -> list[Path]:
-    """What of ours is mounted at a folder or below it, the deepest first."""
+    """Everstep's mounts at a folder or below it, the deepest first."""
     try:
         ours = [Path(mount.point) for mount in procfs.mounts().values() if mount.source == SOURCE]
     except OSError:
@@ -26,19 +26,19 @@ def below(folder: Path) -> list[Path]:
 
 
 def unmount(folder: Path) -> None:
-    """Unmount what of ours is mounted at a folder or below it, busy or not."""
+    """Unmount everstep's mounts at a folder or below it, even if they are busy."""
     for place in below(folder):
         if _run("umount", str(place)):
-            _run("umount", "-l", str(place))  # busy: gone for new uses, and wholly with the last one
+            _run("umount", "-l", str(place))  # a busy mount: new users cannot enter it, and it ends with its last user
 
 
 @contextmanager
 def small(folder: Path, size: int) -> Iterator[None]:
-    """Put a memory file system of a given size over a folder, as long as the block lasts.
+    """Mount a memory file system of this size over a folder while the block runs.
 
     Args:
-        folder: made if it does not exist; what is in it is hidden meanwhile.
-        size: bytes.
+        folder: made if it does not exist; its files are hidden meanwhile.
+        size: size in bytes.
 
     Raises:
         ClusterError: it cannot be mounted; the message says why.
@@ -52,7 +52,7 @@ def small(folder: Path, size: int) -> Iterator[None]:
 
 
 def shrink(folder: Path, spare: int) -> None:
-    """Leave a file system of :func:`small` only so much room beside what is used, in bytes.
+    """Shrink a file system of :func:`small` to the used size and this much free room, bytes.
 
     Raises:
         ClusterError: it cannot be done; the message says why.
@@ -74,7 +74,7 @@ def remount(folder: Path, *, read_only: bool) -> None:
 
 
 def why_not(folder: Path) -> str:
-    """Why nothing can be mounted below a folder; empty: it can."""
+    """Why nothing can be mounted below a folder; empty: mounting works."""
     trial = folder / f"mount-{os.getpid()}"
     try:
         with small(trial, 1 << 16):
@@ -95,7 +95,7 @@ def _mount(folder: Path, size: int) -> None:
 
 
 def _run(*command: str) -> str:
-    """What a command said when it failed; empty: it worked."""
+    """Run a command; returns its error output, empty if it worked."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Machines with a network of their own: namespaces joined by a bridge, and what may happen to their links.
+"""Machines with their own network: namespaces that a bridge joins, and faults of their links.
 
-The control host, where Temporal, workers and commands are, is one of these
+The control host, with Temporal, workers and commands, is one of these
 namespaces; nothing in them reaches this computer's own network.
 """
 
@@ -26,11 +26,11 @@ CONTROL = "control"
 FIRST_CARD, SECOND_CARD = "eth0", "nic1"
 """Names of a machine's network interfaces; the first has its address."""
 NAMED = Path("/run/netns")
-"""Where iproute2 keeps the names of namespaces."""
+"""Folder in which iproute2 keeps the names of namespaces."""
 ALL_BITS, BURST = "10gbit", "16k"
-"""A link that is not slow; and what passes one that is without delay."""
+"""Rate of a link that is not slow, and burst of a slow link, which passes without delay."""
 SETTLE_S = 5.0
-"""A killed process is gone within this long."""
+"""A killed process is gone within this time, seconds."""
 _CLONE_NEWNET = 0x40000000
 _NAME = re.compile(r"(everstep-(\d+)-(\d+)-\d+)-.+")
 _made = itertools.count()
@@ -40,7 +40,7 @@ class Network:
     """One bridge and the namespaces on it.
 
     Args:
-        machines: Name → address of each; all in one network of 254 addresses.
+        machines: Name → address; all are in one network of 254 addresses.
         control: Address of the control host in it.
     """
 
@@ -56,15 +56,15 @@ class Network:
         return f"{self._tag}-{host}"
 
     def inside(self, host: str) -> list[str]:
-        """What comes before a command that shall run on a host."""
-        # Not 'ip netns exec': it would hide the control groups, and with them a container's limit of memory.
+        """The prefix of a command that runs on a host."""
+        # 'ip netns exec' would hide the control groups, and with them a container's memory limit.
         return [_program("nsenter"), f"--net={NAMED / self.name(host)}"]
 
     def run(self, host: str, *command: str) -> None:
         """Run a command on a host.
 
         Raises:
-            ClusterError: it failed; with what it said.
+            ClusterError: it failed; the message has its error output.
         """
         _run(*self.inside(host), *command)
 
@@ -88,7 +88,7 @@ class Network:
             self._ip(CONTROL, "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
             self._ip(machine, "addr", "add", f"{address}/24", "dev", "eth0")
             self._ip(machine, "link", "set", "eth0", "up")
-            # A second card, as for the traffic of ranks alone: it leads to the control host, and nothing goes over it.
+            # The second card is like a card for rank traffic: it leads to the control host, and carries no traffic.
             far = self._far_end(machine)
             self._ip(CONTROL, "link", "add", far, "type", "veth", "peer", "name", f"s{number}")
             self._ip(CONTROL, "link", "set", f"s{number}", "netns", self.name(machine), "name", SECOND_CARD)
@@ -96,7 +96,7 @@ class Network:
             self._ip(CONTROL, "link", "set", far, "up")
 
     def second_card(self, machine: str, *, up: bool) -> None:
-        """Take the link of a machine's second card down, at its other end, or up again.
+        """Take the link of a machine's second card down (at its other end), or up again.
 
         Raises:
             ClusterError: it cannot be done; the message says why.
@@ -116,7 +116,7 @@ class Network:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread, and all threads and processes that it starts, are on the control host."""
+        """Move this thread, and all threads and processes that it starts, to the control host."""
         with network_namespace().open("rb") as before:
             with (NAMED / self.name(CONTROL)).open("rb") as there:
                 _enter(there.fileno())
@@ -127,7 +127,7 @@ class Network:
 
     @contextmanager
     def link_down(self, machine: str) -> Iterator[None]:
-        """Nothing reaches a machine, and it reaches nobody."""
+        """Take a machine's link down: no traffic to or from it passes."""
         self._ip(machine, "link", "set", "eth0", "down")
         try:
             yield
@@ -136,7 +136,7 @@ class Network:
 
     @contextmanager
     def slow_link(self, one: str, other: str, bytes_s: float) -> Iterator[None]:
-        """So many bytes a second pass between two machines, each way; with all others both are as fast as ever.
+        """Limit the link between two machines to a rate in bytes/s, each way; their other links keep full speed.
 
         Raises:
             ClusterError: it cannot be done; the message says why.
@@ -160,13 +160,13 @@ class Network:
 
     @contextmanager
     def cut_off(self, machine: str) -> Iterator[None]:
-        """The control host and a machine do not reach each other; machines do."""
+        """Cut the link between the control host and a machine; machines still reach each other."""
         with self._no_way((CONTROL, self.machines[machine]), (machine, self.control)):
             yield
 
     @contextmanager
     def cut_link(self, one: str, other: str) -> Iterator[None]:
-        """Two machines do not reach each other; all others reach both."""
+        """Cut the link between two machines; all others still reach both."""
         with self._no_way((one, self.machines[other]), (other, self.machines[one])):
             yield
 
@@ -181,7 +181,7 @@ class Network:
                 self._ip(host, "route", "del", "blackhole", f"{address}/32")
 
     def remove(self) -> list[int]:
-        """Remove all of it; returns the processes that were still in it and were killed."""
+        """Remove the network; returns the processes that were still in it and were killed."""
         return [pid for host in (CONTROL, *self.machines) for pid in _remove(self.name(host))]
 
     def _ip(self, host: str, *words: str) -> None:
@@ -189,7 +189,7 @@ class Network:
 
 
 def missing() -> str:
-    """What machines with a network of their own lack here; empty: nothing."""
+    """What this computer lacks for machines with their own network; empty: nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
@@ -206,7 +206,7 @@ def missing() -> str:
 
 
 def remove_stale() -> None:
-    """Remove the networks of those who died before they could, unless a process lives in one of its namespaces."""
+    """Remove networks that dead processes left, unless a process still runs in one of their namespaces."""
     networks: dict[str, list[str]] = {}
     for path in NAMED.glob("everstep-*"):
         found = _NAME.fullmatch(path.name)
@@ -224,7 +224,7 @@ def _pids(name: str) -> list[int]:
 
 
 def _remove(name: str) -> list[int]:
-    """Remove a namespace with every process in it but this one."""
+    """Remove a namespace, and kill every process in it but this one."""
     found = [process for pid in _pids(name) if (process := cluster_processes.identify(pid))]
     for process in found:
         cluster_processes.send(process, signal.SIGKILL)

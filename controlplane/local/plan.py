@@ -1,9 +1,9 @@
 """The files through which ``everstep up`` and the supervisor talk.
 
-``plan.json`` says which processes shall run; ``up`` writes it. ``state.json``
-says which do; the supervisor writes it at every change, and reads it after its
-own restart to adopt what runs. ``held/<name>`` says that a process shall stay
-down for now, as long as the one who said so lives.
+``plan.json`` lists the processes to run; ``up`` writes it. ``state.json``
+lists those that do run; the supervisor writes it at every change, and reads it after its
+own restart to adopt what runs. ``held/<name>`` keeps a process down for as
+long as the process that wrote it lives.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from everstep.system.procfs import boot_id
 Kind = Literal["temporal", "worker", "agent", "template", "ledger"]
 
 STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "template", "ledger", "temporal")
-"""Workers first, so that nothing is decided about the agents that go away."""
+"""Workers stop first, so that they do not react to agents that go away."""
 
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """A process that shall run."""
+    """The plan of one process."""
 
     name: str
     kind: Kind
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
-    """Beside the supervisor's own environment."""
+    """Variables in addition to the supervisor's environment."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ClusterPlan:
     shm: str
     processes: list[ProcessPlan]
     addresses: list[str] = field(default_factory=list)
-    """Where they listen, ``host:port``: no other cluster may choose these while this one is up."""
+    """Their addresses, ``host:port``: no other cluster may choose these while this one is up."""
 
     def save(self, home: Path) -> None:
         """Write ``plan.json`` atomically."""
@@ -71,22 +71,22 @@ class Running:
     start: int
     kind: Kind
     restarts: int = 0
-    """How often it was started again since the cluster came up."""
+    """Number of restarts since the cluster came up."""
 
     @property
     def process(self) -> Process:
-        """Its identity."""
+        """The identity of the process."""
         return Process(self.pid, self.start)
 
 
 @dataclass
 class State:
-    """What the supervisor last saw."""
+    """The state of all processes, as the supervisor last saw it."""
 
     supervisor_pid: int = 0
     supervisor_start: int = 0
     phase: str = "running"
-    """``"running"``, or what is being stopped."""
+    """``"running"``, or the part that is being stopped."""
     processes: dict[str, Running] = field(default_factory=dict)
 
     @property
@@ -101,7 +101,7 @@ class State:
 
     @classmethod
     def load(cls, home: Path) -> State:
-        """Read ``state.json``; empty when there is none, it is damaged, or the machine was started anew since."""
+        """Read ``state.json``; empty when it is missing or damaged, or the computer has rebooted since."""
         try:
             data = json.loads((home / "state.json").read_text())
             if data.pop("boot", "") not in {"", boot_id()}:
@@ -125,7 +125,7 @@ def let_go(home: Path, name: str) -> None:
 
 
 def is_held(home: Path, name: str) -> bool:
-    """Whether somebody who lives wants a process to stay down."""
+    """Whether a live process keeps this process down."""
     try:
         pid, start = (home / "held" / name).read_text().split()
         return cluster_processes.alive(Process(int(pid), int(start)))

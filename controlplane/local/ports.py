@@ -1,4 +1,4 @@
-"""Addresses of a local cluster: free when first chosen, kept afterwards, and chosen by one cluster only."""
+"""Addresses of local clusters: each is free when chosen, is kept afterwards, and belongs to one cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Literal, Self
 
 FIRST, LAST = 20_000, 32_000
-"""Below the kernel's range for outgoing connections, so that none takes a port while its owner restarts."""
+"""Ports below the kernel's range for outgoing connections, which could block a port while its owner restarts."""
 
 Stage = Literal["chosen", "owned"]
-"""``up`` has chosen an address until what listens there runs; a supervisor owns it as long as its cluster is up."""
+"""``chosen``: by ``up``, until its process listens there; ``owned``: by a supervisor while its cluster is up."""
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether one could listen there now."""
+    """Whether a process could listen on this port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that just ended do not matter
         try:
@@ -29,10 +29,9 @@ def is_free(host: str, port: int) -> bool:
 class Claims:
     """Addresses that no other cluster of this computer may choose; a context manager that gives them back.
 
-    An address may have nobody who listens there and belong to a cluster all the
-    same: before its process has started, or while that is restarted. So each
-    claimed address stands for a name in the abstract namespace of unix sockets,
-    which the kernel takes back when this process ends.
+    An address may belong to a cluster while no process listens there: before the
+    process has started, or while it restarts. So each claim binds a name in the
+    abstract namespace of unix sockets, which the kernel frees when this process ends.
 
     Args:
         stage: What the claims are for.
@@ -43,7 +42,7 @@ class Claims:
         self._held: dict[tuple[str, int], socket.socket] = {}
 
     def claim(self, host: str, port: int) -> bool:
-        """Claim an address; False: another cluster has it. Once claimed it stays so."""
+        """Claim an address; False: another cluster has it. A second claim of this object succeeds too."""
         if (host, port) in self._held:
             return True
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -62,7 +61,7 @@ class Claims:
         """Claim a free port of a host: the preferred one, if it is free.
 
         Raises:
-            OSError: the host has none, or is no address of this computer.
+            OSError: the host has no free port, or is not an address of this computer.
         """
         candidates = random.sample(range(FIRST, LAST), 200)
         for port in [preferred, *candidates] if preferred else candidates:

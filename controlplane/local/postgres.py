@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a cluster's or a test's own, made anew in a folder."""
+"""A PostgreSQL server for one cluster or test, with a new data folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HOW_TO_INSTALL = (
 FOLDER = Path("/tmp")
 _NAME = re.compile(r"evpg-(\d+)-(\d+)-\w+")
 PORT = 5432
-"""Part of the name of its unix socket."""
+"""Port of the server; it is part of the name of its unix socket."""
 LIMIT_S = 100.0
 
 
 def programs() -> Path | None:
-    """Folder that holds initdb, postgres and pg_ctl; None: there is none."""
+    """Folder that holds initdb, postgres and pg_ctl; None: PostgreSQL is not installed."""
     folders: list[Path] = []
     if shutil.which("pg_config"):
         found = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False)
@@ -38,10 +38,10 @@ def programs() -> Path | None:
 
 
 def unprivileged() -> tuple[int, int] | None:
-    """User and group that run the server, None for our own: PostgreSQL refuses root.
+    """User and group that run the server; None: the current user. PostgreSQL refuses root.
 
     Raises:
-        ClusterError: we are root, and no such user exists.
+        ClusterError: this process is root, and there is no suitable user.
     """
     if os.geteuid() != 0:
         return None
@@ -55,7 +55,7 @@ def unprivileged() -> tuple[int, int] | None:
 
 
 def remove_stale() -> None:
-    """Remove the folders of those who died before they could, unless a server runs there."""
+    """Remove folders that dead processes left, unless a server still runs there."""
     for path in FOLDER.glob("evpg-*"):
         found = _NAME.fullmatch(path.name)
         if found and not alive(Process(int(found[1]), int(found[2]))) and not _served(path):
@@ -71,7 +71,7 @@ def _served(home: Path) -> bool:
 
 
 class Postgres:
-    """A server with a data folder of its own, reached by a unix socket; nothing runs yet.
+    """A server with its own data folder and unix socket; making the object does not start it.
 
     Raises:
         ClusterError: PostgreSQL is not installed, or cannot be set up.
@@ -82,7 +82,7 @@ class Postgres:
         if found is None:
             raise ClusterError(HOW_TO_INSTALL)
         self.programs, self.who = found, unprivileged()
-        # Short: the path of a unix socket has 107 characters at most.
+        # The name is short: the path of a unix socket has 107 characters at most.
         remove_stale()
         owner = identify(os.getpid())
         assert owner is not None
@@ -100,11 +100,11 @@ class Postgres:
         self.call("initdb", "-D", self.data, "-U", "everstep", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C")
 
     def url(self, database: str = "postgres", password: str = "any", *, port: int = PORT) -> str:
-        """Over the unix socket, which other network namespaces reach too; any password is right."""
+        """The URL over the unix socket, which other network namespaces reach too; any password is accepted."""
         return f"postgresql+psycopg://everstep:{password}@/{database}?host={self.home}&port={port}"
 
     def settings(self, listen: str = "", *, port: int = PORT) -> list[str]:
-        """Options of the server program; nothing waits for a disk, for nobody needs these data after a crash."""
+        """Options of the server program; it never waits for a disk, since the data need not survive a crash."""
         return [
             "-p",
             str(port),
@@ -117,7 +117,7 @@ class Postgres:
         ]
 
     def command(self) -> list[str]:
-        """A command line that runs the server in the foreground, as the user that may."""
+        """The command line that runs the server in the foreground, as an unprivileged user."""
         user: list[str] = []
         if self.who:
             setpriv = shutil.which("setpriv") or "setpriv"
@@ -125,14 +125,14 @@ class Postgres:
         return [*user, str(self.programs / "postgres"), "-D", self.data, *self.settings()]
 
     def remove(self) -> None:
-        """Remove its files."""
+        """Remove the server's files."""
         shutil.rmtree(self.home, ignore_errors=True)
 
     def call(self, program: str, *args: str) -> None:
-        """Run one of its programs, as the user that may.
+        """Run a program of PostgreSQL, as an unprivileged user.
 
         Raises:
-            ClusterError: it failed; with what it said.
+            ClusterError: it failed; the message has its error output.
         """
         user, group = self.who or (None, None)
         log = self.home / f"{program}.out"

@@ -1,7 +1,7 @@
-"""Machines of a local cluster that lose their power: everything on them dies at once, and comes back empty.
+"""Power loss of machines of a local cluster: all their processes die at once, and restart without their data.
 
-There is one kernel under all of them, so a machine is what names its folder:
-its agent, fork servers, ranks and stores, and what they started. While the
+All machines share one kernel, so a machine is the set of processes that name its folder:
+its agent, fork servers, ranks and stores, and all that they started. While the
 power is off its agent is *held*, so that the supervisor does not start it again
 before memory and disk have been emptied.
 """
@@ -23,30 +23,30 @@ from controlplane.local.plan import State, hold, let_go
 from everstep.errors import ClusterError
 
 ROUNDS = 20
-"""What forks while we kill is found in the next round."""
+"""Limit of rounds; a process that is forked during a round is killed in the next round."""
 STOP_LIMIT_S = 1.0
-"""A process stands still within this long after SIGSTOP, unless it waits for a disk."""
+"""A process stops within this time after SIGSTOP, unless it waits for a disk, seconds."""
 LOOK_S = 0.0005
-"""Between two looks whether it is the moment."""
+"""Time between two checks of ``when``, seconds."""
 
 
 @contextmanager
 def powered_off(
     cluster: ClusterFile, machines: Sequence[str], *, when: Callable[[], bool] = lambda: True
 ) -> Iterator[int]:
-    """SIGKILL everything of some machines; their agents are started again after the block.
+    """SIGKILL all processes of some machines; their agents start again after the block.
 
     Args:
-        cluster: a running one.
-        machines: names.
-        when: whether this is the moment for it; asked again and again once it is known what has to be killed, and
-            once more while all of that is stopped: nothing changes then until it is killed.
+        cluster: a running cluster.
+        machines: names of the machines.
+        when: whether this is the right moment; polled once the processes to kill are known, and called once
+            more while all of them are stopped: nothing changes then until they are killed.
 
     Yields:
-        When they were killed, nanoseconds of the wall clock.
+        The time at which they were killed, nanoseconds of the wall clock.
 
     Raises:
-        ClusterError: a machine does not exist, or something of it cannot be killed.
+        ClusterError: a machine does not exist, or one of its processes cannot be killed.
     """
     known = {machine.name for machine in cluster.machines}
     if unknown := set(machines) - known:
@@ -70,12 +70,12 @@ def empty_disk(cluster: ClusterFile, machine: str) -> None:
 
 
 def state_folder(cluster: ClusterFile, machine: str) -> Path:
-    """Where the agent of a machine keeps what survives it."""
+    """The folder in which a machine's agent keeps its state."""
     return cluster.home / "machines" / machine
 
 
 def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], bool]) -> int:
-    """Kill until nothing is left; returns when the first round began."""
+    """Kill until no process is left; returns the time at which the first round began."""
     killed_ns = 0
     for _ in range(ROUNDS):
         found = _processes(cluster, machines)
@@ -92,7 +92,7 @@ def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], bool
 
 
 def _stop_when(found: Sequence[cluster_processes.Process], when: Callable[[], bool]) -> None:
-    """Stop processes at a moment; where they stopped too late they go on."""
+    """Stop processes at the right moment; if they stopped too late, let them continue."""
     while True:
         while not when():
             time.sleep(LOOK_S)
@@ -111,7 +111,7 @@ def _stop_when(found: Sequence[cluster_processes.Process], when: Callable[[], bo
 
 
 def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[cluster_processes.Process]:
-    """Everything of the machines, the agents first: a machine without power tells nobody how its ranks ended."""
+    """All processes of the machines, agents first: a machine without power reports nothing about its ranks."""
     agents = {running.pid for name, running in State.load(cluster.home).processes.items() if name.startswith("agent-")}
     pids = {
         pid
@@ -123,7 +123,7 @@ def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[cluster_pr
 
 
 def _empty(folder: Path) -> None:
-    """Remove what is in a folder; what is mounted there is emptied and stays."""
+    """Remove the contents of a folder; a mount in it is emptied and stays."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Wait until a cluster's processes do their work, and say which one does not and why."""
+"""Waits until all processes of a cluster are ready; the error names the process that is not, and why."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LIMIT_S = 90.0
-"""A process that does not answer after so long does not work."""
+"""A process that does not answer within this time counts as failed, seconds."""
 DEATHS = 3
-"""A process that died so often while we waited does not work."""
+"""A process that died this many times while it was awaited counts as failed."""
 POLL_S = 0.05
 
 
 class DeathWatch:
-    """Raises when one of the awaited processes dies again and again, or the time is up."""
+    """Raises an error when an awaited process dies again and again, or the time is up."""
 
     def __init__(self, home: Path, names: list[str], what: str) -> None:
         self._home, self._names, self._what = home, names, what
@@ -36,10 +36,10 @@ class DeathWatch:
         self._before: dict[str, int] = {}
 
     def check(self, reason: str = "") -> None:
-        """Look once.
+        """Check once.
 
         Args:
-            reason: what the newest attempt failed with.
+            reason: why the newest attempt failed.
 
         Raises:
             ClusterError: a process does not stay alive, or the time is up; with its log's last line.
@@ -60,7 +60,7 @@ class DeathWatch:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not empty; "" when there is none."""
+    """The last line of a log that is not empty; "" when there is no such line."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
@@ -90,7 +90,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def connect(choice: TemporalChoice, address: str, namespace: str) -> Client:
-    """A client of the cluster's server; a configured one gets its TLS and key from the profile.
+    """A client of the cluster's server; for a configured server, TLS and key are those of the profile.
 
     Raises:
         RuntimeError: the server does not answer.
@@ -107,7 +107,7 @@ async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: li
     """Wait until the server answers for the namespace, with all search attributes registered.
 
     Raises:
-        ClusterError: it does not; or a configured server lacks the namespace.
+        ClusterError: it does not answer, or a configured server lacks the namespace.
     """
     from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
     from temporalio.service import RPCError, RPCStatusCode
@@ -129,7 +129,7 @@ async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: li
                 ) from error
             reason = str(error)
         except RuntimeError as error:
-            if choice.address:  # not ours to start: say it at once
+            if choice.address:  # a configured server is not started here: fail at once
                 raise ClusterError(f"the configured Temporal server does not answer: {error}") from error
             reason = str(error)
         watch.check(reason)
@@ -137,10 +137,10 @@ async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: li
 
 
 async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list[str]) -> None:
-    """Wait until every worker process asks the task queue for work.
+    """Wait until every worker process polls the task queue.
 
     Raises:
-        ClusterError: one does not.
+        ClusterError: a worker does not.
     """
     from temporalio.api.enums.v1 import TaskQueueType
     from temporalio.api.taskqueue.v1 import TaskQueue
@@ -161,7 +161,7 @@ async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list
             watch.check(str(error))
             await asyncio.sleep(POLL_S)
             continue
-        # A dead poller stays listed for minutes, so that a count says nothing: look for the living ones' pids,
+        # A dead poller stays listed for minutes, so a count proves nothing: look for the pids of live workers,
         # which every identity contains.
         polling = {number for poller in pollers for number in re.findall(r"\d+", poller.identity)}
         processes = State.load(cluster.home).processes
@@ -175,7 +175,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     """Wait until an agent answers its health check with SERVING.
 
     Raises:
-        ClusterError: it does not.
+        ClusterError: it does not serve.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -186,7 +186,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     token, credentials = security.metadata(), security.credentials()
     name = f"agent-{machine}"
     watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
-    # Its own pool: a connection refused a moment ago would else make the next attempt wait for gRPC's back-off.
+    # A separate gRPC pool: after a refused connection the next attempt would wait for gRPC's back-off.
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
     while True:
         with (
@@ -207,7 +207,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
 
 
 def holds(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds; False when it does not after so many seconds."""
+    """Wait until a condition holds; False when it does not within this many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Stop a cluster: workers, agents, fork servers and ranks, Temporal; nothing is left, nobody else is touched."""
+"""Stop a cluster: workers, agents, fork servers and ranks, Temporal; no other process is touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controlplane.local.plan import STOP_ORDER, Kind, State
 from everstep.system import private_files as private
 
 GRACE_S: dict[Kind, float] = {"worker": 3.0, "agent": 3.0, "template": 3.0, "ledger": 5.0, "temporal": 5.0}
-"""How long a process may take after SIGTERM before SIGKILL."""
+"""Kind of process → time from SIGTERM to SIGKILL, seconds."""
 NAMES: dict[Kind, str] = {
     "worker": "stopping workers",
     "agent": "stopping agents",
@@ -22,7 +22,7 @@ NAMES: dict[Kind, str] = {
     "temporal": "stopping Temporal",
 }
 ROUNDS = 20
-"""A process that forks while we kill is found in the next round."""
+"""Limit of rounds; a process that is forked during a round is killed in the next round."""
 
 
 def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
@@ -30,11 +30,11 @@ def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
 
     Args:
         state: the processes that were started.
-        cluster_id: marks all others of this cluster.
-        say: called with what is stopped now.
+        cluster_id: marks all further processes of this cluster.
+        say: is called with the name of the part that is stopped now.
     """
     for kind in STOP_ORDER:
-        if kind == "temporal":  # ranks and fork servers are gone before it: their agents may still report to nobody
+        if kind == "temporal":  # fork servers and ranks end before the server
             say("stopping fork servers and ranks")
             spared = {entry.pid for entry in state.processes.values() if entry.kind == "temporal"}
             spared.add(state.supervisor_pid)
@@ -66,32 +66,32 @@ def kill_all(cluster_id: str, spared: set[int]) -> None:
 
 
 HOME_FILE = ".home"
-"""In a cluster's shared memory: names the folder that it belongs to."""
+"""File in a cluster's shared memory with the path of the cluster's folder."""
 
 
 def make_shared_memory(shm: Path, home: Path) -> None:
     """Make the shared memory of a cluster, for its user only.
 
     Raises:
-        ConfigError: it is there, and not its user's alone.
+        ConfigError: it exists, and other users can enter it.
     """
     private.replace(private.make_folder(shm) / HOME_FILE, str(home))
 
 
 def remove_shared_memory(shm: Path) -> None:
-    """Give back the shared memory of a cluster, and what a drill mounted there."""
+    """Give back the shared memory of a cluster, and unmount what a drill mounted there."""
     mounts.unmount(shm)
     shutil.rmtree(shm, ignore_errors=True)
 
 
 def remove_stale(root: Path) -> list[Path]:
-    """Remove shared memory of which neither a process lives nor the cluster's folder is there.
+    """Remove shared memory of clusters that have neither a live process nor a folder.
 
-    A dead cluster whose folder is there keeps its memory: the checkpoints in
-    it are what its jobs go on from at the next ``everstep up``.
+    A dead cluster with a folder keeps its memory: after the next ``everstep up``
+    its jobs resume from the checkpoints in it.
 
     Args:
-        root: folder of all clusters' shared memory; other users' is left alone.
+        root: folder of all clusters' shared memory; folders of other users are left alone.
 
     Returns:
         The folders that were removed.

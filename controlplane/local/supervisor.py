@@ -1,6 +1,6 @@
 """The process that keeps a local cluster's processes running, as systemd or a kubelet would.
 
-It is detached, holds no state that it cannot read again, and may be killed:
+It is detached, can read all its state again, and may be killed:
 the processes go on, and the next ``everstep up`` starts a new supervisor that
 adopts them. A death is noticed by pidfd within milliseconds and answered at
 once; only a process that dies again and again has to wait.
@@ -29,38 +29,38 @@ from everstep.system import private_files as private
 from everstep.system.signals import signal_name
 
 QUICK_DEATH_S = 2.0
-"""A process that ends sooner than this died quickly."""
+"""The death of a process younger than this is a quick death, seconds."""
 FREE_RESTARTS = 2
-"""So many quick deaths in a row are answered at once."""
+"""After this many quick deaths in a row, a restart still happens at once; later ones wait."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 LOG_LIMIT = 20 << 20
-"""Bytes after which a log is set aside (one older file is kept) when its process starts again."""
+"""A log larger than this is rotated (one older file is kept) when its process starts again, bytes."""
 
 HELD_LOOK_S = 0.05
-"""Between two looks whether a process is still held."""
+"""Time between two checks whether a process is still held, seconds."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Supervisor:
-    """Runs the processes of one plan until it is told to stop."""
+    """Runs the processes of one plan until SIGTERM."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.plan = ClusterPlan.load(home)
         self.state = State.load(home)
         self._selector = selectors.DefaultSelector()
-        self._watched: set[str] = set()  # names whose death is yet to be noticed
+        self._watched: set[str] = set()  # names of processes with an open pidfd
         self._began: dict[str, float] = {}
         self._quick: dict[str, int] = {}
         self._due: dict[str, float] = {}  # name → monotonic time of its next start
         self._exits: dict[int, str] = {}  # pid → how it ended
-        self._held: set[str] = set()  # names that somebody keeps down
+        self._held: set[str] = set()  # names of processes that a drill keeps down
         self._claims = ports.Claims("owned")
         self._stop = self._reload = False
 
     def begin(self) -> None:
-        """Adopt what runs and start what does not."""
+        """Adopt the processes that run, and start those that do not."""
         me = cluster_processes.identify(os.getpid())
         assert me is not None
         self.state.supervisor_pid, self.state.supervisor_start = me
@@ -72,7 +72,7 @@ class Supervisor:
         self._start_missing()
 
     def run(self) -> None:
-        """Keep everything running until SIGTERM, then stop it."""
+        """Keep all processes running until SIGTERM, then stop them."""
         while not self._stop:
             self._turn()
         self._shut_down()
@@ -106,7 +106,7 @@ class Supervisor:
                 cluster_processes.send(running.process, signal.SIGTERM)
 
     def _own_addresses(self) -> None:
-        """Keep other clusters from choosing an address while whoever listens there is restarted."""
+        """Claim all addresses, so that no other cluster chooses one while its process restarts."""
         for address in self.plan.addresses:
             if not self._claims.claim(*ports.split(address)):
                 self._log(f"{address} is another cluster's too: one of them cannot listen there")
@@ -123,11 +123,11 @@ class Supervisor:
     def _adopt(self) -> None:
         known = {running.pid for running in self.state.processes.values() if cluster_processes.alive(running.process)}
         if not known:
-            self.state.processes = {}  # of an earlier life: its counts say nothing about this one
+            self.state.processes = {}  # the state is of an earlier start of the cluster: its counts do not apply
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
             if running is None or running.pid not in known:
-                # A supervisor that was killed right after it started something had no time to write it down.
+                # A supervisor that is killed right after it started a process has not recorded it.
                 if not (found := cluster_processes.find_command(self.plan.cluster_id, plan.argv, known)):
                     continue
                 known.add(found.pid)
@@ -142,7 +142,7 @@ class Supervisor:
         with suppress(ProcessLookupError):  # gone already: _start_missing sees it
             descriptor = os.pidfd_open(pid)
             if adopted and not cluster_processes.alive(adopted):
-                os.close(descriptor)  # its number is another's by now
+                os.close(descriptor)  # another process has its pid by now
                 return
             self._selector.register(descriptor, selectors.EVENT_READ, name)
             self._watched.add(name)
@@ -200,7 +200,7 @@ class Supervisor:
         running, lived = self.state.processes[name], time.monotonic() - self._began[name]
         how = self._exits.pop(running.pid, "ended (adopted, so its exit is not known)")
         self._log(f"{name} (pid {running.pid}) {how} after {lived:.1f} s")
-        # Also where somebody else kills it: the kernel does that again and again where memory runs out.
+        # A kill from outside counts too: the kernel kills again and again when memory runs out.
         self._quick[name] = 0 if lived > QUICK_DEATH_S else self._quick.get(name, 0) + 1
         if (excess := self._quick[name] - FREE_RESTARTS) > 0:
             wait = min(FIRST_WAIT_S * 2.0**excess, LONGEST_WAIT_S)
@@ -208,7 +208,7 @@ class Supervisor:
             self._log(f"{name} died quickly {self._quick[name]} times in a row: started again in {wait:.1f} s")
 
     def _reap(self) -> None:
-        """Collect every dead child, orphans of dead agents included."""
+        """Wait for every dead child, with the orphans of dead agents."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -261,7 +261,7 @@ def main(arguments: list[str]) -> int:
     except BlockingIOError:
         os.write(ready_write, b"\x03")
         return 3
-    # Orphans of a dead agent come to us, so that nothing stays a zombie.
+    # Orphans of a dead agent become children of this process, so that none stays a zombie.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = Supervisor(home)
     supervisor.begin()

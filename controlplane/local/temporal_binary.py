@@ -1,7 +1,7 @@
 """Get the ``temporal`` program: server, SQLite and Web UI in one binary.
 
-Looked for on PATH, then in our cache; else loaded by the SDK's own download;
-else built with Go from ``deploy/temporal-server``.
+It is looked for on PATH, then in everstep's cache; else the SDK downloads it;
+else it is built with Go from ``deploy/temporal-server``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from controlplane.local.waiting import Progress, waiting
 from everstep.errors import ClusterError
 
 CLI_VERSION = "1.8.2"
-"""What is downloaded or built: brings server 1.31.2 and Web UI 2.50.1."""
+"""Version that is downloaded or built; it has server 1.31.2 and Web UI 2.50.1."""
 OLDEST_SERVER = (1, 29)
 """Older servers lack what the workflows use (worker deployments, update by id)."""
 MEASURED_SERVER = (1, 31)
-"""Settings and times were measured on this one."""
+"""Server version with which settings and times were measured."""
 TOOL_MODULE = file_of_ours("deploy/temporal-server")
 PACKAGE = "github.com/temporalio/cli/cmd/temporal"
 DOWNLOAD_LIMIT_S = 600.0
@@ -51,17 +51,17 @@ os._exit(0)
 
 
 def cache_folder() -> Path:
-    """Where we keep a binary that was downloaded or built: ``$XDG_CACHE_HOME/everstep/bin``."""
+    """The folder of a binary that was downloaded or built: ``$XDG_CACHE_HOME/everstep/bin``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep" / "bin"
 
 
 def cached_binary() -> Path:
-    """The path of our own copy, whether it is there or not."""
+    """The path of the cached copy; it may be missing."""
     return cache_folder() / "temporal"
 
 
 def server_version(binary: Path) -> str:
-    """The version of the server inside a ``temporal`` binary, e.g. ``"1.31.2"``; "" when it does not say."""
+    """The version of the server inside a ``temporal`` binary, e.g. ``"1.31.2"``; "" when it is not known."""
     try:
         reply = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -76,7 +76,7 @@ def usable(binary: Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Major and minor number; empty where the version is not known."""
+    """Major and minor number; empty when the version is not known."""
     return tuple(int(part) for part in version.split(".") if part)[:2]
 
 
@@ -85,7 +85,7 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def installed(progress: Progress) -> tuple[Path, str] | None:
-    """A usable binary that is there already and where it was found, or None; says where its version is another one."""
+    """A usable binary and where it was found, or None; a line names its version if it is not the measured one."""
     if on_path := shutil.which("temporal"):
         if usable(Path(on_path)):
             version = server_version(Path(on_path))
@@ -104,13 +104,13 @@ def obtain(progress: Progress) -> tuple[Path, str]:
     """Download or build a binary into the cache.
 
     Returns:
-        The binary and how it was got.
+        The binary, and its source as text.
 
     Raises:
-        ClusterError: neither worked; the message holds both reasons.
+        ClusterError: neither worked; the message has both reasons.
     """
     with _only_one(progress):
-        if cached_binary().exists() and usable(cached_binary()):  # another process was quicker
+        if cached_binary().exists() and usable(cached_binary()):  # another process has filled the cache meanwhile
             return cached_binary(), "from the cache"
         if not (no_download := _download(progress)):
             return cached_binary(), "downloaded"
@@ -126,7 +126,7 @@ def obtain(progress: Progress) -> tuple[Path, str]:
 
 @contextmanager
 def _only_one(progress: Progress) -> Iterator[None]:
-    """Two processes never fill the cache at the same time."""
+    """A lock: two processes never fill the cache at the same time."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / ".lock").open("w") as lock:
         try:
@@ -138,9 +138,9 @@ def _only_one(progress: Progress) -> Iterator[None]:
 
 
 def _download(progress: Progress) -> str:
-    """Let the SDK download the server; the reason when it could not, else ""."""
+    """Let the SDK download the server; returns why it failed, else ""."""
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        # In a process of its own: the SDK starts the server as well, and its runtime may crash a plain exit.
+        # In a separate process: the SDK also starts the server, and its runtime may crash a plain exit.
         with waiting(progress, f"downloading Temporal CLI {CLI_VERSION} (about 50 MB, the SDK's own download)"):
             try:
                 loaded = subprocess.run(
@@ -162,7 +162,7 @@ def _download(progress: Progress) -> str:
 
 
 def _build(progress: Progress) -> str:
-    """Build the tool module with Go; the reason when it could not, else ""."""
+    """Build the tool module with Go; returns why it failed, else ""."""
     if not (go := shutil.which("go")):
         return "Go is not on PATH"
     if not (TOOL_MODULE / "go.mod").exists():

@@ -1,4 +1,4 @@
-"""Which Temporal server a local cluster uses, and how ours is started.
+"""The choice of a local cluster's Temporal server, and the start of an embedded server.
 
 The order: an address that the user configured (Temporal's own environment
 variables or profile file) is used as it is; else a ``temporal`` binary is
@@ -19,11 +19,11 @@ from everstep.errors import ClusterError, EverstepError
 DYNAMIC_CONFIG = {
     # Without it each activity costs 100 ms after the first few: queues are read at most 20 times a second.
     "history.transferProcessorMaxPollRPS": "500",
-    # Timers and retries below 1 s else wait a whole second.
+    # Without it timers and retries below 1 s wait a whole second.
     "history.timerProcessorMaxTimeShift": '"10ms"',
     "history.timerProcessorMaxPollRPS": "500",
     "history.visibilityProcessorMaxPollRPS": "500",
-    # One partition: no tail when the machine is busy.
+    # One partition: no long tail of latency when the machine is busy.
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
 }
@@ -37,7 +37,7 @@ class TemporalChoice:
     """Which server is used: an ``address`` that runs already, or a ``binary`` to start."""
 
     source: str
-    """Where it came from, for people: ``"configured"``, ``"on PATH"``, ``"built with Go"``, …"""
+    """The source of the server, as text: ``"configured"``, ``"on PATH"``, ``"built with Go"``, …"""
     address: str = ""
     namespace: str = ""
     binary: Path | None = None
@@ -63,7 +63,7 @@ def configured() -> TemporalChoice | None:
 
 
 def find(progress: Progress) -> TemporalChoice:
-    """Find a server, or get one; says which was taken.
+    """Find a server, or get one; a line of progress names it.
 
     Raises:
         ClusterError: there is none and it can be neither downloaded nor built.
@@ -94,7 +94,7 @@ def start_command(binary: Path, *, port: int, ui_port: int, database: Path, name
 
 
 def main() -> int:
-    """Make sure that there is a server: ``python -m controlplane.local.temporal_server``."""
+    """Make sure that a server is available: ``python -m controlplane.local.temporal_server``."""
     try:
         find(lambda line: print(line, flush=True))
     except EverstepError as error:

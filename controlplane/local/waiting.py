@@ -1,4 +1,4 @@
-"""Long steps say that they go on: a clock on a terminal, a line every 10 s in a pipe."""
+"""Progress of long steps: a clock on a terminal, a line every 10 s in a pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[str], None]
-"""Takes one line about the step that begins or goes on."""
+"""A function that shows one line about the current step."""
 
 LINE_INTERVAL_S = 10.0
 CLOCK_INTERVAL_S = 0.2
@@ -17,12 +17,12 @@ CLOCK_INTERVAL_S = 0.2
 
 @contextmanager
 def waiting(progress: Progress, step: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Name a step and show, while it runs, that it goes on.
+    """Name a step, and show while it runs that it makes progress.
 
     Args:
-        progress: takes the lines.
-        step: what is done, e.g. ``"building the Temporal server"``.
-        detail: called now and then; how far it is, e.g. ``"812 packages"``.
+        progress: shows the lines.
+        step: name of the step, e.g. ``"building the Temporal server"``.
+        detail: returns the progress of the step, e.g. ``"812 packages"``.
     """
     progress(step)
     done = threading.Event()
