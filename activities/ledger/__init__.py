@@ -1,4 +1,4 @@
-"""The ledger: what happened to every job, for good.
+"""The ledger: a permanent record of what happened to every job.
 
 Temporal keeps histories for days; the ledger keeps jobs, incidents and
 intervals for ever, in SQLite or PostgreSQL::
@@ -6,6 +6,5 @@ intervals for ever, in SQLite or PostgreSQL::
     ledger = Ledger.open("sqlite:////var/lib/everstep/ledger.db")     # synchronous, for the command line
     await ledger.call(Ledger.job_ended, "gpt", ended_ns=now, outcome="finished")   # from an async activity
 
-Every write may be repeated and may overlap with its own repetition: a value
-once written stays.
+Every write may be repeated and may overlap with its own repetition: a stored value is never overwritten.
 """

@@ -1,4 +1,4 @@
-"""How long a write into the ledger is tried."""
+"""The time limits of writes into the ledger."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from temporalio.common import RetryPolicy
 from activities.activity import Bounds
 
 ON_LEDGER = Bounds(timedelta(seconds=20), timedelta(seconds=30))
-"""For half a minute; then the job continues without it."""
+"""The write is retried for half a minute; then the job continues without it."""
 ON_LEDGER_WHEN_BACK = Bounds(
     timedelta(seconds=20),
     timedelta(hours=1),
     RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 )
-"""For an hour, into a ledger that is away: nothing waits for it."""
+"""The write is retried for an hour, because no recovery waits for it and the ledger may be away."""

@@ -1,4 +1,4 @@
-"""Connections to the ledger's database, its transactions and its errors."""
+"""Connections to the ledger's database, transactions and errors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from everstep.errors import LedgerError
 
 BUSY_TIMEOUT_S = 15.0
-"""How long a writer waits for another one, seconds."""
+"""The longest wait of a writer for another writer, seconds."""
 CONNECT_TIMEOUT_S = 5
-"""How long a connection to PostgreSQL may take, seconds."""
+"""The time limit of a connection to PostgreSQL, seconds."""
 POOL_SIZE = 4
 _LOCK_CLASS = 0x45565354  # "EVST": keeps our advisory locks apart from those of others.
 _WRITE = "everstep_write"
@@ -29,10 +29,10 @@ _BOUNDS = (
 
 
 class LedgerUrl:
-    """Where a ledger lives: ``sqlite:///FILE`` or ``postgresql://USER@HOST/DATABASE``.
+    """The address of a ledger: ``sqlite:///FILE`` or ``postgresql://USER@HOST/DATABASE``.
 
     Raises:
-        LedgerError: the URL is neither.
+        LedgerError: the URL has neither form.
     """
 
     def __init__(self, text: str) -> None:
@@ -56,12 +56,12 @@ class LedgerUrl:
 
     @property
     def file(self) -> Path | None:
-        """The database file, None for PostgreSQL."""
+        """Return the database file; None for PostgreSQL."""
         return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
 
 def connect(url: LedgerUrl) -> Engine:
-    """An engine for a ledger; SQLite in WAL mode, so that readers never wait for a writer."""
+    """Return an engine for a ledger; SQLite is in WAL mode, so that readers never wait for a writer."""
     with explained(url):
         if url.file is None:
             return create_engine(
@@ -71,7 +71,7 @@ def connect(url: LedgerUrl) -> Engine:
                 pool_pre_ping=True,
                 connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
             )
-        # isolation_level None: the driver begins no transactions of its own, we begin them (below).
+        # isolation_level None: the driver begins no transactions of its own; they begin below.
         engine = create_engine(
             url.url,
             pool_size=POOL_SIZE,
@@ -101,7 +101,7 @@ def _switch_to_wal(engine: Engine) -> None:
     while True:
         raw = engine.raw_connection()
         try:
-            # The switch asks for the whole file and does not always wait for it.
+            # The switch to WAL needs the whole file, and does not always wait for it.
             raw.cursor().execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
@@ -114,22 +114,21 @@ def _switch_to_wal(engine: Engine) -> None:
 
 @contextmanager
 def reading(engine: Engine, url: LedgerUrl) -> Iterator[Connection]:
-    """A transaction that only reads."""
+    """Open a transaction that only reads."""
     with explained(url), engine.connect() as connection, connection.begin():
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine, url: LedgerUrl, lock: str, *, bounded: bool = True) -> Iterator[Connection]:
-    """A transaction that writes, alone among the writers with the same lock name.
+    """Open a transaction that writes; it is alone among the writers with the same lock name.
 
-    ``bounded``: PostgreSQL ends a statement that waits or works too long, and a
-    transaction in which its writer is frozen, and with it the lock. The bounds are
-    this transaction's: they leave alone what the URL says, and pass through a pooler.
+    ``bounded``: PostgreSQL ends a statement that waits or works too long, and a transaction whose writer is frozen,
+    which frees its lock. The bounds are set for this transaction only: they do not change the URL's settings, and work
+    through a pooler.
 
-    SQLite has one writer at a time anyway; PostgreSQL takes an advisory lock
-    that ends with the transaction. So looking a row up and then writing by it
-    is safe on both.
+    SQLite has one writer at a time anyway; PostgreSQL uses an advisory lock that ends with the transaction. So a writer
+    may read a row and then write by its values on both.
     """
     with explained(url), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
@@ -147,7 +146,7 @@ def _ms(seconds: float) -> str:
 
 @contextmanager
 def explained(url: LedgerUrl) -> Iterator[None]:
-    """Turn an error of the database into one that says what to do."""
+    """Turn a database error into a LedgerError that says what to do."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,7 @@
 """The ledger's methods.
 
-Writes are idempotent by natural key and fill a column once: an activity may
-run twice, its attempts may overlap, and a row whose beginning was lost (the
-ledger was away) is made from what arrives later.
+Writes are idempotent by natural key and fill each column once. An activity may run twice, its attempts may overlap,
+and a row whose beginning was lost, because the ledger was away, is made from later writes.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ _CHUNK = 500  # rows per statement: SQLite takes 32,766 parameters
 
 
 class Ledger:
-    """An open ledger; thread-safe.
+    """An open ledger; it is thread-safe.
 
-    Every method raises LedgerError when the database cannot be reached.
+    Every method raises LedgerError when the database is unreachable.
     """
 
     def __init__(self, engine: Engine, url: LedgerUrl) -> None:
@@ -86,10 +85,10 @@ class Ledger:
 
         Args:
             url: ``sqlite:////absolute/path/ledger.db`` or ``postgresql+psycopg://user@host/database``.
-            create: make a SQLite file that does not exist; commands that only read say False.
+            create: Make a SQLite file that does not exist; commands that only read pass False.
 
         Raises:
-            LedgerError: the ledger cannot be reached, is damaged, or is newer than this release.
+            LedgerError: the ledger is unreachable, is damaged, or is newer than this release.
         """
         where = LedgerUrl(url)
         if where.file is not None and not where.file.exists():
@@ -97,7 +96,7 @@ class Ledger:
                 raise LedgerError(f"there is no ledger at {where.file}: run a job first, or name another with --ledger")
             try:
                 where.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))  # what SQLite puts beside it is like it
+                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))  # SQLite copies its mode
             except OSError as error:
                 raise LedgerError(f"the ledger {where.file} cannot be made: {error}") from error
         engine = connect(where)
@@ -109,7 +108,7 @@ class Ledger:
         return cls(engine, where)
 
     def close(self) -> None:
-        """Wait for the calls that run and close the connections."""
+        """Wait for the running calls and close the connections."""
         self._threads.shutdown()
         self._engine.dispose()
 
@@ -130,10 +129,10 @@ class Ledger:
     # Writes.
 
     def job_started(self, spec: JobSpec, *, started_ns: int) -> NumbersUsed:
-        """Open a run of a job; to be awaited before any other row of the run is written.
+        """Open a run of a job; await this call before any other row of the run is written.
 
         Returns:
-            The numbers that earlier runs of this name used: count on from them.
+            The numbers that earlier runs of this name have used; the new run continues from them.
         """
         with self._writing(spec.name) as connection:
             stub = (Jobs.name == spec.name) & (Jobs.started_ns == 0)
@@ -154,7 +153,7 @@ class Ledger:
             )
 
     def job_ended(self, job: str, *, ended_ns: int, outcome: str) -> None:
-        """Close the newest run of a job that had begun by then: an attempt that comes late closes no later run."""
+        """Close the newest run of a job that had begun by then, so a late attempt never closes a later run."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=ended_ns)
             connection.execute(
@@ -166,7 +165,7 @@ class Ledger:
     def generation_launched(
         self, job: str, generation: int, *, resume_step: int, launched_ns: int, forked_ns: int = 0, reason: str = ""
     ) -> None:
-        """Note that a generation was started; ``forked_ns`` 0 where it is not known."""
+        """Note that a generation was started; ``forked_ns`` is 0 if it is not known."""
         learned = {
             "resume_step": resume_step,
             "launched_ns": launched_ns,
@@ -176,7 +175,7 @@ class Ledger:
         self._generation(job, generation, learned)
 
     def generation_stepped(self, job: str, generation: int, *, stepped_ns: int) -> None:
-        """Note when all ranks of a generation had stepped (or counted as alive, where steps do not show)."""
+        """Note when all ranks of a generation had stepped, or counted as alive if their steps do not show."""
         self._generation(job, generation, {"stepped_ns": stepped_ns or None})
 
     def _generation(self, job: str, generation: int, learned: dict[str, Any]) -> None:
@@ -184,7 +183,7 @@ class Ledger:
             fill(connection, Generations, {"run": run_to_write(connection, job), "generation": generation}, learned)
 
     def incident_opened(self, id: str, anomaly: Anomaly, *, opened_ns: int) -> None:
-        """Note a new incident; ``id`` is its workflow's, ``incident/<job>/<number>``."""
+        """Note a new incident; ``id`` is the id of its workflow, ``incident/<job>/<number>``."""
         learned = {
             "correlation_id": anomaly.id,
             "symptom": str(anomaly.symptom),
@@ -196,18 +195,18 @@ class Ledger:
         self._incident(id, learned)
 
     def incident_evidence(self, id: str, evidence: Evidence) -> None:
-        """Keep what the machines knew once the job was stopped; the first evidence of an incident stays."""
+        """Keep the machines' evidence after the stop; the first evidence of an incident stays."""
         self._incident(id, {"evidence": as_json(evidence)})
 
     def incident_event(self, id: str, position: int, *, time_ns: int, stage: str, text: str) -> None:
-        """Note one thing that was seen, decided or done; positions order the story and start at 1."""
+        """Note an observation, a decision or an action of an incident; positions give the order and start at 1."""
         row = {"time_ns": time_ns, "stage": clean(stage), "text": clean(text)}
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, {})
             fill(connection, IncidentEvents, key | {"position": position}, row)
 
     def incident_closed(self, id: str, report: IncidentReport, *, closed_ns: int) -> None:
-        """Close an incident with its report; what it was in the end replaces the symptom that was seen first."""
+        """Close an incident with its report; the final failure replaces the symptom that was seen first."""
         learned = {
             "closed_ns": closed_ns,
             "resolution": clean(report.resolution),
@@ -221,12 +220,13 @@ class Ledger:
         }
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, learned)
-            if report.failures:  # what a watcher saw first was perhaps a consequence only
+            if report.failures:  # the watcher's first symptom may be a consequence of it
                 row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
                 connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
     def looks_taken(self, id: str, looks: Sequence[tuple[int, str, int, bytes]]) -> None:
-        """Keep what machines said of their ranks: of each its number of the look, machine, time and answer."""
+        """Keep the machines' answers about their ranks; each has the number of the sample, the machine, the time and
+        the answer."""
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, {})
             rows = [
@@ -254,17 +254,17 @@ class Ledger:
                 connection.execute(insert(connection, MachineEvents).values(chunk).on_conflict_do_nothing())
 
     def interval(self, job: str, *, start_ns: int, end_ns: int | None, kind: Kind, cause: str = "") -> None:
-        """Note how a run spent its time.
+        """Note how a run spent an interval of time.
 
-        Job, kind and start are the key: call again with the same three to give
-        an interval that is going on (``end_ns`` None) its end.
+        The key is job, kind and start: call again with the same values to set the end of an open interval
+        (``end_ns`` None).
         """
         with self._writing(job) as connection:
             key = {"run": run_to_write(connection, job), "kind": kind, "start_ns": start_ns}
             fill(connection, Intervals, key, {"end_ns": end_ns, "cause": clean(cause) or None})
 
     def versions_seen(self, job: str, versions: Sequence[JobVersion], *, seen_ns: int) -> None:
-        """Keep versions of the newest run of a job as they were at a time; what was seen later stays."""
+        """Keep the versions of a job's newest run, with their state at a time; a later state stays."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=seen_ns)
             for version in versions:
@@ -275,13 +275,13 @@ class Ledger:
     # Reads.
 
     def jobs(self) -> list[LedgerJob]:
-        """All runs of all jobs, newest first."""
+        """Return all runs of all jobs, newest first."""
         with self._reading() as connection:
             rows = connection.execute(select(Jobs.__table__).order_by(Jobs.started_ns.desc(), Jobs.run.desc()))
             return [LedgerJob.model_validate(row) for row in rows]
 
     def generations(self, job: str) -> list[GenerationRecord]:
-        """The launches of a job's newest run, in order."""
+        """Return the launches of a job's newest run, in order."""
         with self._reading() as connection:
             rows = connection.execute(
                 select(Generations.__table__).where(Generations.run == newest_run(job)).order_by(Generations.generation)
@@ -291,7 +291,8 @@ class Ledger:
     def incidents(
         self, job: str | None = None, *, limit: int | None = None, since_ns: int | None = None
     ) -> list[IncidentRecord]:
-        """Incidents of all runs, newest first, without their events; ``since_ns``: those that began then or later."""
+        """Return the incidents of all runs, newest first, without their events; ``since_ns``: only those that began
+        later."""
         query = incident_query().order_by(
             func.coalesce(Incidents.opened_ns, Incidents.closed_ns, 0).desc(),
             Incidents.run.desc(),
@@ -306,7 +307,7 @@ class Ledger:
             return [incident_record(row) for row in connection.execute(query.limit(limit)).mappings()]
 
     def incident(self, id: str) -> IncidentRecord | None:
-        """An incident with its events; where a number was used twice, the newest."""
+        """Return an incident with its events; if a number was used twice, the newest."""
         with self._reading() as connection:
             query = incident_query().where(Incidents.id == id).order_by(Incidents.run.desc()).limit(1)
             row = connection.execute(query).mappings().first()
@@ -320,7 +321,8 @@ class Ledger:
             return incident_record(row, [IncidentEventRecord.model_validate(event) for event in events])
 
     def looks(self, id: str) -> list[tuple[int, str, int, bytes]]:
-        """What machines said of their ranks in an incident, look by look; where a number was used twice, the newest."""
+        """Return the machines' answers about their ranks in an incident, by sample; if a number was used twice, the
+        newest."""
         newest = select(func.max(Incidents.run)).where(Incidents.id == id).scalar_subquery()
         query = (
             select(IncidentLooks.look, IncidentLooks.machine, IncidentLooks.time_ns, IncidentLooks.data)
@@ -331,7 +333,7 @@ class Ledger:
             return [(look, machine, time_ns, data) for look, machine, time_ns, data in connection.execute(query)]
 
     def versions(self, job: str, *, all_runs: bool = False) -> list[CodeVersionRecord]:
-        """Versions of a job's code in order, of its newest run or of all, the oldest first."""
+        """Return the code versions of a job, of its newest run or of all runs, oldest first."""
         query = version_query().where(Jobs.name == job).order_by(Jobs.started_ns, Jobs.run, CodeVersions.number)
         if not all_runs:
             query = query.where(Jobs.run == newest_run(job))
@@ -339,7 +341,7 @@ class Ledger:
             return [CodeVersionRecord.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
     def machine_events(self, job: str | None = None, *, limit: int | None = None) -> list[MachineEventRecord]:
-        """Observations of the agents, oldest first; with a limit the newest of them."""
+        """Return the agents' observations, oldest first; with a limit, only the newest ones."""
         query = select(MachineEvents.__table__).order_by(MachineEvents.time_ns.desc(), MachineEvents.observation.desc())
         if job is not None:
             query = query.where(MachineEvents.job == job)
@@ -348,20 +350,20 @@ class Ledger:
         return [MachineEventRecord.model_validate(row) for row in reversed(rows)]
 
     def intervals(self, job: str) -> list[Interval]:
-        """How the newest run of a job spent its time, from noted intervals, launches and incidents."""
+        """Return how the newest run of a job spent its time, from noted intervals, launches and incidents."""
         with self._reading() as connection:
             return intervals(connection, newest_run(job))
 
     def ettr(
         self, job: str, *, now_ns: int, window_s: float | None = None, quiet_since_ns: int | None = None
     ) -> Ettr | None:
-        """Effective training time ratio of the newest run, up to its end or now; None: no such job, or no start.
+        """Return the ETTR of the newest run, up to its end or now; None: the job or its start is not known.
 
         Args:
             job: Its name.
             now_ns: The present.
-            window_s: Length of a sliding window up to now; None: since the start.
-            quiet_since_ns: No rank of it has stepped since, as its agents say; None: they step, or nobody knows.
+            window_s: The length of a sliding window up to now, seconds; None: since the start.
+            quiet_since_ns: No rank has stepped since this time, as its agents report; None: not known, or they step.
         """
         with self._reading() as connection:
             run = newest_run(job)
@@ -376,14 +378,14 @@ class Ledger:
         quiet_since_ns: int | None = None,
         parked: Mapping[str, bool] | None = None,
     ) -> list[TimeSpent] | None:
-        """How a run of a job spent its time, with the causes of what was not productive; None as for its ETTR.
+        """Return how a run spent its time, with the causes of unproductive time; None: see :meth:`ettr`.
 
         Args:
-            job: Its name, for its newest run, or the number of a run.
+            job: The job's name, for its newest run, or the number of a run.
             now_ns: The present.
-            since_ns: Begins of the times that are asked about, up to now; None: the start of the run.
-            quiet_since_ns: As for its ETTR.
-            parked: Of open incidents by their ids, where that is known: whether the job is parked now.
+            since_ns: The starts of the periods, which all end now; None: the start of the run.
+            quiet_since_ns: See :meth:`ettr`.
+            parked: Id of an open incident → whether the job is parked now, if it is known.
         """
         run = newest_run(job) if isinstance(job, str) else this_run(job)
         with self._reading() as connection:

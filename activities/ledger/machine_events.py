@@ -1,4 +1,4 @@
-"""What happens to machines (an agent back, a fork server dead), written into the ledger off the watcher's path."""
+"""Writes machine events (e.g. an agent is back, a fork server died) into the ledger, without delaying the watcher."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 
 RETRY_S = (1.0, 30.0)
-"""First and longest wait before the ledger is tried again, seconds."""
+"""The first and the longest wait before the ledger is tried again, seconds."""
 TOGETHER = 500
-"""Events that are written in one transaction, at most."""
+"""The largest number of events in one transaction."""
 
 log = structlog.get_logger("ledger")
 Written = asyncio.Future[None]
 
 
 class EventWriter:
-    """One of a worker; the same event may be taken any number of times, by any number of workers."""
+    """Writes the machine events of a worker; the same event may be written any number of times, by any number of
+    workers."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._queue: asyncio.Queue[tuple[MachineEventRecord, Written]] = asyncio.Queue()
         self.waiting = 0
-        """Events that the ledger does not have yet."""
+        """The number of events that the ledger does not have yet."""
 
     def take(self, observation: pb.Observation) -> Written:
-        """Take an observation.
+        """Accept an observation.
 
         Returns:
-            Done once the ledger has it: before that it must not be acknowledged.
+            A future that is done once the ledger has the event; it must not be acknowledged before.
         """
         written: Written = asyncio.get_running_loop().create_future()
         self.waiting += 1
-        self._queue.put_nowait((event_of(observation), written))  # no more of them wait than agents keep
+        self._queue.put_nowait((event_of(observation), written))  # the queue holds no more than the agents keep
         return written
 
     async def run(self) -> None:
@@ -62,7 +63,7 @@ class EventWriter:
 
 
 def event_of(observation: pb.Observation) -> MachineEventRecord:
-    """The row of an observation."""
+    """Return the ledger's row of an observation."""
     return MachineEventRecord(
         observation=observation.id,
         machine=observation.machine,
@@ -74,7 +75,7 @@ def event_of(observation: pb.Observation) -> MachineEventRecord:
 
 
 def event_text(observation: pb.Observation) -> str:
-    """One line about a machine event."""
+    """Return a line about a machine event."""
     match observation.WhichOneof("what"):
         case "agent_started":
             started = observation.agent_started

@@ -1,8 +1,8 @@
-"""Bring a ledger's tables up to what this release expects.
+"""Migrates a ledger's tables to this release.
 
-A ledger that a newer release brought further is used as it is where that only
-added to it: an upgrade of several workers, one after the other, and a step back to
-the release before, need no second ledger.
+A ledger of a newer release is used without changes if the newer release only
+added to the tables. So several workers can be upgraded one after the other, and a return to
+the earlier release needs no second ledger.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from activities.ledger.database import LedgerUrl, reading, writing
 from activities.ledger.tables import LedgerTable
 from everstep.errors import LedgerError
 
-if TYPE_CHECKING:  # most ledgers are up to date, and nobody waits for alembic then
+if TYPE_CHECKING:  # most ledgers are up to date and need no alembic, which is slow to import
     from alembic.config import Config
 
 HEAD = "0003"
 """The newest revision in ``migrations/versions``."""
 VERSION_TABLE = "everstep_ledger_version"
-"""Not alembic's default name: a PostgreSQL database may hold other programs' tables too."""
+"""The table of the revision. It is not alembic's default, because a PostgreSQL database may hold other programs' tables
+too."""
 
 _ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
 
@@ -31,7 +32,7 @@ _ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
 def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
     """Upgrade to a revision, in one transaction that holds the writers' lock.
 
-    Two workers that start at once come one after the other; the second finds
+    When two workers start at the same time, the second waits and finds
     nothing to do. A kill in the middle leaves the ledger as it was.
 
     Raises:
@@ -47,16 +48,16 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
             return
     from alembic import command
 
-    # As long as it takes: a table of years may be rewritten, and another worker that starts waits for that.
+    # There is no time limit: a table of years may be rewritten, and other workers wait for that.
     with _ALEMBIC, writing(engine, url, "migrate", bounded=False) as connection:
-        # Judged under the lock only: without it, another worker's migration may end between two looks.
+        # This is checked only under the lock: another worker's migration may end at any time before.
         _check_revision(connection, url, config)
         config.attributes["connection"] = connection
         command.upgrade(config, to)
 
 
 def configuration() -> Config:
-    """Alembic's configuration, without a file."""
+    """Return alembic's configuration, which needs no file."""
     from alembic.config import Config
 
     config = Config()
@@ -106,7 +107,7 @@ def _is_newer(revision: str | None, config: Config) -> bool:
 
 
 def _lacking(connection: Connection) -> str:
-    """Why this release cannot read and write the tables as they are; empty: it can."""
+    """Return why this release cannot use the tables as they are; empty: it can."""
     inspector = inspect(connection)
     there = set(inspector.get_table_names())
     for name, table in LedgerTable.metadata.tables.items():

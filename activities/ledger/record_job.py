@@ -1,4 +1,4 @@
-"""The state of a job is written into the ledger."""
+"""Record job: write the state of a job into the ledger."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class RecordJob(Activity[NumbersUsed]):
-    """Write what happened to a job; the result are the numbers that earlier runs of its name used."""
+    """Write the state of a job; the result is the numbers that earlier runs of its name have used."""
 
     name = "Record job"
 
     spec: JobSpec
     time_ns: int
     started_ns: int = 0
-    """Given with the first entry: opens a run of the job."""
+    """The start of the run, nanoseconds; it is set in the first entry, which opens the run."""
     launched: Launched | None = None
     confirmation: Confirmation | None = None
     outcome: str = ""
-    """Given when the job ended."""
+    """How the job ended; it is set in the last entry, which closes the run."""
     versions: list[JobVersion] = Field(default_factory=list)
-    """Of its code, those that changed."""
+    """The versions of the job's code that changed."""
     label: str = ""
-    """For people: what is written; empty: it goes without saying."""
+    """A text about the entry, for the timeline; empty: none is needed."""
 
     def line(self) -> str:
         return self.label or self.outcome or (f"generation {self.launched.generation}" if self.launched else "started")

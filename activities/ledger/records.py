@@ -1,4 +1,4 @@
-"""What the ledger answers."""
+"""The ledger's answers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from everstep.model.version import JobVersion
 
 
 class LedgerAnswer(BaseModel):
-    """Base of the answers. Times are nanoseconds of the wall clock, None where not known (yet)."""
+    """Base of the answers. Times are nanoseconds of the wall clock; None: the time is not known (yet)."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class NumbersUsed(LedgerAnswer):
-    """The highest numbers that runs of this name have used before, 0 when none.
+    """The highest numbers that earlier runs of this name have used; 0: none.
 
-    A job that counts on from here never uses the id of an incident or the
-    number of a generation twice.
+    A job that continues from these numbers never uses the id of an incident or the number of a generation twice.
     """
 
     incidents: int = 0
     generations: int = 0
     ettr: float | None = None
-    """Of a run that is over: the share of its time in which it trained, 0 to 1; None: not known, or it is not over."""
+    """The ETTR of a run that is over, 0 to 1; None: it is not known, or the run is not over."""
     ettr_last_hour: float | None = None
 
 
@@ -37,27 +36,27 @@ class LedgerJob(LedgerAnswer):
     run: int
     name: str
     started_ns: int
-    """0: not known."""
+    """The start of the run; 0: it is not known."""
     ended_ns: int | None = None
     outcome: str | None = None
-    """Why the run ended; None while it runs."""
+    """How the run ended; None while it runs."""
     spec: dict[str, Any] | None = None
 
 
 class GenerationRecord(LedgerAnswer):
-    """One launch of a job at full width."""
+    """A launch of a job with all of its ranks."""
 
     generation: int
     resume_step: int | None = None
     launched_ns: int | None = None
     forked_ns: int | None = None
     stepped_ns: int | None = None
-    """When the last rank completed its first step; for a script that shows no steps: when it counted as alive."""
+    """When the last rank completed its first step, or counted as alive if the script shows no steps."""
     reason: str | None = None
 
 
 class IncidentEventRecord(LedgerAnswer):
-    """One thing that was seen, decided or done."""
+    """An observation, a decision or an action of an incident."""
 
     position: int
     time_ns: int
@@ -66,10 +65,10 @@ class IncidentEventRecord(LedgerAnswer):
 
 
 class IncidentRecord(LedgerAnswer):
-    """An incident; its events come with ``Ledger.incident`` only."""
+    """An incident; only ``Ledger.incident`` also returns its events."""
 
     id: str
-    """Workflow id, ``incident/<job>/<number>``."""
+    """The id of the incident's workflow, ``incident/<job>/<number>``."""
     job: str
     run: int
     number: int
@@ -87,29 +86,29 @@ class IncidentRecord(LedgerAnswer):
     step: int | None = None
     lost_steps: int | None = None
     seconds: float | None = None
-    """From the fault to the first step of all ranks."""
+    """The time from the fault to the first step of all ranks, seconds."""
     evicted: list[str] = Field(default_factory=list)
     recovered: bool | None = None
-    """None while the incident is open."""
+    """Whether the job was recovered; None while the incident is open."""
     report: dict[str, Any] | None = None
     problem: str = ""
-    """What of its row cannot be read, and is left out here; empty: nothing."""
+    """The part of the row that cannot be read and is left out; empty: all of it is readable."""
     events: list[IncidentEventRecord] = Field(default_factory=list)
 
     @property
     def fault_ns(self) -> int | None:
-        """The moment that times in a report count from: the fault, or else the opening."""
+        """Return the time of the fault, or else of the opening: times in a report count from it."""
         return self.seen_ns or self.opened_ns
 
     def parsed_report(self) -> IncidentReport | None:
-        """The report as a model, or None when there is none or this release cannot read it."""
+        """Return the report; None: there is none, or this release cannot read it."""
         try:
             return None if self.report is None else IncidentReport.model_validate(self.report)
         except ValidationError:
             return None
 
     def parsed_evidence(self) -> Evidence | None:
-        """The evidence as a model, or None when there is none or this release cannot read it."""
+        """Return the evidence; None: there is none, or this release cannot read it."""
         try:
             return None if self.evidence is None else Evidence.model_validate(self.evidence)
         except ValidationError:
@@ -117,36 +116,36 @@ class IncidentRecord(LedgerAnswer):
 
 
 class MachineEventRecord(LedgerAnswer):
-    """One observation of an agent."""
+    """An observation of an agent."""
 
     observation: str
-    """Its id, ``<machine>-<sequence>``."""
+    """The id of the observation, ``<machine>-<sequence>``."""
     machine: str
     job: str
-    """Empty: it belongs to no job."""
+    """The name of the job; empty: the event belongs to no job."""
     time_ns: int
     kind: str
     text: str
 
 
 class CodeVersionRecord(LedgerAnswer):
-    """A version of a job's code, as it was last."""
+    """A version of a job's code, with its newest known state."""
 
     job: str
     run: int
     started_ns: int
-    """Of the run; 0: not known."""
+    """The start of the run; 0: it is not known."""
     ended_ns: int | None = None
-    """Of the run; None: it runs, or was ended from outside."""
+    """The end of the run; None: it runs, or was ended from outside."""
     outcome: str | None = None
-    """Of the run."""
+    """How the run ended."""
     number: int
     id: str
     status: str
     version: dict[str, Any]
 
     def parsed(self) -> JobVersion | None:
-        """The version as a model; None: this release cannot read it."""
+        """Return the version; None: this release cannot read it."""
         try:
             return JobVersion.model_validate(self.version)
         except ValidationError:

@@ -1,4 +1,4 @@
-"""Statements of the ledger: what is written and asked, within a transaction."""
+"""The ledger's statements, within a transaction."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _INCIDENT_ID = re.compile(r"incident/(?P<job>[^/]+)/(?P<number>[0-9]+)")
 
 
 def incident_parts(id: str) -> tuple[str, int]:
-    """Job and number of an incident's id.
+    """Return the job and the number in an incident's id.
 
     Raises:
-        LedgerError: it is not of the form ``incident/<job>/<number>``.
+        LedgerError: the id does not have the form ``incident/<job>/<number>``.
     """
     match = _INCIDENT_ID.fullmatch(id)
     if match is None:
@@ -45,12 +45,12 @@ def incident_parts(id: str) -> tuple[str, int]:
 
 
 def insert(connection: Connection, table: type[LedgerTable]) -> postgresql.Insert | sqlite.Insert:
-    """An insert that allows ``on_conflict_do_update``."""
+    """Return an insert that allows ``on_conflict_do_update``."""
     return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
 
 
 def fill(connection: Connection, table: type[LedgerTable], key: Mapping[str, Any], learned: Mapping[str, Any]) -> None:
-    """Insert a row, or fill those of its columns that are still NULL."""
+    """Insert a row, or fill its columns that are NULL."""
     statement = insert(connection, table).values({**key, **learned})
     kept = {name: func.coalesce(getattr(table, name), statement.excluded[name]) for name in learned}
     connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=kept))
@@ -59,7 +59,7 @@ def fill(connection: Connection, table: type[LedgerTable], key: Mapping[str, Any
 def fill_latest(
     connection: Connection, table: type[CodeVersions], key: Mapping[str, Any], row: Mapping[str, Any]
 ) -> None:
-    """Insert a row, or replace one that was seen before it."""
+    """Insert a row, or replace a row that was seen earlier."""
     statement = insert(connection, table).values({**key, **row})
     connection.execute(
         statement.on_conflict_do_update(
@@ -71,7 +71,7 @@ def fill_latest(
 
 
 def version_row(version: JobVersion, seen_ns: int) -> dict[str, Any]:
-    """The row of a version."""
+    """Return the row of a version."""
     return {
         "id": version.runs.id if version.runs else "",
         "status": str(version.status),
@@ -86,35 +86,35 @@ def version_row(version: JobVersion, seen_ns: int) -> dict[str, Any]:
 
 
 def version_query() -> Select[Any]:
-    """All versions of jobs' code, with what is known of their runs."""
+    """Return a query for all versions of jobs' code, with their runs."""
     run = (Jobs.name.label("job"), Jobs.started_ns, Jobs.ended_ns, Jobs.outcome)
     return select(*run, CodeVersions.__table__).join_from(CodeVersions, Jobs, CodeVersions.run == Jobs.run)
 
 
 def newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:
-    """The row of a job's newest run, or of the newest one that had started by a time."""
+    """Return a query for a job's newest run, or for its newest run that had started by a time."""
     ours = Jobs.name == job if by_ns is None else (Jobs.name == job) & (Jobs.started_ns <= by_ns)
     query = select(Jobs.run).where(ours).order_by(Jobs.started_ns.desc(), Jobs.run.desc()).limit(1)
     return query.scalar_subquery()
 
 
 def this_run(run: int) -> ScalarSelect[int]:
-    """The row of a run, where there is one."""
+    """Return a query for a run by its number."""
     return select(Jobs.run).where(Jobs.run == run).scalar_subquery()
 
 
 def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> int:
-    """The newest run of a job; ``by_ns``: of those that had begun by then."""
+    """Return the newest run of a job; with ``by_ns``, only of runs that had begun by then."""
     run = connection.scalar(select(newest_run(job, by_ns)))
     if run is None:
-        # The row of the start did not arrive (yet): job_started takes this one over.
+        # The row of the start has not arrived yet; job_started fills this row later.
         fill(connection, Jobs, {"name": job, "started_ns": 0}, {"outcome": None})
         run = connection.scalars(select(newest_run(job, by_ns))).one()
     return int(run)
 
 
 def fill_incident(connection: Connection, id: str, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what was learned of an incident; returns its key."""
+    """Fill columns of an incident's row; returns its key."""
     job, number = incident_parts(id)
     key = {"run": run_to_write(connection, job), "number": number}
     fill(connection, Incidents, key, {"id": incident_workflow_id(job, number), **learned})
@@ -122,17 +122,17 @@ def fill_incident(connection: Connection, id: str, learned: Mapping[str, Any]) -
 
 
 def incident_query() -> Select[Any]:
-    """All incidents, with the names of their jobs."""
+    """Return a query for all incidents, with the names of their jobs."""
     return select(Jobs.name.label("job"), Incidents.__table__).join_from(Incidents, Jobs, Incidents.run == Jobs.run)
 
 
 def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ()) -> IncidentRecord:
-    """An incident as the ledger answers it."""
+    """Return an incident as an answer of the ledger."""
     fields = {**row, "evicted": row["evicted"] or [], "events": list(events)}
     try:
         return IncidentRecord.model_validate(fields)
     except ValidationError as error:
-        # One row harms one line of a list.
+        # An unreadable row must affect only its own line of a list.
         bad = {str(problem["loc"][0]) for problem in error.errors()}
         kept = {name: value for name, value in fields.items() if name not in bad}
         return IncidentRecord.model_validate(
@@ -141,7 +141,7 @@ def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ())
 
 
 def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
-    """Intervals of a run, in the order of time: those noted, and those that follow from incidents."""
+    """Return the intervals of a run in the order of time: noted ones, and those that follow from incidents."""
     noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run))
     spans = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
     generations = connection.execute(select(Generations.__table__).where(Generations.run == run))
@@ -158,13 +158,13 @@ def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
 
 
 def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
-    """How long before it was seen an anomaly had stopped the job; 0: not known."""
+    """Return for how long the job had not stepped when the anomaly was seen, nanoseconds; 0: it is not known."""
     quiet_s = (anomaly or {}).get("quiet_s") or 0.0
     return int(quiet_s * 1e9) if isinstance(quiet_s, int | float) else 0
 
 
 def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> list[str]:
-    """What may have cost a run productive time and was never noted."""
+    """Return what may have cost productive time but was never noted."""
     stepped = connection.scalar(select(func.count(Generations.stepped_ns)).where(Generations.run == run))
     redone = connection.scalar(
         select(func.count()).where(
@@ -178,13 +178,13 @@ def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> l
 
 
 def as_json(model: BaseModel) -> dict[str, Any]:
-    """As JSON that PostgreSQL takes: NaN and infinity become null."""
+    """Return JSON that PostgreSQL accepts: NaN and infinity become null."""
     fields: dict[str, Any] = json.loads(model.model_dump_json())
     return fields
 
 
 def clean(value: Any) -> Any:
-    """Text that a database takes: output of ranks may hold NUL bytes and broken characters."""
+    """Return a text that a database accepts: the output of ranks may have NUL bytes and invalid characters."""
     if not isinstance(value, str):
         return value
     return value.replace("\x00", "�").encode("utf-8", "replace").decode()

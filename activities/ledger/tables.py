@@ -1,7 +1,7 @@
 """The tables of the ledger.
 
-A job's name may be used again, so its rows hang on a *run* of the job. Columns
-that are learned later are NULL until then. Times are nanoseconds of the wall
+A job's name may be used again, so rows belong to a *run* of the job. Columns
+whose values are not known yet are NULL. Times are nanoseconds of the wall
 clock.
 
 Changing a table needs a new file in ``migrations/versions``; a test compares both.
@@ -58,14 +58,14 @@ class Jobs(LedgerTable):
     run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     name: Mapped[str]
     started_ns: Mapped[int]
-    """0: another row of this run arrived first, the start is not known yet."""
+    """The start of the run; 0: another row of this run arrived first, and the start is not known yet."""
     ended_ns: Mapped[int | None]
     outcome: Mapped[str | None]
     spec: Mapped[dict[str, Any] | None]
 
 
 class Generations(LedgerTable):
-    """One row per launch of a job at full width."""
+    """One row per launch of a job with all of its ranks."""
 
     __tablename__ = "generations"
 
@@ -87,7 +87,7 @@ class Incidents(LedgerTable):
     run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     id: Mapped[str]
-    """Workflow id, ``incident/<job>/<number>``."""
+    """The id of the incident's workflow, ``incident/<job>/<number>``."""
     correlation_id: Mapped[str | None]
     symptom: Mapped[str | None]
     headline: Mapped[str | None]
@@ -107,7 +107,7 @@ class Incidents(LedgerTable):
 
 
 class IncidentEvents(LedgerTable):
-    """What was seen, decided and done in an incident, in order of position."""
+    """The observations, decisions and actions of an incident, in order of position."""
 
     __tablename__ = "incident_events"
     __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
@@ -121,7 +121,7 @@ class IncidentEvents(LedgerTable):
 
 
 class MachineEvents(LedgerTable):
-    """What the agents observed. The time is part of the key: a rebuilt agent numbers from 1 again."""
+    """The agents' observations. The time is part of the key, because a rebuilt agent numbers from 1 again."""
 
     __tablename__ = "machine_events"
     __table_args__ = (Index(None, "job", "time_ns"),)
@@ -135,7 +135,7 @@ class MachineEvents(LedgerTable):
 
 
 class Intervals(LedgerTable):
-    """How a run spent its time; an end of NULL means: still going on."""
+    """How a run spent its time; an end of NULL means that the interval is open."""
 
     __tablename__ = "intervals"
 
@@ -147,7 +147,7 @@ class Intervals(LedgerTable):
 
 
 class IncidentLooks(LedgerTable):
-    """What one machine said of its ranks when an incident looked at them, in full."""
+    """One machine's answer about its ranks in a sample of an incident, in full."""
 
     __tablename__ = "incident_looks"
     __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
@@ -158,18 +158,18 @@ class IncidentLooks(LedgerTable):
     machine: Mapped[str] = mapped_column(String, primary_key=True)
     time_ns: Mapped[int]
     data: Mapped[bytes]
-    """A StacksReply of the agent (``proto/agent/v1/agent.proto``), whose stacks are compressed."""
+    """A StacksReply of the agent (``proto/agent/v1/agent.proto``) with compressed stacks."""
 
 
 class CodeVersions(LedgerTable):
-    """Versions of a job's code: who asked for which, when and why, what changed, which steps ran, how it ended."""
+    """Versions of a job's code: who requested each, when and why, what changed, which steps ran, and how it ended."""
 
     __tablename__ = "code_versions"
 
     run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     id: Mapped[str]
-    """Its content address; empty: it was not made."""
+    """The version's content address; empty: the version was not made."""
     status: Mapped[str]
     operator: Mapped[str]
     reason: Mapped[str]
@@ -177,6 +177,6 @@ class CodeVersions(LedgerTable):
     changed: Mapped[str]
     ended: Mapped[str]
     version: Mapped[dict[str, Any]]
-    """All of it."""
+    """The whole version as JSON."""
     seen_ns: Mapped[int]
-    """When it was as it is here."""
+    """The time of this state, nanoseconds."""

@@ -1,4 +1,4 @@
-"""How the runs of jobs spent their time, in kinds and by cause, from the ledger's rows."""
+"""How the runs of jobs spent their time, by kind and by cause, from the ledger's rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from everstep.decisions.training_time.time_lost import Cause, IncidentTimes, tim
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """How a run of a job spent a time."""
+    """How a run of a job spent a period."""
 
     ettr: Ettr
     causes: dict[Cause, float]
-    """Seconds, productive ones too."""
+    """Cause → seconds; productive time is included."""
 
 
 def ettr_of_run(
@@ -58,7 +58,7 @@ def spent_of_run(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What the ledger knows of the time of a run."""
+    """The ledger's data about the time of a run."""
 
     start_ns: int
     end_ns: int
@@ -69,7 +69,7 @@ class _Run:
     def read(
         cls, connection: Connection, run: ScalarSelect[int], *, now_ns: int, quiet_since_ns: int | None
     ) -> _Run | None:
-        """None: there is no such run, or its start is not known."""
+        """Return the data; None: there is no such run, or its start is not known."""
         found = connection.execute(select(Jobs.started_ns, Jobs.ended_ns, Jobs.outcome).where(Jobs.run == run)).first()
         if found is None or not found.started_ns:
             return None
@@ -111,7 +111,7 @@ def _incident_times(
 
 
 def _stages(report: Any) -> tuple[tuple[str, float], ...]:
-    """Of a report, as far as this release can read it."""
+    """Return the stages in a report, as far as this release can read it."""
     timings = report.get("timings") if isinstance(report, dict) else None
     if not isinstance(timings, list):
         return ()

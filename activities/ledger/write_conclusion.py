@@ -1,7 +1,7 @@
-"""A conclusion of an incident is written into the ledger.
+"""Write conclusion: write an entry of an incident into the ledger.
 
-It may run twice: the ledger's rows have natural keys and stay as first written. A ledger that is away delays nothing
-but its own rows.
+It may run twice: the ledger's rows have natural keys and keep their first values. A ledger that is away delays only
+its own rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WriteConclusion(Activity[None]):
-    """Write one conclusion of an incident; the first one opens it, and the last one closes it with its report."""
+    """Write an entry of an incident; the first entry opens it, and the last entry closes it with its report."""
 
     name = "Decide"
 
@@ -34,16 +34,16 @@ class WriteConclusion(Activity[None]):
     anomaly: Anomaly
     opened_ns: int
     position: int
-    """Place of this entry within the incident, from 1: what makes a repeated write harmless."""
+    """The entry's position within the incident, from 1; it makes a repeated write harmless."""
     time_ns: int
     stage: str
     text: str
     evidence: Evidence | None = None
     launched: Launched | None = None
     report: IncidentReport | None = None
-    """Given with the last entry: closes the incident."""
+    """The report; it is set in the last entry, which closes the incident."""
     parked: list[tuple[int, int]] = Field(default_factory=list)
-    """When the job was parked, begin and end in nanoseconds."""
+    """The times when the job was parked: start and end, nanoseconds."""
 
     def line(self) -> str:
         return self.text
@@ -85,7 +85,7 @@ def _write_conclusion(ledger: Ledger, conclusion: WriteConclusion) -> None:
 
 
 def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentReport) -> None:
-    """The time in which lost steps are done again: at most as many times the first step's time."""
+    """Write the time in which lost steps were repeated: at most their number times the time of the first step."""
     confirmation = report.confirmation
     if confirmation is None or not report.lost_steps:
         return

@@ -1,4 +1,4 @@
-"""The ledger's row of a generation: it was launched, and it stepped."""
+"""Writes the launch and the first step of a generation into the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def write_generation(ledger: Ledger, job: str, launched: Launched | None, confirmation: Confirmation | None) -> None:
-    """Write what is known of a generation."""
+    """Write the known times of a generation."""
     if launched is not None:
         ledger.generation_launched(
             job,

@@ -1,1 +1,1 @@
-"""Tells people of events: who is told (a file), what there is to tell, and its delivery by a program or over HTTPS."""
+"""Notices: events that people are notified of, the file of receivers, and the delivery by a program or over HTTPS."""

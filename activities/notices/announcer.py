@@ -1,8 +1,8 @@
-"""Looks for events that somebody has to be told of, and starts the delivery of each: a loop in every worker.
+"""Finds events that people must be notified of, and starts the delivery of each: a loop in every worker.
 
-It keeps nothing that matters: an event's delivery is a workflow whose id is the event's, and Temporal
-starts none twice. So several workers, or a restarted one, tell it once, as long as the namespace keeps
-workflows that are over.
+It needs no state: the delivery of an event is a workflow whose id is the event's id, and Temporal
+never starts it twice. So several or restarted workers deliver an event once, as long as the namespace keeps
+closed workflows.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from everstep.model.stage import Stage, StageAtHand
 log = structlog.get_logger("notices")
 
 LOOK_S = 5.0
-"""Between two looks, seconds."""
+"""The time between two polls, seconds."""
 SHORT_FOR_S = 60.0
-"""A shortage of machines has to last so long: one that is over within a minute concerns nobody."""
+"""The shortest shortage of machines that people are notified of, seconds."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A workflow that does not answer within this time is asked at the next look."""
+"""A workflow that does not answer within this time is asked again at the next poll."""
 ASKED_AT_ONCE = 8
-"""Workflows that are asked side by side: each may be replayed for that."""
+"""The largest number of workflows that are asked at the same time, because a query may replay the workflow."""
 KEPT = 10_000
-"""Events and workflows that are remembered, so that Temporal need not be asked about them again."""
+"""The number of events and workflows that are remembered, so that Temporal is not asked about them again."""
 SUMMARY_CHARACTERS = 90
-"""Of the line in the Web UI's list: Temporal takes 400 bytes."""
+"""The largest number of characters in a line of the Web UI's list; Temporal accepts 400 bytes."""
 PARKED = f'WorkflowType="Incident" AND ExecutionStatus="Running" AND Stage="{Stage.PARKED}"'
 OBSERVED = f'WorkflowType="Incident" AND ExecutionStatus="Completed" AND Stage="{Stage.OBSERVED}"'
-"""Where the breaker trips while the ranks go on, the incident is over at once."""
+"""If the breaker trips while the ranks continue, the incident is completed at once."""
 ENDED = 'WorkflowType="Job" AND ExecutionStatus!="Running" AND ExecutionStatus!="ContinuedAsNew"'
 UNSAID = {
     WorkflowExecutionStatus.FAILED: "it failed",
     WorkflowExecutionStatus.TERMINATED: "it was terminated",
     WorkflowExecutionStatus.TIMED_OUT: "its time ran out",
 }
-"""Ends of a workflow that it could not say anything about."""
+"""The ends of a workflow that could not write an outcome itself."""
 
 Ask = Callable[[WorkflowExecution], Awaitable[None]]
 
 
 class RecentIds:
-    """The last ids that were added."""
+    """The ids that were added last."""
 
     def __init__(self) -> None:
         self._ids: dict[str, None] = {}
@@ -67,21 +67,21 @@ class RecentIds:
         return id in self._ids
 
     def add(self, id: str) -> None:
-        """Remember one; the oldest is forgotten where there are too many."""
+        """Add an id; the oldest id is dropped if there are too many."""
         self._ids[id] = None
         if len(self._ids) > KEPT:
             self._ids.pop(next(iter(self._ids)))
 
 
 class Announcer:
-    """Tells of the jobs, incidents and machines of one task queue, until it is cancelled.
+    """Notifies people about the jobs, incidents and machines of one task queue, until it is cancelled.
 
     Args:
-        client: Of Temporal.
-        settings: Who is told.
-        task_queue: Of the cluster.
-        ui_url: Of Temporal's Web UI; empty: not known.
-        short_for_s: So long a shortage of machines has to last, seconds.
+        client: The client of Temporal.
+        settings: The receivers.
+        task_queue: The cluster's task queue.
+        ui_url: The address of Temporal's Web UI; empty: it is not known.
+        short_for_s: The shortest shortage of machines that people are notified of, seconds.
     """
 
     def __init__(
@@ -100,18 +100,19 @@ class Announcer:
         self._short: dict[str, float] = {}
         self._told = RecentIds()
         self._over = RecentIds()
-        """Runs of workflows that are over, and that were looked at."""
+        """Runs of closed workflows that were asked already."""
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self._troubles = Once()
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Poll until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once at all that some receiver wants to hear of; what goes wrong is logged once, and tried again."""
+        """Poll once for all events that some receiver wants; each kind of error is logged once, and the poll is
+        repeated."""
         lately = f'CloseTime>"{(datetime.now(UTC) - timedelta(seconds=notices.LATE_S)).isoformat()}"'
         if self._wants(NoticeKind.PARKED, NoticeKind.BREAKER_TRIPPED):
             await self._well("parked incidents", self._each(PARKED, self._ask_incident))
@@ -126,7 +127,7 @@ class Announcer:
         return any(self._settings.for_kind(kind) for kind in kinds)
 
     async def _well(self, what: str, look: Awaitable[None]) -> bool:
-        """Whether a look succeeded; each kind of error is logged once."""
+        """Return whether a poll succeeded; each kind of error is logged once."""
         try:
             await look
         except Exception as error:
@@ -137,7 +138,7 @@ class Announcer:
         return True
 
     async def _each(self, condition: str, ask: Ask) -> None:
-        """Ask each workflow that is listed; one that is over is asked once."""
+        """Ask each workflow in the list; a closed workflow is asked once."""
         query = f'TaskQueue="{self._task_queue}" AND {condition}'
         listed = [one async for one in self._client.list_workflows(query) if one.run_id not in self._over]
 
@@ -177,14 +178,14 @@ class Announcer:
             pool = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
-                return  # nobody keeps the machines of this cluster
+                return  # this cluster has no machine pool
             raise
         seen = notices.of_pool(pool, time.time_ns())
         self._short, due = notices.lasting(self._short, seen, time.monotonic(), self._short_for_s)
         await self._announce(due, id)
 
     async def _announce(self, events: Iterable[Notice], workflow: str) -> None:
-        """Start the delivery of each event that was not told yet; ``workflow`` is what the link shows."""
+        """Start the delivery of each new event; the link of its notice shows ``workflow``."""
         for event in events:
             receivers = self._settings.for_kind(event.kind)
             if event.id in self._told or not receivers:

@@ -14,15 +14,15 @@ from everstep.model.notice import Notice
 
 
 async def deliver(receiver: Receiver, notice: Notice, env: Mapping[str, str] = os.environ) -> str:
-    """Deliver it; returns what came back, without anything secret.
+    """Deliver a notice; returns the receiver's answer, without secrets.
 
     Args:
-        receiver: Who gets it.
-        notice: What is told.
-        env: Variables that the receiver names.
+        receiver: The receiver.
+        notice: The notice.
+        env: The environment variables that the receiver may name.
 
     Raises:
-        NoticeError: it was not taken; the message has nothing secret in it.
+        NoticeError: the notice was not accepted; the message has no secrets.
     """
     try:
         if receiver.command:
@@ -49,7 +49,7 @@ async def _post(receiver: Receiver, notice: Notice, env: Mapping[str, str]) -> s
 
 
 def _shown(text: str, receiver: Receiver, env: Mapping[str, str]) -> str:
-    """An answer may repeat what it was given."""
+    """Return a text without the receiver's secrets: an answer may repeat them."""
     for secret in secrets_of(receiver, env):
         text = text.replace(secret, HIDDEN)
     return masked(text)

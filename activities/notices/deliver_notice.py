@@ -1,4 +1,4 @@
-"""A notice is delivered to one receiver."""
+"""Deliver notice: deliver a notice to one receiver."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 PATIENT_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2.0, maximum_interval=timedelta(minutes=10)
 )
-"""Soon at first, then as a receiver that is away for hours needs it."""
+"""Retries are quick at first, then slow enough for a receiver that is away for hours."""
 NOT_TAKEN = "NotTaken"
-"""Type of the error by which a receiver that did not take a notice is told."""
+"""The error type of a receiver that does not accept a notice."""
 
 
 class DeliverNotice(Activity[str]):
-    """Deliver a notice once; the result is what came back.
+    """Deliver a notice once; the result is the receiver's answer.
 
     Raises:
-        ApplicationError: it was not accepted; it may be later.
+        ApplicationError: the notice was not accepted; a later attempt may succeed.
     """
 
     name = "Deliver notice"
 
     notice: Notice
     receiver: str
-    """Its name in the file of the workers."""
+    """The name of the receiver in the file of receivers."""
     patience_s: float
-    """For how long it is tried, seconds."""
+    """Failed deliveries are repeated for this long, seconds."""
 
     def line(self) -> str:
         return self.receiver

@@ -1,4 +1,4 @@
-"""One HTTP POST: TLS verified, bounded in time and size, to the host that was named and no other."""
+"""An HTTP POST with verified TLS and limits of time and size, only to the named host."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from activities.notices.settings import target
 from everstep.errors import NoticeError
 
 ANSWER_BYTES = 2048
-"""Of an answer so much is read."""
+"""The largest number of bytes that are read of an answer."""
 
 
 async def post(
     url: str, body: bytes, *, id: str, headers: Mapping[str, str], ca_file: Path | None, deadline_s: float
 ) -> str:
-    """Send JSON; returns what came back, e.g. ``HTTP 202 Accepted``.
+    """Send JSON; returns the answer's status, e.g. ``HTTP 202 Accepted``.
 
     No proxy is used and no redirect is followed.
 
     Args:
-        url: ``https://``, or ``http://`` of this machine.
+        url: An ``https://`` address, or ``http://`` on this machine.
         body: The JSON.
-        id: Of what is told: whoever hears it twice can tell by the header ``Idempotency-Key``.
-        headers: Beside those that are always sent.
-        ca_file: Certificates of authorities beside the system's.
-        deadline_s: For all of it, seconds.
+        id: The event's id, for the header ``Idempotency-Key``: a receiver can recognize a repeated notice by it.
+        headers: Additional headers.
+        ca_file: Additional certificates of authorities.
+        deadline_s: The time limit of the whole exchange, seconds.
 
     Raises:
-        NoticeError: it was not taken; the message has neither path nor headers.
+        NoticeError: the notice was not accepted; the message has neither path nor headers.
     """
     parts = urlsplit(url)
     path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
@@ -82,7 +82,7 @@ def _exchange(
     body: bytes,
     headers: Mapping[str, str],
 ) -> str:
-    """Runs in a thread of its own, until it is done or what it ``opened`` is shut."""
+    """Send and receive, in a thread of its own, until it is done or the socket in ``opened`` is shut down."""
     with contextlib.closing(connection):
         connection.connect()
         opened.append(connection.sock)

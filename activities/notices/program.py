@@ -1,4 +1,4 @@
-"""Runs a program of the site's that tells somebody: the notice on its standard input, a deadline, its end as answer."""
+"""Runs a program of the site that notifies people: it reads the notice on its standard input, within a time limit."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from collections.abc import Iterator, Sequence
 from everstep.errors import NoticeError
 
 LAST_BYTES = 4096
-"""Of what it writes the end is kept."""
+"""The number of bytes that are kept from the end of the program's output."""
 PIPE_BYTES = 1 << 16
-"""As much as a pipe holds."""
+"""The size of a pipe, bytes."""
 
 
 async def run(command: Sequence[str], given: bytes, deadline_s: float) -> str:
-    """Run it to its end; returns what came back, e.g. ``exit code 0: sent``.
+    """Run the program to its end; returns its result, e.g. ``exit code 0: sent``.
 
-    What it leaves running, and what that has open, is not waited for.
+    Processes that it leaves running, and their open files, are not awaited.
 
     Args:
         command: The program with its arguments.
-        given: Its standard input.
-        deadline_s: After it the program is killed with all that it started, seconds.
+        given: The program's standard input.
+        deadline_s: The program and its children are killed after this time, seconds.
 
     Raises:
-        NoticeError: it cannot be run, did not end in time, or ended with another exit code than 0.
+        NoticeError: the program cannot run, did not end in time, or its exit code is not 0.
     """
     with _ProgramOutput() as output, _input(given) as standard_input:
         try:
@@ -56,7 +56,7 @@ async def run(command: Sequence[str], given: bytes, deadline_s: float) -> str:
 
 @contextlib.contextmanager
 def _input(given: bytes) -> Iterator[int]:
-    """A file in memory, so that nobody waits for a program that does not read."""
+    """Yield a file in memory, so that a program that does not read its input blocks nothing."""
     file = os.memfd_create("notice")
     try:
         os.write(file, given)
@@ -67,7 +67,7 @@ def _input(given: bytes) -> Iterator[int]:
 
 
 class _ProgramOutput:
-    """A pipe of our own: asyncio's is waited for as long as anybody has it open."""
+    """A pipe for the output. asyncio's own pipes are awaited as long as any process has them open."""
 
     def __enter__(self) -> _ProgramOutput:
         self._ours, self.theirs = os.pipe()
@@ -82,11 +82,11 @@ class _ProgramOutput:
         os.close(self.theirs)
 
     def read(self) -> None:
-        """Take what is there."""
+        """Read the available output."""
         with contextlib.suppress(BlockingIOError):
             self._written = (self._written + os.read(self._ours, PIPE_BYTES))[-LAST_BYTES:]
 
     @property
     def last_line(self) -> str:
-        """Of all that was written; empty: nothing was."""
+        """Return the last line of the output; empty: there is none."""
         return next(reversed(self._written.decode(errors="replace").strip().splitlines()), "")

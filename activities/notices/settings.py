@@ -1,4 +1,4 @@
-"""Who is told of events, and how: the receivers of notices.
+"""The receivers of notices, from a file.
 
 The file is TOML, one table for each receiver::
 
@@ -14,7 +14,7 @@ The file is TOML, one table for each receiver::
     name = "mail"
     command = ["/opt/site/mail-on-call", "--short"]  # gets the JSON on its standard input; no shell is between
 
-``url_from = "VARIABLE"`` stands for ``url`` where the address itself is a secret.
+``url_from = "VARIABLE"`` replaces ``url`` if the address itself is a secret.
 """
 
 from __future__ import annotations
@@ -35,65 +35,65 @@ from everstep.errors import ConfigError
 from everstep.model.notice import NoticeKind
 
 LONGEST_S = 300.0
-"""Longest deadline of one delivery, seconds."""
+"""The longest time limit of a delivery, seconds."""
 OURS = {"connection", "content-length", "content-type", "host", "idempotency-key", "transfer-encoding", "user-agent"}
-"""Headers that a receiver cannot have otherwise."""
+"""Headers that the settings of a receiver may not contain."""
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Receiver(BaseModel):
-    """A program or an address that gets notices."""
+    """A program or an address that receives notices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
-    """In logs, and in the history of each notice; small letters, digits and dashes."""
+    """The receiver's name in logs and in the history of each notice; small letters, digits and dashes."""
     kinds: list[str] = Field(default_factory=list)
-    """Of the notices that it gets; empty: all."""
+    """The kinds of notices that it receives; empty: all kinds."""
     command: list[str] = Field(default_factory=list)
-    """The program with its arguments; it took the notice when it ends with exit code 0."""
+    """The program with its arguments; exit code 0 means that it accepted the notice."""
     url: str = ""
-    """Of the POST; it is taken when the answer is 200 to 299."""
+    """The URL of the POST; an answer of 200 to 299 means that the notice was accepted."""
     url_from: str = ""
-    """Variable that has the URL, in place of ``url``."""
+    """The name of the variable that has the URL; it replaces ``url``."""
     headers_from: dict[str, str] = Field(default_factory=dict)
-    """Header → variable that has its value."""
+    """Header → name of the variable that has its value."""
     ca_file: Path | None = None
-    """Certificates of authorities that are trusted beside the system's."""
+    """Certificates of authorities that are trusted besides the system's."""
     deadline_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
-    """A try that takes longer has failed, seconds."""
+    """The time limit of each attempt, seconds."""
 
     def wants(self, kind: str) -> bool:
-        """Whether it gets notices of a kind."""
+        """Return whether the receiver gets notices of a kind."""
         return not self.kinds or kind in self.kinds or kind == NoticeKind.TEST
 
 
 class NoticeSettings(BaseModel):
-    """All receivers."""
+    """The settings of all receivers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     receiver: list[Receiver] = Field(default_factory=list)
 
     def named(self, name: str) -> Receiver | None:
-        """The receiver of that name."""
+        """Return the receiver with a name; None: there is none."""
         return next((one for one in self.receiver if one.name == name), None)
 
     def for_kind(self, kind: str) -> list[str]:
-        """Names of those that get notices of a kind."""
+        """Return the names of the receivers of a kind of notices."""
         return [one.name for one in self.receiver if one.wants(kind)]
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], env: Mapping[str, str], origin: str) -> NoticeSettings:
-        """The receivers of a file.
+        """Return the receivers in a file.
 
         Args:
-            table: What the file says.
-            env: Variables of this process.
-            origin: For messages, e.g. the path of the file.
+            table: The contents of the file.
+            env: The environment variables of this process.
+            origin: The source of the table for messages, e.g. the path of the file.
 
         Raises:
-            ConfigError: something is wrong; the message has all of it, with where it is and what to do. Values of
+            ConfigError: the file has errors; the message lists all with place and remedy. Values of
                 variables are not shown.
         """
         try:
@@ -113,12 +113,12 @@ class NoticeSettings(BaseModel):
 
 
 def url_of(receiver: Receiver, env: Mapping[str, str]) -> str:
-    """Where its notices are sent; "" where a variable is missing."""
+    """Return where notices are sent; "" if a variable is missing."""
     return receiver.url or env.get(receiver.url_from, "").strip()
 
 
 def secrets_of(receiver: Receiver, env: Mapping[str, str]) -> list[str]:
-    """Values that nobody may see, the longest first."""
+    """Return the receiver's secret values, the longest first."""
     names = [*receiver.headers_from.values(), *([receiver.url_from] if receiver.url_from else [])]
     return sorted({env[name].strip() for name in names if env.get(name, "").strip()}, key=len, reverse=True)
 
@@ -153,7 +153,7 @@ def _problems(receiver: Receiver, env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _value(name: str, env: Mapping[str, str]) -> str:
-    """What is wrong with the value of a variable; never the value."""
+    """Return what is wrong with the value of a variable, without the value."""
     value = env.get(name, "").strip()
     if not value:
         return f"the variable {name} is not set: set it where the workers, or 'everstep up', are started"
@@ -176,7 +176,7 @@ def _of_url(url: str) -> Iterator[str]:
 
 
 def target(parts: SplitResult) -> str:
-    """The host of a URL, as logs may show it: path and query may be secrets."""
+    """Return a URL's host, which logs may show: path and query may be secret."""
     return parts.netloc.rpartition("@")[2]
 
 
@@ -185,7 +185,7 @@ def _there_are(names: list[str]) -> str:
 
 
 def _said(error: Any) -> str:
-    """One thing that the model has to say of the file."""
+    """Return an error of the model as text."""
     place, kind = [str(part) for part in error["loc"]], error["type"]
     where = f"receiver number {int(place[1]) + 1}: " if len(place) > 1 and place[1].isdecimal() else ""
     name = ".".join(place[2:] if where else place)

@@ -1,5 +1,5 @@
-"""What changed from one version to the next, for people: files, arguments, variables, packages, commits. Bounded, and
-without what looks like a secret: it lies in histories."""
+"""Describes the changes between two versions: files, arguments, variables, packages and commits. The text is limited in
+size, and has no values that look like secrets, because it is kept in histories."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from everstep.model.version import NAME_CHARACTERS, CodeVersion
 from everstep.system.code_archive import CodeFile
 
 SUMMARY_CHARACTERS = 1500
-"""Of the line that sums a change up."""
+"""The largest number of characters in the line that sums a change up."""
 PATCH_CHARACTERS = 4000
-"""Of the patch that is told with it."""
+"""The largest number of characters of the patch."""
 FILES_NAMED = 8
 COMPARED_BYTES, COMPARED_LINES = 200_000, 4000
-"""A file that is larger is not compared line by line."""
+"""A file with more bytes or lines is not compared line by line."""
 COMPARED_FILES = 50
-"""So many files are compared line by line."""
+"""The largest number of files that are compared line by line."""
 VALUE_CHARACTERS = 60
 
 
 @dataclass(slots=True)
 class FileChanges:
-    """Which files differ, and the contents of those that are small enough to be compared."""
+    """The files that differ, and the contents of those that are small enough for a comparison."""
 
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     before: dict[str, list[str]] = field(default_factory=dict)
-    """Path → its lines; of an added file: none."""
+    """Path → its lines; an added file has none."""
     after: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +50,7 @@ class FileChanges:
         return found
 
     def summary(self) -> str:
-        """``2 files changed (+13 -4): lib/model.py +12 -3, train.py +1 -1; 1 added: x.py +40``."""
+        """Return e.g. ``2 files changed (+13 -4): lib/model.py +12 -3, train.py +1 -1; 1 added: x.py +40``."""
         parts = []
         for word, paths in (("changed", self.changed), ("added", self.added), ("removed", self.removed)):
             if paths:
@@ -59,12 +59,12 @@ class FileChanges:
         return "; ".join(parts)
 
     def patch(self, most: int) -> str:
-        """The lines that differ, up to so many characters."""
+        """Return the lines that differ, up to a number of characters."""
         text = ""
         for path in sorted(self.before.keys() | self.after.keys()):
             old, new = self.before.get(path), self.after.get(path)
             if (old is None and path not in self.added) or (new is None and path not in self.removed):
-                continue  # one side was not compared
+                continue  # one side has no lines for a comparison
             names = path if old is not None else "/dev/null", path if new is not None else "/dev/null"
             text += "\n".join(difflib.unified_diff(old or [], new or [], *names, lineterm="", n=1)) + "\n"
             if len(text) > most:
@@ -86,14 +86,14 @@ class FileChanges:
 def told(
     before: CodeVersion, after: CodeVersion, files: FileChanges | None, commits: str, redact: Sequence[str]
 ) -> str:
-    """What changed; the first line sums it up, and a patch follows as far as it is short.
+    """Return the changes; the first line sums them up, and a short patch follows.
 
     Args:
         before: The version that runs.
-        after: The one that comes.
-        files: What differs in their files; None: it is not known.
-        commits: Those in between; empty: none, or not known.
-        redact: Names of variables whose values are not told, as patterns.
+        after: The next version.
+        files: The differences of their files; None: they are not known.
+        commits: The commits in between; empty: there are none, or they are not known.
+        redact: Patterns of the names of variables whose values are not shown.
     """
     parts = []
     if before.code != after.code:
@@ -127,7 +127,6 @@ def _identity(file: CodeFile) -> tuple[str, str]:
 
 
 def _lines(code: StoredCode, paths: set[str]) -> dict[str, list[str]]:
-    """The lines of files that can be compared."""
     found: dict[str, list[str]] = {}
 
     def take(file: CodeFile, contents: bytes) -> None:
@@ -149,7 +148,7 @@ def _arguments(before: list[str], after: list[str]) -> str:
     parts = []
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         old, new = _cut(" ".join(before[max(i1 - 1, 0) : i2])), _cut(" ".join(after[max(j1 - 1, 0) : j2]))
-        if tag != "equal":  # with the word before, which is the name of a value
+        if tag != "equal":  # include the word before, which is the name of a value
             parts.append(f"{old or 'none'} -> {new or 'none'}")
     return listed(parts)
 
@@ -165,7 +164,7 @@ def _variables(before: Mapping[str, str], after: Mapping[str, str], redact: Sequ
 
 
 def packages_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """``torch 2.10 -> 2.11`` for each distribution that differs; none where one side is not known."""
+    """Return e.g. ``torch 2.10 -> 2.11`` for each distribution that differs; none if a side is not known."""
     if not (before and after):
         return []
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))

@@ -1,6 +1,6 @@
-"""What git says of a folder: its files, its newest commit, the tree of a revision, and the commits between two.
+"""Reads git: a folder's files, its newest commit, the tree of a revision, and the commits between two revisions.
 
-The folder may be anybody's, and the worker runs git in it: nothing that its settings name is run.
+The folder may belong to any user, so the worker's git runs no program that the folder's settings name.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from everstep.errors import ConfigError
 from everstep.model.version import Origin
 
 LIMIT_S = 60.0
-"""A git that has not answered after this long is given up, seconds: the folder may be on storage that hangs."""
+"""The time limit of a git command, seconds: the folder may be on storage that hangs."""
 _NOTHING_IS_RUN = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 NAMED = 4
-"""Commits between two versions that are named; the others are counted."""
+"""The largest number of commits between two versions that are named; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One file of a revision."""
+    """A file of a revision."""
 
     path: str
-    """Relative to the folder."""
+    """The path, relative to the folder."""
     kind: str
-    """As in :class:`everstep.system.code_archive.CodeFile`."""
+    """The kind, as in :class:`everstep.system.code_archive.CodeFile`."""
     bytes: int
     folder: Path
-    """In whose repository it is."""
+    """The folder of the repository that has the file."""
     id: str
 
 
@@ -41,14 +41,14 @@ class GitFolder:
     """A folder in the work tree of a git repository.
 
     Args:
-        folder: It need not be the work tree's top.
+        folder: The folder; it may be below the top of the work tree.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def files(self) -> list[str]:
-        """What git tracks below the folder, and what it does neither track nor ignore; submodules with theirs.
+        """Return the files below the folder that git tracks, or neither tracks nor ignores, and those of submodules.
 
         Raises:
             ConfigError: git cannot say.
@@ -60,12 +60,12 @@ class GitFolder:
                 inner = name.rstrip("/")
                 if (path / ".git").exists():
                     found += [f"{inner}/{below}" for below in GitFolder(path).files()]
-            elif path.is_symlink() or path.exists():  # it may be removed and not committed yet
+            elif path.is_symlink() or path.exists():  # a tracked file may be removed without a commit
                 found.append(name)
-        return sorted(set(found))  # a file in conflict is listed once for each side
+        return sorted(set(found))  # git lists a file in conflict once for each side
 
     def origin(self, revision: str = "HEAD") -> Origin:
-        """The commit of a revision; an empty one where there is none yet.
+        """Return the commit of a revision; an empty origin if there is no commit yet.
 
         Raises:
             ConfigError: git cannot say.
@@ -77,7 +77,7 @@ class GitFolder:
         return Origin(folder=str(self.folder), commit=commit, author=author[:200], subject=subject[:200])
 
     def is_dirty(self) -> bool:
-        """Whether files below the folder differ from the newest commit, or are not in it.
+        """Return whether files below the folder differ from the newest commit, or are not in it.
 
         Raises:
             ConfigError: git cannot say.
@@ -85,10 +85,10 @@ class GitFolder:
         return bool(self._said("status", "--porcelain", "-z", "--untracked-files=normal", "--", "."))
 
     def resolved(self, revision: str) -> str:
-        """The id of the commit that a revision names.
+        """Return the id of the commit that a revision names.
 
         Raises:
-            ConfigError: it names none here.
+            ConfigError: there is no such commit here.
         """
         if revision.startswith("-"):
             raise ConfigError(f"{revision!r} is no revision: name a commit, a branch or a tag")
@@ -101,10 +101,10 @@ class GitFolder:
         return found
 
     def tree(self, commit: str) -> list[Blob]:
-        """The files of a commit below the folder.
+        """Return the files of a commit below the folder.
 
         Raises:
-            ConfigError: git cannot say, or a submodule is not there.
+            ConfigError: git fails, or a submodule is missing.
         """
         blobs = []
         for entry in self._listed("ls-tree", "-r", "-z", "-l", commit, "--", "."):
@@ -127,7 +127,7 @@ class GitFolder:
         return blobs
 
     def between(self, before: str, after: str) -> str:
-        """The commits that lead from one to another, for people; empty: none do, or the one before is not known here.
+        """Return the commits from one commit to another, as text; empty: there are none, or the first is unknown here.
 
         Raises:
             ConfigError: git cannot say.
@@ -146,15 +146,15 @@ class GitFolder:
         return _git(self.folder, *arguments, may_fail=may_fail).decode(errors="replace")
 
     def _listed(self, *arguments: str) -> list[str]:
-        """Entries with a NUL after each; names that are no UTF-8 as the file system gives them."""
+        """Return git's output, split at NUL bytes; names that are not UTF-8 are decoded like the file system's."""
         return [os.fsdecode(entry) for entry in _git(self.folder, *arguments).split(b"\0") if entry]
 
 
 def read_blobs(blobs: list[Blob]) -> Iterator[bytes]:
-    """The contents of files, in turn.
+    """Yield the contents of files, in order.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a file cannot be read.
     """
     running: dict[Path, subprocess.Popen[bytes]] = {}
     try:
@@ -187,7 +187,7 @@ def read_blobs(blobs: list[Blob]) -> Iterator[bytes]:
 
 
 def work_tree_of(folder: Path) -> Path | None:
-    """The top of the git work tree that a folder is in; None: it is in none."""
+    """Return the top of the git work tree that has the folder; None: there is none."""
     return next((above for above in (folder, *folder.parents) if (above / ".git").exists()), None)
 
 
@@ -222,6 +222,6 @@ def _command(folder: Path, *arguments: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what names another repository, e.g. within a hook."""
+    """Return this process's environment without variables that name another repository, e.g. within a hook."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat"}

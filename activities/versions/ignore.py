@@ -1,7 +1,7 @@
-"""What ``.gitignore`` files leave out, where there is no git repository: git's own rules, byte for byte.
+"""The rules of ``.gitignore`` files, for folders without a git repository: git's own rules, byte for byte.
 
-A line decides about a file or folder itself. What lies in a folder that is left out is never asked for, so that nothing
-in it can be taken back: whoever walks goes down from the top.
+A line decides about a file or folder itself. A walk goes from the top downwards and never enters an ignored folder, so
+no line can include a file in it again.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRule:
-    """One line."""
+    """The rule of one line."""
 
     pattern: re.Pattern[str]
     ignores: bool
     folders_only: bool
     by_name: bool
-    """It is about the last part of a path, wherever that is."""
+    """The pattern matches the last part of a path, at any depth."""
 
 
 class IgnoreFile:
     """The rules of one file.
 
     Args:
-        contents: Of the file.
+        contents: The contents of the file.
     """
 
     def __init__(self, contents: bytes) -> None:
@@ -49,7 +49,7 @@ class IgnoreFile:
         self._rules = [rule for line in lines if (rule := _rule(line.removesuffix("\r"))) is not None]
 
     def says(self, path: str, *, is_folder: bool) -> bool | None:
-        """Whether a path, relative to the file's folder, is ignored; None: the file does not say."""
+        """Return whether a path, relative to the file's folder, is ignored; None: no rule matches."""
         text = os.fsencode(path).decode("latin-1")
         name = text.rpartition("/")[2]
         for rule in reversed(self._rules):
@@ -75,18 +75,18 @@ def _rule(line: str) -> IgnoreRule | None:
 
 
 def _without_spaces(line: str) -> str:
-    """Without the spaces at its end, but for one that a backslash keeps."""
+    """Return a line without the spaces at its end; a backslash keeps one."""
     bare = line.rstrip(" ")
     backslashes = len(bare) - len(bare.rstrip("\\"))
     return bare + " " if backslashes % 2 and bare != line else bare
 
 
 def _expression(glob: str, *, crosses: bool) -> str | None:
-    """A regular expression for a pattern; None: it matches nothing.
+    """Return a regular expression for a pattern; None: the pattern matches nothing.
 
     Args:
         glob: The pattern.
-        crosses: A star may stand for slashes too.
+        crosses: A star matches slashes too.
     """
     any_part, made, at = ("." if crosses else "[^/]"), "", 0
     while at < len(glob):
@@ -120,7 +120,7 @@ def _expression(glob: str, *, crosses: bool) -> str | None:
 
 
 def _class(glob: str, at: int) -> tuple[str, int] | None:
-    """A set of characters, and where it ends; None: it does not end, or holds an unknown class."""
+    """Return a set of characters and its end; None: it has no end, or an unknown class."""
     negated = glob[at : at + 1] in {"!", "^"}
     at += negated
     inner, first, before = "", True, ""

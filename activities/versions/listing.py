@@ -1,4 +1,4 @@
-"""Which files of a folder are code: what git tracks or does not ignore, else what no ``.gitignore`` names."""
+"""Lists the code files of a folder: what git tracks or does not ignore, or else what no ``.gitignore`` excludes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from activities.versions.ignore import IgnoreFile
 from everstep.errors import ConfigError
 
 CACHE = "__pycache__"
-"""Folders with what Python makes of the files beside it: never code."""
+"""The name of folders with Python's compiled files, which are never code."""
 ENVIRONMENT = "pyvenv.cfg"
-"""A file that makes its folder an environment of Python, with thousands of files that are not the job's."""
+"""A folder with this file is a Python environment, with thousands of files that are not the job's."""
 MAX_SEEN = 200_000
-"""Files that are looked at: a folder with more is not the code of a job."""
+"""The largest number of files: a folder with more is not the code of a job."""
 IGNORE = ".gitignore"
 
 
 def files_of(folder: Path) -> list[str]:
-    """The files of a folder that are code, by their relative paths.
+    """Return the relative paths of the code files in a folder.
 
     Raises:
-        ConfigError: git cannot say, a folder cannot be looked into, or there are far too many.
+        ConfigError: git fails, a folder cannot be read, or there are far too many files.
     """
     names = GitFolder(folder).files() if work_tree_of(folder) else _Walk(folder).files()
     return sorted(name for name in names if CACHE not in name.split("/"))
 
 
 class _Walk:
-    """Outside of git: all files but those that ``.gitignore`` names, hidden folders, and environments of Python."""
+    """A walk outside of git: it leaves out files that ``.gitignore`` names, hidden folders, and Python environments."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class _Walk:
         return self._found
 
     def _look(self, prefix: str, rules: tuple[tuple[str, IgnoreFile], ...]) -> None:
-        """Look into one folder; ``rules`` are those above it, each with its own folder, the nearest last."""
+        """List one folder; ``rules`` are those of the folders above it, each with its folder, the nearest last."""
         try:
             with os.scandir(self._folder / prefix) as listing:
                 entries = list(listing)
@@ -66,7 +66,7 @@ class _Walk:
 
 
 def _ignored(rules: tuple[tuple[str, IgnoreFile], ...], path: str, *, is_folder: bool) -> bool:
-    """Whether a path is ignored: the file nearest to it decides."""
+    """Return whether a path is ignored: the nearest file with a matching rule decides."""
     for prefix, file in reversed(rules):
         told = file.says(path.removeprefix(prefix), is_folder=is_folder)
         if told is not None:

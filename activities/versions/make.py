@@ -1,6 +1,6 @@
-"""A version is made: from a folder, a git revision, or the code that runs with other arguments or variables.
+"""Makes a version: from a folder, a git revision, or the running code with other arguments or variables.
 
-Commands do it as workers do: for the first version of a job, and for updates of folders that only they can see.
+Commands use it like workers: for the first version of a job, and for updates from folders that only they can see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, UpdateRequest
 
 STORAGE_S = 300.0
-"""A folder whose files were not read by then does not answer, seconds."""
+"""The time limit for reading the files of a folder, seconds."""
 NO_STORE = (
     "there is no store of versions, so that code can only run where it lies: start all workers with the same "
     "--versions URL, or EVERSTEP_VERSIONS"
@@ -41,16 +41,16 @@ _threads = Reads()
 async def first_version(
     spec: JobSpec, folder: Path, store: VersionStore, progress: SnapshotProgress | None = None
 ) -> CodeVersion:
-    """Put what a job is to run into the store, before it starts.
+    """Store the first version of a job, before it starts.
 
     Args:
-        spec: The job; its script is an absolute path.
-        folder: That holds the script.
+        spec: The job's specification; its script is an absolute path.
+        folder: The folder with the script.
         store: Where to.
-        progress: Of the snapshot, kept up to date; None: nobody looks.
+        progress: The progress of the snapshot, which is updated; None: it is not needed.
 
     Raises:
-        ConfigError: it cannot be a version.
+        ConfigError: the folder cannot be a version.
         VersionStoreError: the store does not take it.
     """
     with await _on_storage(lambda: folder_snapshot(folder, progress), str(folder)) as snapshot:
@@ -77,18 +77,18 @@ async def next_version(
     store: VersionStore | None,
     progress: SnapshotProgress | None = None,
 ) -> CodeVersion:
-    """Make the version that a request asks for, and put it into the store.
+    """Make the requested version, and store it.
 
     Args:
-        job: Its name.
-        running: The version that it runs, with where it came from.
-        request: Names a folder, a revision, or neither.
-        store: Where to; None: there is none.
-        progress: Of the snapshot, kept up to date; None: nobody looks.
+        job: The name of the job.
+        running: The running version, with its origin.
+        request: The request, which names a folder, a revision, or neither.
+        store: The store; None: there is none.
+        progress: The progress of the snapshot, which is updated; None: it is not needed.
 
     Raises:
-        NoSuchFolder: its folder is not on this machine.
-        ConfigError: it cannot be made.
+        NoSuchFolder: the folder is not on this machine.
+        ConfigError: the version cannot be made.
         VersionStoreError: the store does not take it.
     """
     packages = asyncio.create_task(_threads.do(lambda: packages_of(running.python)))
@@ -129,7 +129,7 @@ async def next_version(
 
 
 async def changed(before: CodeVersion, after: CodeVersion, store: VersionStore | None, redact: Sequence[str]) -> str:
-    """What changed between two versions, for people; what cannot be read any more is left out."""
+    """Return the changes between two versions, as text; parts that cannot be read any more are left out."""
     files: FileChanges | None = None
     if store is not None and before.code and after.code and before.code != after.code:
         try:
@@ -142,10 +142,10 @@ async def changed(before: CodeVersion, after: CodeVersion, store: VersionStore |
 
 
 def folder_of(running: CodeVersion, request: UpdateRequest) -> Path:
-    """The folder from which a request is to be made.
+    """Return the folder that a requested version is made from.
 
     Raises:
-        ConfigError: it names none, and it is not known from where the code that runs came.
+        ConfigError: the request names no folder, and the origin of the running code is not known.
     """
     if named := request.code or running.origin.folder or _folder_of(running):
         return Path(named)
@@ -153,15 +153,15 @@ def folder_of(running: CodeVersion, request: UpdateRequest) -> Path:
 
 
 def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
-    """The path of a script in a snapshot.
+    """Return the path of a script in a snapshot.
 
     Args:
-        snapshot: Of the folder.
-        folder: As an absolute path.
-        script: Relative to it, or an absolute path within it.
+        snapshot: The snapshot of the folder.
+        folder: The absolute path of the folder.
+        script: The path of the script, relative to the folder, or an absolute path within it.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the script is not in the snapshot.
     """
     inner = os.path.normpath(script)
     if os.path.isabs(inner):  # noqa: PTH117 - text, not a path of this machine alone
@@ -183,7 +183,7 @@ def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
 
 
 def _by_links(folder: Path, inner: str) -> str:
-    """The file that a path through links within a folder leads to."""
+    """Return the file that a path through links within a folder leads to."""
     return os.path.relpath(os.path.realpath(folder / inner), os.path.realpath(folder))
 
 
@@ -192,14 +192,14 @@ def _snapshot(folder: Path, revision: str, progress: SnapshotProgress | None) ->
 
 
 def _script_of(running: CodeVersion, folder: Path) -> str:
-    """The script that runs; where it ran in place, its name stands for one in another folder."""
+    """Return the script that runs; if it ran in place, its name is used in the other folder."""
     if running.code or Path(running.script).is_relative_to(folder):
         return running.script
     return Path(running.script).name
 
 
 def _folder_of(version: CodeVersion) -> str:
-    """Where a version's script lies that runs in place; empty: it does not."""
+    """Return the folder of a version that runs in place; empty: the version does not."""
     return "" if version.code else str(Path(version.script).parent)
 
 
@@ -230,7 +230,7 @@ def _commits(before: CodeVersion, after: CodeVersion) -> str:
 
 
 async def _on_storage(work: Callable[[], T], folder: str) -> T:
-    """Read a folder that may be on storage that hangs, in a thread that is left to itself then."""
+    """Read a folder in a thread, which is abandoned if the storage hangs."""
     try:
         return await _threads.do(work, STORAGE_S)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""A version of a job's code is made: a snapshot of its files, in the store of versions."""
+"""Make version: store a snapshot of a job's code."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 LIMIT = timedelta(minutes=10)
-"""A snapshot that is not made within this time is given up."""
+"""The time limit for making a snapshot."""
 
 
 class VersionMade(Model):
-    """A version is in the store."""
+    """The result: the version is in the store."""
 
     runs: CodeVersion
-    """Without the packages, which are in the store alone."""
+    """The version, without its packages, which only the store has."""
     changed: str = ""
-    """What changed against the version that runs, for people."""
+    """The changes from the running version, as text."""
 
 
 class MakeVersion(Activity[VersionMade]):
-    """Make the version that a request asks for, and put it into the store of versions.
+    """Make the requested version, and put it into the store of versions.
 
-    The same request makes the same version, as long as its folder is the same.
+    A repeated request makes the same version, as long as its folder does not change.
     """
 
     name = "Make version"
 
     job: str
     redact: list[str]
-    """Names of variables whose values are not shown, as patterns."""
+    """Patterns of the names of variables whose values are not shown."""
     running: CodeVersion
     request: UpdateRequest
     number: int
-    """Of the version, for people."""
+    """The number of the version, for the timeline."""
     needed: list[str] = Field(default_factory=list)
-    """Ids of the versions that the job knows: they stay in the store. Empty: nothing is removed from it."""
+    """The ids of the versions that the job knows, which stay in the store. Empty: no version is removed."""
 
     def line(self) -> str:
         what = self.request.code or self.request.git or "as it is, with other arguments or variables"

@@ -1,4 +1,4 @@
-"""Which distributions an interpreter has: they are noted with a version, so that it can be made again elsewhere."""
+"""Lists the distributions of an interpreter: they are kept with a version, so that it can be rebuilt elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import structlog
 
 LIMIT_S = 10.0
-"""An interpreter that has not listed them after this long is left."""
+"""The time limit of an interpreter for its list, seconds."""
 MOST = 2000
-"""Distributions that are noted."""
+"""The largest number of distributions that are kept."""
 _PROGRAM = """
 import importlib.metadata, json
 found = {}
@@ -33,10 +33,10 @@ log = structlog.get_logger("versions")
 
 
 def packages_of(python: str) -> dict[str, str]:
-    """Distribution → version of an interpreter; none where it cannot say, which keeps nobody from running.
+    """Return an interpreter's distributions with versions; an error gives an empty result, and the job still runs.
 
     Args:
-        python: Path or name of it; empty: our own.
+        python: The path or name of the interpreter; empty: this process's own.
     """
     if not python:
         return dict(_own(tuple(map(_changed, sys.path))))
@@ -44,7 +44,7 @@ def packages_of(python: str) -> dict[str, str]:
         program = shutil.which(python)
         if not program:
             raise FileNotFoundError(f"there is no {python} here")
-        # -I: what is in the folder we are in, or in our variables, is not the job's.
+        # -I: modules in this folder, and this process's variables, do not belong to the job.
         ended = subprocess.run(
             [program, "-I", "-c", _PROGRAM],
             stdin=subprocess.DEVNULL,
@@ -60,12 +60,12 @@ def packages_of(python: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _own(_changed_at: tuple[float, ...]) -> dict[str, str]:
-    """Ours: listed again once something was installed or removed."""
+    """Return this process's distributions; they are listed again after an installation or a removal."""
     return _bounded((one.name, one.version) for one in importlib.metadata.distributions())
 
 
 def _changed(folder: str) -> float:
-    """When entries came into a folder of modules, or left it."""
+    """Return when entries of a folder of modules were last added or removed."""
     try:
         return Path(folder).stat().st_mtime
     except OSError:
@@ -74,7 +74,7 @@ def _changed(folder: str) -> float:
 
 def _bounded(found: Iterable[tuple[object, object]]) -> dict[str, str]:
     first: dict[str, str] = {}
-    for name, version in found:  # the first one is the one that is imported
+    for name, version in found:  # the first of several is the imported distribution
         if name and version:
             first.setdefault(str(name)[:100], str(version)[:60])
     return dict(islice(sorted(first.items(), key=lambda item: item[0].lower()), MOST))

@@ -1,4 +1,4 @@
-"""How far a snapshot of code has come, for people who wait for it."""
+"""The progress of a snapshot of code, for people who wait for it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from everstep.base.text import size_text
 
 EVERY_S = 1.0
-"""Between two lines about a snapshot; the first one comes after as long: most are over by then."""
+"""The time before the first line about a snapshot and between two lines, seconds; most snapshots are done before the
+first."""
 
 
 @dataclass(slots=True)
 class SnapshotProgress:
-    """How far a snapshot has come; another thread may look at it."""
+    """The progress of a snapshot; another thread may read it."""
 
     files: int = 0
     of: int = 0
-    """0: its files are not listed yet."""
+    """The number of files; 0: they are not listed yet."""
     bytes: int = 0
 
     @property
     def text(self) -> str:
-        """For people: ``1200 of 5000 files, 88.1 MB``."""
+        """Return e.g. ``1200 of 5000 files, 88.1 MB``."""
         if not self.of:
             return "snapshot of the code: its files are listed"
         if self.files == self.of:
@@ -34,11 +35,11 @@ class SnapshotProgress:
 
 @contextlib.asynccontextmanager
 async def telling(say: Callable[[str], None], every_s: float = EVERY_S) -> AsyncIterator[SnapshotProgress]:
-    """Tell how far a snapshot is, again and again, as long as the body runs.
+    """Report the progress of a snapshot at intervals, while the body runs.
 
     Args:
-        say: Takes a line, each time another one.
-        every_s: Seconds between two looks.
+        say: Shows a line; it is called when the line has changed.
+        every_s: The interval, seconds.
     """
     progress = SnapshotProgress()
 

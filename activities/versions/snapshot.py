@@ -1,6 +1,6 @@
-"""A snapshot of code: the files of a folder or of a git revision, within bounds, in one archive.
+"""A snapshot of code: an archive with the files of a folder or of a git revision, limited in size.
 
-``everstep/system/code_archive.py`` says what its digest is.
+``everstep/system/code_archive.py`` defines its digest.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from everstep.model.version import Origin
 from everstep.system.code_archive import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, CodeFile, Packer, digest_of, leaves
 
 IN_MEMORY = 16 << 20
-"""A larger archive is a file in the folder for temporary files."""
+"""A larger archive is kept in a temporary file, bytes."""
 NAMED = 5
-"""Files and folders that a refusal names."""
+"""The largest number of files and folders that an error names."""
 LEFT_OUT = "have git ignore what is no code (.gitignore), name a smaller folder with --code DIR, or run it in place"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that belongs into a snapshot."""
+    """A file of a snapshot."""
 
     path: str
     kind: str
-    """As in :class:`everstep.system.code_archive.CodeFile`."""
+    """The kind, as in :class:`everstep.system.code_archive.CodeFile`."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CodeSnapshot:
-    """A snapshot; a context manager, at whose end its archive is gone."""
+    """A snapshot; a context manager, which removes the archive at its end."""
 
     digest: str
     files: list[CodeFile]
     archive: BinaryIO
-    """At its beginning."""
+    """The archive, at its beginning."""
     archive_bytes: int
     origin: Origin
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Return the size of all files, bytes."""
         return sum(file.bytes for file in self.files)
 
     def __enter__(self) -> CodeSnapshot:
@@ -67,15 +67,15 @@ class CodeSnapshot:
 
 
 def folder_snapshot(folder: Path, progress: SnapshotProgress | None = None) -> CodeSnapshot:
-    """What a folder holds now.
+    """Return a snapshot of a folder's present files.
 
     Args:
         folder: Its path.
-        progress: Is kept up to date; None: nobody looks.
+        progress: The progress, which is updated; None: it is not needed.
 
     Raises:
-        NoSuchFolder: there is none.
-        ConfigError: it cannot be a snapshot: it is too large, cannot be read, or has links that leave it.
+        NoSuchFolder: the folder does not exist.
+        ConfigError: the folder is too large, cannot be read, or has links to the outside.
     """
     if not folder.is_dir():
         raise NoSuchFolder(f"there is no folder {folder} here: give the absolute path of one")
@@ -90,16 +90,16 @@ def folder_snapshot(folder: Path, progress: SnapshotProgress | None = None) -> C
 
 
 def revision_snapshot(folder: Path, revision: str, progress: SnapshotProgress | None = None) -> CodeSnapshot:
-    """What a git revision has below a folder of its work tree, whatever the folder holds now.
+    """Return a snapshot of a git revision below a folder of its work tree; the folder's present files do not matter.
 
     Args:
         folder: Its path.
-        revision: As git takes it.
-        progress: Is kept up to date; None: nobody looks.
+        revision: The revision, in any form that git accepts.
+        progress: The progress, which is updated; None: it is not needed.
 
     Raises:
-        NoSuchFolder: there is no such folder.
-        ConfigError: there is no such revision, or it cannot be a snapshot.
+        NoSuchFolder: the folder does not exist.
+        ConfigError: the revision does not exist, or cannot be a snapshot.
     """
     if not folder.is_dir():
         raise NoSuchFolder(f"there is no folder {folder} here: give one of a git repository")
@@ -114,7 +114,7 @@ def revision_snapshot(folder: Path, revision: str, progress: SnapshotProgress | 
 
 
 def _found(folder: Path, name: str) -> FoundFile | None:
-    """A file of a folder; None: it is none, e.g. a socket, or has just gone."""
+    """Return a file of a folder; None: it is not a regular file, e.g. a socket, or was just removed."""
     path = folder / _text(folder, name)
     try:
         status = path.lstat()
@@ -144,7 +144,7 @@ def _contents(folder: Path, file: FoundFile) -> bytes:
 def _packed(
     found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin, progress: SnapshotProgress | None
 ) -> CodeSnapshot:
-    """An archive of files and their contents, in the order of their paths."""
+    """Return an archive of files and their contents, in the order of their paths."""
     progress = progress or SnapshotProgress()
     progress.of = len(found)
     archive = cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="everstep-code-"))  # noqa: SIM115
@@ -168,7 +168,7 @@ def _packed(
 
 
 def _check(where: str, files: Sequence[FoundFile]) -> None:
-    """Raises where they are not the code of a job."""
+    """Raise an error if the files are not the code of a job."""
     total = sum(file.bytes for file in files)
     largest = sorted(files, key=lambda file: -file.bytes)
     large = [file for file in largest if file.bytes > MAX_FILE_BYTES]
@@ -209,7 +209,7 @@ def _refuse_link(folder: Path, path: str, target: str) -> NoReturn:
 
 
 def _text(folder: Path, name: str) -> str:
-    """The name, which has to be text: it crosses machines."""
+    """Return a name, which must be valid text because it is sent to other machines."""
     try:
         name.encode()
     except UnicodeEncodeError:

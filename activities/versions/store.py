@@ -1,12 +1,12 @@
-"""The store of versions: a folder beside the ledger, or any fsspec URL, that workers and commands share.
+"""The store of versions: a folder beside the ledger, or any fsspec URL, which workers and commands share.
 
 ::
 
     code/<digest>.tar.gz                    a snapshot (everstep/system/code_archive.py)
     jobs/<job>/<id>.<digest|in-place>.json  what one version runs (everstep/model/version.py, CodeVersion)
 
-Files are there whole or not at all, and code is verified by its digest wherever it is read. Whoever writes the same
-writes the same file: nobody need take turns. Storage that hangs is left to itself after a while.
+Files are complete or do not exist, and code is verified by its digest at each read. Two writers of the same
+version write equal files, so no lock is needed. Storage that hangs is abandoned after a time limit.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from everstep.system import private_files as private
 from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, PIECE, CodeFile, digest_of, read_archive
 
 ANSWER_S = 60.0
-"""A store that has not answered by then does not, seconds."""
+"""The time limit of a small read or write, seconds."""
 SLOWEST_BYTES = 1_000_000
-"""Bytes a second of a store; one that is slower does not answer."""
+"""The slowest storage that is still awaited, bytes per second."""
 PRUNE_S = 30.0
-"""Nobody waits longer for what is not needed any more to be removed, seconds."""
+"""The time limit for the removal of unneeded files, seconds."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
-"""Of an archive."""
+"""The largest size of an archive, bytes."""
 IN_PLACE, ARCHIVE, RECORD = "in-place", ".tar.gz", ".json"
 
 T = TypeVar("T")
@@ -46,13 +46,13 @@ log = structlog.get_logger("versions")
 
 
 class StoredCode:
-    """A snapshot that was read from the store, and is what its digest says; a context manager.
+    """A snapshot that was read from the store and verified by its digest; a context manager.
 
     Args:
-        digest: Its own.
-        files: What it holds.
-        archive: A file of this process.
-        size: Bytes of the archive.
+        digest: The digest of the snapshot.
+        files: The files in the snapshot.
+        archive: The archive, an open file of this process.
+        size: The size of the archive, bytes.
     """
 
     def __init__(self, digest: str, files: list[CodeFile], archive: BinaryIO, size: int) -> None:
@@ -60,18 +60,18 @@ class StoredCode:
         self._archive = archive
 
     def read(self, take: Callable[[CodeFile, bytes], None]) -> None:
-        """Hand each file and its contents to ``take``."""
+        """Pass each file and its contents to ``take``."""
         self._archive.seek(0)
         read_archive(self._archive, take)
 
     def pieces(self) -> Iterator[bytes]:
-        """The archive, in pieces; several may read it at a time."""
+        """Yield the archive in pieces; several callers may read it at the same time."""
         descriptor = self._archive.fileno()
         for at in range(0, self.size, PIECE):
             yield os.pread(descriptor, PIECE, at)
 
     def close(self) -> None:
-        """It is not read any more."""
+        """Close the archive."""
         self._archive.close()
 
     def __enter__(self) -> StoredCode:
@@ -82,13 +82,13 @@ class StoredCode:
 
 
 class VersionStore:
-    """All methods may raise VersionStoreError: it does not answer, or is full; the message says where and what to do.
+    """The store. All methods may raise VersionStoreError, e.g. if the storage hangs or is full.
 
     Args:
         url: A folder, or an fsspec URL such as ``s3://bucket/versions``.
 
     Raises:
-        ConfigError: nobody knows the URL's protocol, or its driver is not installed.
+        ConfigError: the URL's protocol is unknown, or its driver is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -98,12 +98,12 @@ class VersionStore:
         self._reads = Reads()
 
     async def put(self, job: str, version: CodeVersion, snapshot: CodeSnapshot | None) -> None:
-        """Keep a version of a job.
+        """Store a version of a job.
 
         Args:
             job: Its name.
-            version: What it runs.
-            snapshot: Its code; None: it has none, or the store has it already.
+            version: The version.
+            snapshot: The version's code; None: it has none, or the store has it already.
         """
         await self._do(self._make_folder, "be made")
         if snapshot is not None:
@@ -116,14 +116,14 @@ class VersionStore:
         """Read a snapshot.
 
         Raises:
-            VersionStoreError: it is not there, or is damaged.
+            VersionStoreError: the snapshot is missing or damaged.
         """
         if not DIGEST.fullmatch(digest):
             raise VersionStoreError(f"{digest!r} is no digest of code")
         return await self._do(lambda: self._read_code(digest), f"read the code {_short(digest)}", MOST_BYTES)
 
     async def full(self, job: str, version: CodeVersion) -> CodeVersion:
-        """A version with all that its record says of it, e.g. where it came from; itself where there is no record."""
+        """Return a version with all data of its record, e.g. its origin; without a record it is unchanged."""
         name = _record(job, version)
         found = await self._do(lambda: self._jobs.read([name]), f"read a version of {job}")
         if name not in found:
@@ -131,27 +131,28 @@ class VersionStore:
         return self._read(name, found[name])
 
     async def versions(self, job: str, beginning: str) -> list[CodeVersion]:
-        """The versions of a job whose ids begin so, as their records say; of damaged ones the first is told."""
+        """Return a job's versions whose ids have a prefix, from their records; the first damaged record raises an
+        error."""
         what = f"read the versions of {job}"
         names = await self._do(lambda: self._named(job, beginning), what)
         found = await self._do(lambda: self._jobs.read(names), what)
         return [self._read(name, data) for name, data in sorted(found.items())]
 
     async def keep(self, job: str, version: CodeVersion) -> None:
-        """Keep a version that is here: it and its code are not removed within a day.
+        """Keep a stored version: its record and code are not removed within a day.
 
         Raises:
-            VersionStoreError: its code is not here any more, or is damaged.
+            VersionStoreError: its code was removed, or is damaged.
         """
-        await self.put(job, version, None)  # first: code that a record names stays
+        await self.put(job, version, None)  # first: code that a record names is not removed
         (await self.code(version.code)).close()
 
     async def prune(self, job: str, needed: Collection[str]) -> Prunable:
-        """Remove what this job and all others need no longer. It is not waited for, and its errors are only logged.
+        """Remove the files that no job needs any more. Errors are only logged.
 
         Args:
-            job: Whose versions are looked at.
-            needed: Ids of its versions that have to stay.
+            job: The job whose versions are checked.
+            needed: The ids of its versions that must stay.
         """
         try:
             return await self._do(lambda: self._prune(job, needed), "remove what is not needed", limit_s=PRUNE_S)
@@ -160,7 +161,7 @@ class VersionStore:
             return Prunable([], [])
 
     def _read(self, name: str, data: bytes) -> CodeVersion:
-        """What a record says, which is what its name says."""
+        """Return a record's version; its id must agree with the record's name."""
         try:
             kept = CodeVersion.model_validate_json(data)
             if kept.id != name.rpartition("/")[2].partition(".")[0]:
@@ -170,7 +171,7 @@ class VersionStore:
             raise VersionStoreError(f"the record {name} in {self.url}/jobs is damaged: {one_line(error)}") from error
 
     async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = 0.0) -> T:
-        """Do what may hang, in a thread that is left to itself then."""
+        """Run a storage access in a thread, which is abandoned if the storage hangs."""
         limit_s = (limit_s or ANSWER_S) + size / SLOWEST_BYTES
         where = f"the store of versions {self.url} cannot {what}"
         try:
@@ -189,21 +190,21 @@ class VersionStore:
                 f"({VERSIONS})"
             ) from error
 
-    # In threads.
+    # These methods run in threads.
 
     def _named(self, job: str, beginning: str) -> list[str]:
-        """The names of a job's records whose ids begin so."""
+        """Return the names of a job's records whose ids have a prefix."""
         own = RemoteFolder(f"{self.url}/jobs", job, VERSIONS)
         return [f"{job}/{name}" for name in own.sizes() if name.startswith(beginning) and name.endswith(RECORD)]
 
     def _make_folder(self) -> None:
-        """A folder that we make is ours alone; of another one its owner says who may look into it."""
+        """Make the folder for this user only; the rights of an existing folder are not changed."""
         folder = _local(self.url)
         if folder is not None and not folder.exists():
             private.make_folder(folder)
 
     def _put_code(self, snapshot: CodeSnapshot) -> None:
-        """Written anew each time: so it is whole whatever was there, and young, and nobody removes it meanwhile."""
+        """Write the code even if it exists: the file is complete then, and so new that it is not removed meanwhile."""
         with tempfile.NamedTemporaryFile(prefix="everstep-code-") as local:
             snapshot.archive.seek(0)
             while data := snapshot.archive.read(PIECE):
@@ -237,7 +238,7 @@ class VersionStore:
         return StoredCode(digest, files, archive, size)
 
     def _copied(self, digest: str, archive: BinaryIO) -> int:
-        """Copy an archive here; returns its bytes."""
+        """Copy an archive from the store; returns its size, bytes."""
         buffer = memoryview(bytearray(PIECE))
         size = 0
         with self._code.reading(digest + ARCHIVE) as read:
@@ -267,12 +268,12 @@ class VersionStore:
 
 
 def _record(job: str, version: CodeVersion) -> str:
-    """The name of a record says which code it needs: whoever prunes need not read them all."""
+    """Return the name of a record, which has the digest of its code, so that pruning need not read the records."""
     return f"{job}/{version.id}.{version.code or IN_PLACE}{RECORD}"
 
 
 def _stored(name: str, age_s: float) -> StoredVersion | None:
-    """A record by its name; None: it is none."""
+    """Return a record by its file name; None: the file is not a record."""
     job, _, file = name.partition("/")
     identifier, _, code = file.removesuffix(RECORD).partition(".")
     if not file.endswith(RECORD) or not code:
@@ -285,6 +286,6 @@ def _short(digest: str) -> str:
 
 
 def _local(url: str) -> Path | None:
-    """The folder that a URL names; None: it is elsewhere."""
+    """Return the folder that a URL names; None: the URL is not local."""
     path = url.removeprefix("file://")
     return None if "://" in path else Path(path)

@@ -1,1 +1,1 @@
-"""What every worker process watches beside Temporal: agents' observations, and what jobs left behind."""
+"""Loops in every worker process, outside Temporal: they watch agents' observations, and clean up after jobs."""

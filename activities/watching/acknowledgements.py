@@ -1,4 +1,4 @@
-"""Which observations of one job were acknowledged to the agents, or may be."""
+"""The observations of one job that were acknowledged to the agents, or may be."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from agent.v1 import agent_pb2 as pb
 
 @dataclass(slots=True)
 class Acknowledgements:
-    """Acknowledged observations of one job's machines; each agent numbers its own observations."""
+    """The acknowledged observations of a job's machines; each agent numbers its own observations."""
 
     reported: set[int] = field(default_factory=set)
-    """Generations whose end was reported to the job's workflow."""
+    """The generations whose end was reported to the job's workflow."""
     _ends: dict[str, dict[int, int]] = field(default_factory=dict)
     """Machine → generation → number of its newest end of a rank."""
     _noted: dict[str, dict[int, tuple[str, asyncio.Future[None]]]] = field(default_factory=dict)
-    """Machine → number of what happened to it → of which job, and done once it is written down."""
+    """Machine → number of a machine event → its job, and a future that is done once the event is in the ledger."""
     _heard: dict[str, int] = field(default_factory=dict)
-    """Machine → number of what happened to it last."""
+    """Machine → number of its newest machine event."""
 
     def ended(self, machine: str, observation: pb.Observation) -> None:
-        """A rank ended; that is dealt with once its generation is in ``reported``."""
+        """Note the end of a rank; it may be acknowledged once its generation is in ``reported``."""
         self._ends.setdefault(machine, {})[observation.generation] = observation.sequence
 
     def noted(self, machine: str, observation: pb.Observation, written: asyncio.Future[None]) -> None:
-        """Something happened to a machine itself; ``written`` is done once it is written down."""
+        """Note a machine event; ``written`` is done once the event is in the ledger."""
         self._heard[machine] = observation.sequence
         noted = self._noted.setdefault(machine, {})
         if observation.sequence < max(noted, default=0):
-            noted.clear()  # its agent lost its log, and counts anew
+            noted.clear()  # the agent lost its log, and starts its numbers again
         noted[observation.sequence] = observation.job, written
 
     def acknowledged(self, machine: str, owner: str, up_to: int) -> None:
-        """The agent took the acknowledgement and has dropped those observations."""
+        """Note that the agent received an acknowledgement and has dropped those observations."""
         job_name, noted = "" if owner == OF_NO_JOB else owner, self._noted.get(machine, {})
         self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != job_name}
 
     def heard(self, machine: str) -> int:
-        """Number of what was heard last to have happened to a machine; 0: nothing was."""
+        """Return the number of a machine's newest event; 0: there is none."""
         return self._heard.get(machine, 0)
 
     def dealt_with(self, machine: str, owner: str) -> int:
-        """Newest observation of a machine that may be acknowledged, with all before it; 0: none.
+        """Return a machine's newest observation that may be acknowledged with all earlier ones; 0: none.
 
         Args:
-            machine: Its name.
-            owner: The job, or ``OF_NO_JOB``.
+            machine: The name of the machine.
+            owner: The name of the job, or ``OF_NO_JOB``.
         """
         job_name = "" if owner == OF_NO_JOB else owner
         noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == job_name}

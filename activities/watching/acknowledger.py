@@ -1,4 +1,4 @@
-"""Acknowledges observations to agents, which may forget them then; a silent agent is not waited for."""
+"""Acknowledges observations to agents, which may then drop them; a silent agent is not awaited."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from everstep.errors import EverstepError
 from everstep.model.machine import Machine
 
 ROUND_S = 0.5
-"""Between two looks at what may be forgotten, seconds."""
+"""The time between two checks for new acknowledgements, seconds."""
 RETRY_S = 0.2
-"""Before an acknowledgement is sent again for the first time, seconds."""
+"""The first wait before an acknowledgement is sent again, seconds."""
 ACKNOWLEDGE_S = 30.0
-"""Time for an agent to take an acknowledgement, and the longest wait before it is sent again, seconds."""
+"""The time limit of an acknowledgement, and the longest wait before it is sent again, seconds."""
 
 log = structlog.get_logger("watcher")
 
@@ -28,13 +28,13 @@ log = structlog.get_logger("watcher")
 class Acknowledger:
     """Acknowledges to the agents of one job the observations that the workflow, or the ledger, has.
 
-    An observation that is never acknowledged is reported again to the next watcher, and the workflow
-    answers that it has it.
+    An observation without an acknowledgement is sent again to the next watcher, and the workflow
+    answers that it knows it.
 
     Args:
-        agents: How they are reached.
-        job: What is known of it.
-        watched: All jobs that this worker watches: what happened to a machine concerns each that runs there.
+        agents: The clients of the agents.
+        job: The watcher's view of the job.
+        watched: All jobs that this worker watches: a machine event concerns each job on the machine.
     """
 
     def __init__(self, agents: AgentClients, job: JobView, watched: Mapping[str, JobView]) -> None:
@@ -44,7 +44,7 @@ class Acknowledger:
         self._taken: dict[tuple[str, str], int] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Acknowledge until cancelled."""
         telling: dict[tuple[str, str], asyncio.Task[None]] = {}
         try:
             while True:
@@ -60,7 +60,7 @@ class Acknowledger:
                 task.cancel()
 
     def _up_to(self, machine: str, owner: str) -> int:
-        """Newest observation of a machine that may be acknowledged, with all before it; 0: none."""
+        """Return a machine's newest observation that may be acknowledged with all earlier ones; 0: none."""
         up_to = self._job.acknowledgements.dealt_with(machine, owner)
         if owner != OF_NO_JOB or not up_to:
             return up_to

@@ -22,7 +22,7 @@ log = structlog.get_logger("watcher")
 
 @contextlib.asynccontextmanager
 async def copy_requests(agents: AgentClients, machines: Sequence[Machine]) -> AsyncIterator[Callable[[Call], None]]:
-    """Yield a function that sends a call to each of the machines, unless its last call has not ended yet."""
+    """Yield a function that sends a call to each of the machines, except to those whose last call is still open."""
     asked: dict[str, asyncio.Task[None]] = {}
     rounds: set[asyncio.Task[None]] = set()
     silent: set[str] = set()

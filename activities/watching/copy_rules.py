@@ -1,4 +1,4 @@
-"""When copies of a job's state go to disk and to peers: the rules of one job, with what they remember."""
+"""The rules of one job about when copies of its state go to disk and to peers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from everstep.model.job import JobSpec
 
 @dataclass(slots=True)
 class CopyRules:
-    """Each generation of the job has rules of its own.
+    """The rules and their state, separate for each generation of the job.
 
-    ``shown`` is always what machines showed last of the ranks of that generation.
+    The argument ``shown`` always has the latest views of the ranks of that generation.
     """
 
     spec: JobSpec
@@ -25,39 +25,39 @@ class CopyRules:
     _drift: dict[int, DriftRule] = field(default_factory=dict)
 
     def forget_before(self, generation: int) -> None:
-        """Keep nothing of generations before one."""
+        """Drop the rules of all generations before a number."""
         for rules in (self._persist, self._align, self._drift):
             for old in [number for number in rules if number < generation]:
                 del rules[old]
 
     def persist(self, generation: int, shown: Sequence[Shown], now_ns: int) -> int | None:
-        """The step that all machines should be asked to write to disk, now; None: none."""
+        """Return the step that all machines should now write to disk; None: no step."""
         rule = self._persist.get(generation)
         if rule is None:
             before = self._persist.get(max(self._persist, default=-1))
             rule = self._persist[generation] = before.next() if before else PersistRule(self.spec.checkpoint)
         living = _living(shown)
         if len(living) < self.spec.topology().world_size:
-            return None  # it is not known what the others have
+            return None  # the other ranks' disks are not known
         newest_on_all = newest_of_all(distinct(living))
         return rule.observe([on_disk(shown_rank, now_ns) for shown_rank in living], newest_on_all, now_ns)
 
     def on_disks(self, shown: Sequence[Shown]) -> Agreed:
-        """What to tell all machines of each other's disks."""
+        """Return the state of all disks, for all machines."""
         if len(shown) < self.spec.topology().world_size:
             return Agreed()
         disks = distinct(shown)
         return agree(disks, len(disks))
 
     def align(self, generation: int, shown: Sequence[Shown], now_ns: int) -> Aligned | None:
-        """What to tell all machines of each other's backups; None: nothing."""
+        """Return which backups the machines should make, for all machines; None: there is no change."""
         policy, living = self.spec.checkpoint, _living(shown)
         apart = self._apart(generation, living, now_ns)
         rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
         return rule.observe([_backed(shown_rank) for shown_rank in living], now_ns, apart=apart)
 
     def _apart(self, generation: int, living: Sequence[Shown], now_ns: int) -> int:
-        """How many steps ranks drift apart; 0: no more than their slots allow."""
+        """Return by how many steps ranks drift apart; 0: their slots allow the distance."""
         standing = [
             Standing(
                 rank=shown_rank.progress.rank,

@@ -19,23 +19,23 @@ from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.detect.hang import SAMPLE_AGAIN, apart_s, first_sample_s
 
 TICK_S = 0.1
-"""Between two checks how long no rank has stepped, seconds."""
+"""The time between two checks for how long no rank has stepped, seconds."""
 
 LEAST_S = 0.3
-"""From the end of one sample to the next, seconds."""
+"""The shortest time from the end of a sample to the next, seconds."""
 
 log = structlog.get_logger("watcher")
 
 
 class HangSampler:
-    """Samples the ranks of one job, as long as the job is watched."""
+    """Samples the ranks of one job while the job is watched."""
 
     def __init__(self, agents: AgentClients, job: JobView) -> None:
         self._agents = agents
         self._job = job
 
     async def run(self) -> None:
-        """Sample whenever no rank has stepped for too long, and again as long as none does; never returns."""
+        """Sample when no rank has stepped for too long, and repeat while that lasts; never returns."""
         job = self._job
         seen, due_s = job.steps_seen, 0.0
         while True:
@@ -58,7 +58,7 @@ class HangSampler:
                 job.looked_at(seen, check)
 
     async def _twice(self, apart: float) -> HangCheck | None:
-        """The result of two samples; None: a step came in between."""
+        """Return the result of two samples; None: a step was completed in between."""
         job, seen = self._job, self._job.steps_seen
         looks = []
         for wait_s in (apart, 0.0):

@@ -1,7 +1,6 @@
-"""What a watcher knows of one job: what its machines showed, as facts for the rules.
+"""A watcher's view of one job: the reports of its machines, as facts for the rules.
 
-All of it can be learned again from the agents. No input or output here; time is
-an argument.
+All of it can be learned again from the agents. There is no input or output here, and time is an argument.
 """
 
 from __future__ import annotations
@@ -34,101 +33,105 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 SILENT_S = 10.0
-"""An agent that said nothing for this long, although it speaks every second, is named in a report of a hang."""
+"""An agent that was silent for this long is named in a report of a hang, seconds; agents report every second."""
 BARE_S = 5.0
-"""While a machine says that it does not know the job, the job's workflow is asked this often whether it runs there."""
+"""While a machine does not know the job, the job's workflow is asked at this interval whether it runs there,
+seconds."""
 
 JUST_AFTER_S = 0.005
-"""Then a time is over for certain."""
+"""The margin after a time limit, so that the limit has certainly passed, seconds."""
 
 
 class StepsSeen(NamedTuple):
-    """Which steps of a job were seen."""
+    """The steps of a job that were seen."""
 
     generation: int
     total: int
-    """Of all ranks together."""
+    """The number of steps of all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All ranks of a generation left with success."""
+    """All ranks of a generation ended with success."""
 
     generation: int
 
 
 @dataclass(slots=True)
 class JobView:
-    """One job."""
+    """The view of one job."""
 
     spec: JobSpec
     machines: list[Machine]
     known: tuple[int, int] | None = None
-    """Generation and step that the job's workflow knew to run when it was asked last: should no agent ever answer, or
-    one know nothing of the job, that is noticed all the same."""
+    """The generation and step that the job's workflow reported last: they reveal a loss even if no agent ever answers,
+    or an agent does not know the job."""
     known_ns: int = 0
-    """When it was asked."""
+    """When the workflow was asked last."""
     machines_of: int | None = None
-    """Up to this generation the job is known to run on ``machines``: a later one may be on others. None: any is."""
+    """The newest generation that is known to run on ``machines``: later ones may run on others. None: every generation
+    does."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something new to judge at once."""
     acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
     _exits: dict[int, dict[int, ObservedExit]] = field(default_factory=dict)
-    """Generation → rank → end."""
+    """Generation → rank → its end."""
     _shown: dict[int, Shown] = field(default_factory=dict)
-    """Rank → what was shown of it last."""
+    """Rank → its latest view."""
     _first: dict[tuple[int, int], FirstShown] = field(default_factory=dict)
-    """(Generation, rank) → what was shown of it first."""
+    """(Generation, rank) → its first view."""
     _newest: int = 0
-    """Generation of a rank that was shown; 0: none was."""
+    """The newest generation that a machine has shown; 0: there is none."""
     _last_heard_ns: dict[str, int] = field(default_factory=dict)
-    """Machine → when its agent said anything."""
+    """Machine → time of its agent's latest answer."""
     _launched: dict[str, int] = field(default_factory=dict)
     """Machine → newest generation that it showed."""
     _emptied: dict[str, int] = field(default_factory=dict)
-    """Machine → the generation that it had shown before it knew the job no more."""
+    """Machine → generation that it showed before it lost the job."""
     _bare: set[str] = field(default_factory=set)
-    """Machines that know nothing of the job."""
+    """Machines that do not know the job."""
     _began_ns: int = 0
-    """When it was looked first; 0: not yet."""
+    """When the view was first evaluated; 0: not yet."""
     _saves: set[int] = field(default_factory=set)
-    """Ranks that were seen to save."""
+    """Ranks that have saved a checkpoint."""
     _shift: dict[str, int] = field(default_factory=dict)
-    """Machine → what makes its times the watcher's."""
+    """Machine → offset from its clock to the watcher's, nanoseconds."""
     _steps: dict[int, StepWatch] = field(default_factory=dict)
     """Generation → how long it has not stepped."""
     _slow: SlowWatch = field(default_factory=SlowWatch)
     """How long the newest generation has stepped more slowly than before."""
     _slow_accepted_ns: int = 0
-    """When that was told last; 0: never."""
+    """When the workflow last accepted a report that the job is slow; 0: never."""
     faults: PendingFaults = field(default_factory=PendingFaults)
-    """Of its machines, that its workflow was not told."""
+    """Faults of the job's machines that its workflow has not accepted yet."""
     _stopped_ns: int = 0
-    """When the end of a generation was told last: its incident asks the machines for what they had found by then."""
+    """When the workflow last accepted the end of a generation: its incident then asks the machines for all earlier
+    findings."""
     latest: JobFacts | None = None
-    """What the rules looked at last, of the newest generation."""
+    """The latest facts of the newest generation."""
     _hang_check: tuple[StepsSeen, HangCheck] | None = None
-    """What looks at the ranks showed, and at which steps."""
+    """The result of the latest samples, and the steps seen at that time."""
     _copies: CopyRules = field(init=False)
     _names: frozenset[str] = field(init=False)
-    """Of its machines."""
+    """The names of the job's machines."""
 
     def __post_init__(self) -> None:
         self._copies = CopyRules(self.spec)
         self._names = frozenset(machine.name for machine in self.machines)
 
     def goes_on_from(self, before: JobView) -> None:
-        """Take over how long steps and pauses were; what another run had is of other generations."""
+        """Take over the typical times of steps and pauses from an earlier view; its other data belongs to other
+        generations."""
         if before.spec == self.spec:
             self._steps = before._steps
 
     @property
     def reported(self) -> set[int]:
-        """Generations whose end was reported to the job's workflow."""
+        """Return the generations whose end was reported to the job's workflow."""
         return self.acknowledgements.reported
 
     def ended(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
-        """A rank ended."""
+        """Note the end of a rank."""
         generation, ended = observation.generation, observation.rank_ended
         known = self._exits.setdefault(generation, {}).get(ended.rank)
         self._exits[generation][ended.rank] = ObservedExit(
@@ -141,22 +144,22 @@ class JobView:
         self.woken.set()
 
     def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
-        """An inspection found something on a machine, or what it had found is over."""
+        """Note an inspection's finding on a machine, or the end of a finding."""
         self.faults.found(machine, observation, now_ns)
         self._drop_those_of_the_incident()
 
     def needs_no_more(self, machine: str) -> int | None:
-        """Newest of what happened to a machine itself that may be forgotten as far as this job goes, with all before
-        it; None: the job does not run there."""
+        """Return a machine's newest event that this job does not need any more, nor any earlier one; None: the job does
+        not run there."""
         if machine not in self._names:
             return None
         heard, untold = self.acknowledgements.heard(machine), self.faults.first(machine)
-        # Of a job that is stopped, the incident asks the machines what they find.
+        # If the job is stopped, its incident asks the machines for their findings.
         is_stopped = self._newest in self.reported
         return heard if untold is None or is_stopped else min(heard, untold - 1)
 
     def accepted(self, anomaly: Anomaly, now_ns: int) -> None:
-        """The job's workflow knows of an anomaly."""
+        """Note that the job's workflow has accepted an anomaly."""
         if anomaly.symptom is Symptom.MACHINE_FAULT:
             self.faults.accepted(anomaly, now_ns)
         elif anomaly.symptom is Symptom.SLOW:
@@ -167,7 +170,7 @@ class JobView:
             self._drop_those_of_the_incident()
 
     def _drop_those_of_the_incident(self) -> None:
-        """What was found before the end of a generation was told is among what its incident's stop finds."""
+        """Drop the findings from before the accepted end of a generation: its incident's stop collects them."""
 
         def began_ns(seen: FindingSeen) -> int:
             shift = self._shift.get(seen.machine)
@@ -176,11 +179,11 @@ class JobView:
         self.faults.drop(lambda seen: began_ns(seen) < self._stopped_ns)
 
     def ends(self, generation: int) -> int:
-        """How many ranks of a generation have ended."""
+        """Return how many ranks of a generation have ended."""
         return len(self._exits.get(generation, ()))
 
     def showed(self, machine: str, reply: pb.ProgressReply, now_ns: int) -> None:
-        """A machine showed where its ranks stand."""
+        """Note a machine's report of its ranks' progress."""
         self._last_heard_ns[machine] = now_ns
         self._shift[machine] = stream_shift_ns(reply.time_ns, now_ns)
         if reply.generation:
@@ -215,7 +218,7 @@ class JobView:
             )
 
     def _forget_old(self) -> None:
-        """Of generations that are dealt with nothing is needed: a job lives for months, with thousands of ranks."""
+        """Drop the data of reported generations: a job lives for months, with thousands of ranks."""
         newest = self._newest
         self._slow = SlowWatch()
         self._first = {key: first for key, first in self._first.items() if key[0] >= newest}
@@ -225,44 +228,46 @@ class JobView:
         self._copies.forget_before(newest)
 
     def runs(self, generation: int, step: int, now_ns: int) -> None:
-        """The job's workflow knows a generation to run: all machines were launched, and a step was seen or waited for.
+        """Note that a generation runs, as the job's workflow reports: all machines were launched.
 
         Args:
-            generation: the one that runs.
-            step: where it began, or later.
-            now_ns: when the workflow was asked.
+            generation: The running generation.
+            step: The step at which it began, or a later step.
+            now_ns: The time of the workflow's answer, nanoseconds.
         """
         self.known, self.known_ns = (generation, step), now_ns
 
     @property
     def has_bare(self) -> bool:
-        """Whether a machine knows nothing of the job: not launched yet, or lost before it was seen to run."""
+        """Return whether a machine does not know the job: it is not launched yet, or was lost before its first
+        report."""
         return bool(self._bare)
 
     @property
     def has_run(self) -> bool:
-        """Whether a generation is known to have run."""
+        """Return whether a generation is known to have run."""
         return bool(self._newest or self.known)
 
     @property
     def quiet_s(self) -> float:
-        """How long no rank has stepped, seconds; 0 while an incident is known."""
+        """Return how long no rank has stepped, seconds; 0 while an incident is known."""
         steps = self._steps.get(self._generation() or 0)
         return steps.quiet_s if steps else 0.0
 
     @property
     def newer(self) -> int | None:
-        """A generation that was seen, and may be on other machines; None: there is none."""
+        """Return a newer generation that may run on other machines; None: there is none."""
         newest = max([self._newest, *self._exits])
         return newest if self.machines_of is not None and newest > self.machines_of else None
 
     def verdicts(self, now_ns: int) -> Iterator[Anomaly | Finished]:
-        """What to report to the job's workflow, oldest generation first; each until it is in ``reported``."""
+        """Yield the reports for the job's workflow, oldest generation first; a generation's reports end once it is in
+        ``reported``."""
         newest, world_size = self._generation(), self.spec.topology().world_size
         sure = math.inf if self.machines_of is None else self.machines_of
         for generation in sorted({*self._exits, newest or 0} - self.reported - {0}):
             if generation > sure:
-                return  # what is missing of it may be on machines that are not watched
+                return  # its missing ranks may be on machines that are not watched
             if has_finished(self._exits.get(generation, {}).values(), world_size):
                 yield Finished(generation)
             facts = self.facts(generation, now_ns)
@@ -274,13 +279,13 @@ class JobView:
                 yield anomaly
 
     def _is_slow_reported(self, now_ns: int) -> bool:
-        """Whether the job's workflow was told lately that it is slow: it looked into it, or does."""
+        """Return whether the workflow accepted lately that the job is slow: it has investigated that, or does now."""
         return (
             bool(self._slow_accepted_ns) and now_ns - self._slow_accepted_ns < self.spec.policy.slow.again_after_s * 1e9
         )
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
-        """What the rules look at. Call it often: how long nothing happened is known from looking."""
+        """Return the facts for the rules. Call it often: it measures how long nothing has happened."""
         exits, shown = self._exits.get(generation, {}), self._of(generation)
         ranks = [rank.facts for rank in shown]
         if generation != self._generation():
@@ -310,7 +315,7 @@ class JobView:
         return self.latest
 
     def _watch_of(self, generation: int) -> StepWatch:
-        """Of a generation's steps; of a new one the time that a step and a pause took in the one before are known."""
+        """Return the step times of a generation; a new generation starts with the step times of the previous."""
         if generation not in self._steps:
             before = max((one for one in self._steps if one < generation), default=None)
             new = StepWatch(self.spec.topology().world_size)
@@ -319,18 +324,18 @@ class JobView:
 
     @property
     def steps_seen(self) -> StepsSeen:
-        """Which steps were seen: it changes with each, and with each generation."""
+        """Return the steps that were seen; the value changes with each step and each generation."""
         generation = self._generation() or 0
         steps = self._steps.get(generation)
         return StepsSeen(generation, steps.total if steps else 0)
 
     def looked_at(self, seen: StepsSeen, hang_check: HangCheck) -> None:
-        """Samples of the ranks showed this, while no step was seen."""
+        """Note the result of samples that were taken while no step was seen."""
         self._hang_check = (seen, hang_check)
         self.woken.set()
 
     def rest_s(self, longest_s: float, now_ns: int) -> float:
-        """How long nothing is to be judged anew, as far as time alone decides: at most until the job counts as hung."""
+        """Return how long no new decision is due from time alone, seconds; at most until the job counts as hung."""
         facts = self.latest
         if facts is None or not facts.quiet_s:
             return longest_s
@@ -339,31 +344,31 @@ class JobView:
 
     @property
     def has_stopped_ranks(self) -> bool:
-        """Whether the process of a rank was stopped when it was shown last."""
+        """Return whether the process of a rank was stopped in its latest view."""
         return any(shown.progress.stopped for shown in self._shown.values())
 
     def silent(self, now_ns: int) -> list[str]:
-        """Machines whose agents said nothing for ``SILENT_S``."""
+        """Return the machines whose agents were silent for ``SILENT_S``."""
         heard = self._last_heard_ns
         return [one.name for one in self.machines if now_ns - heard.get(one.name, -math.inf) > SILENT_S * 1e9]
 
     def _unheard_s(self, now_ns: int) -> dict[str, float]:
-        """Since when machines were not heard."""
+        """Return for how long each machine was silent, seconds."""
         heard, self._began_ns = self._last_heard_ns, self._began_ns or now_ns
         return {one.name: (now_ns - heard.get(one.name, self._began_ns)) / 1e9 for one in self.machines}
 
     def persist(self, now_ns: int) -> int | None:
-        """The step that all machines should be asked to write to disk, now; None: none."""
+        """Return the step that all machines should now write to disk; None: no step."""
         generation = self._generation()
         return None if generation is None else self._copies.persist(generation, self._of(generation), now_ns)
 
     def on_disks(self) -> tuple[int, Agreed]:
-        """What to tell all machines of each other's disks, and in which generation."""
+        """Return the generation and the state of all disks, for all machines."""
         generation = self._generation() or 0
         return generation, self._copies.on_disks(self._of(generation))
 
     def align(self, now_ns: int) -> tuple[int, Aligned] | None:
-        """What to tell all machines of each other's backups, and in which generation; None: nothing."""
+        """Return the generation and which backups the machines should make; None: there is no change."""
         generation = self._generation()
         if generation is None:
             return None
@@ -371,7 +376,7 @@ class JobView:
         return (generation, aligned) if aligned else None
 
     def _generation(self) -> int | None:
-        """The newest one that was seen, unless it is dealt with."""
+        """Return the newest generation that was seen; None: there is none, or its end was reported."""
         newest = self._newest or (self.known[0] if self.known else None)
         return None if newest in self.reported else newest
 
@@ -379,7 +384,7 @@ class JobView:
         return [shown for shown in self._shown.values() if shown.progress.generation == generation]
 
     def _lost(self, generation: int) -> dict[str, Sequence[int]]:
-        """Machines that came back empty, with the ranks that they ran."""
+        """Return the machines that lost the job's state, with the ranks that they ran."""
         return {
             machine.name: ranks
             for machine, ranks in self.spec.assignment(self.machines).each()
@@ -387,6 +392,7 @@ class JobView:
         }
 
     def _bare_in(self, generation: int, machine: str) -> bool:
-        """Whether a machine knows nothing of the job after its workflow said that this generation runs there."""
+        """Return whether a machine does not know the job after the workflow reported that this generation runs
+        there."""
         runs = self.known is not None and self.known[0] == generation
         return runs and machine in self._bare and self._last_heard_ns[machine] > self.known_ns

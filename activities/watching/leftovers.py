@@ -1,9 +1,8 @@
 """Releases what jobs left on machines after their workflow ended.
 
-A job that ends releases everything itself. What it cannot reach stays: an agent
-was dead at that moment, or the workflow was terminated by hand. Every worker
-looks for such remains, outside Temporal; several may do the same work.
-A job that cannot be cleared does not delay another one.
+A job that ends releases everything itself, but something stays if an agent was dead at that moment, or the workflow was
+terminated by hand. Every worker cleans that up, outside Temporal; several workers may do the same work. A job that
+cannot be cleared does not delay another job.
 """
 
 from __future__ import annotations
@@ -31,45 +30,45 @@ from everstep.model.machine import Machine
 log = structlog.get_logger("cleanup")
 
 LOOK_S = 5.0
-"""Between two looks at the list of jobs, seconds."""
+"""The time between two polls of the list of jobs, seconds."""
 LONGEST_S = 10.0
-"""Longest wait before machines that did not answer are asked again, seconds."""
+"""The longest wait before silent machines are asked again, seconds."""
 AT_ONCE = 64
-"""Machines of one job that are asked side by side."""
+"""The largest number of machines of one job that are asked at the same time."""
 QUERIES_AT_ONCE = 8
-"""Jobs that are asked side by side where they ran: each of them is replayed for that."""
+"""The largest number of jobs that are queried at the same time, because a query replays the workflow."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A workflow that does not say within this time where it ran is asked again."""
+"""A workflow that does not answer within this time is asked again."""
 SETTLE = timedelta(seconds=5)
-"""So long after its end a job is looked at first: a last activity may still be under way."""
+"""The time between a job's end and its first check: a last activity may still run."""
 REMEMBERED = timedelta(days=3)
-"""Jobs that ended longer ago are not looked at any more."""
+"""Jobs that ended longer ago are not checked any more."""
 
 
 @dataclass(slots=True)
 class Remains:
-    """What may be left of one run of a job."""
+    """What one run of a job may have left on machines."""
 
     workflow_id: str
     run: str
-    """Of the workflow."""
+    """The run id of the workflow."""
     state: JobState | None = None
-    """None: the workflow did not say yet."""
+    """The job's state; None: the workflow has not answered yet."""
     missing: list[Machine] | None = None
-    """Machines that did not answer yet; None: none was asked."""
+    """Machines that have not answered yet; None: no machine was asked."""
     wait_s: float = 0.0
     due: float = 0.0
-    """When they are asked again, on the monotonic clock."""
+    """The time of the next attempt, on the monotonic clock, seconds."""
     attending: asyncio.Task[None] | None = None
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is left anywhere."""
+        """Return whether nothing is left on any machine."""
         return self.missing is not None and not self.missing
 
 
 class LeftoverCleaner:
-    """Looks for remains of a task queue's jobs that are over, until it is cancelled."""
+    """Cleans up after closed jobs of a task queue, until it is cancelled."""
 
     def __init__(
         self,
@@ -85,12 +84,12 @@ class LeftoverCleaner:
         self._settle = settle
         self._again_s = again_s
         self._remains: dict[str, Remains] = {}
-        """By the run of the workflow: all that ended lately."""
+        """Run id of the workflow → what it may have left, for all jobs that ended lately."""
         self._troubles = Once()
         self._asking = asyncio.Semaphore(QUERIES_AT_ONCE)
 
     async def run(self) -> None:
-        """Look again and again; a machine that does not answer is asked at a later look."""
+        """Poll until cancelled; a machine that does not answer is asked at a later poll."""
         try:
             while True:
                 with contextlib.suppress(RPCError):
@@ -102,13 +101,13 @@ class LeftoverCleaner:
                     remains.attending.cancel()
 
     async def look(self) -> list[asyncio.Task[None]]:
-        """Look once at every job that ended lately and is not known to be clean, if it is its time.
+        """Check each job that ended lately, is not known to be clean, and is due.
 
         Returns:
-            What was begun, one task for each job; a slow one must not hold up the next look.
+            One task for each job; a slow task must not delay the next poll.
         """
         since = (datetime.now(UTC) - REMEMBERED).isoformat()
-        # A run that continued as new is not over: the next one goes on with what it has.
+        # A run that continued as new is not over: the next run uses its machines.
         over = f'ExecutionStatus!="Running" AND ExecutionStatus!="ContinuedAsNew" AND CloseTime>"{since}"'
         query = jobs_query(self._task_queue, over)
         listed: dict[str, Remains] = {}
@@ -126,7 +125,7 @@ class LeftoverCleaner:
         return begun
 
     async def _attend(self, remains: Remains) -> None:
-        """Clear one job. An error concerns this job only, and each kind of error is logged once."""
+        """Clear one job. An error affects this job only, and each kind of error is logged once."""
         try:
             await self._clear(remains)
         except Exception as error:
@@ -144,7 +143,7 @@ class LeftoverCleaner:
             remains.due = time.monotonic() + remains.wait_s
 
     async def _clear(self, remains: Remains) -> None:
-        """Clear a job's machines, those that did not answer before."""
+        """Clear the job's machines that have not answered yet."""
         newest = await self._client.get_workflow_handle(remains.workflow_id).describe()
         name_is_used = newest.run_id != remains.run
         if not name_is_used and newest.status == WorkflowExecutionStatus.RUNNING:
@@ -173,7 +172,7 @@ class LeftoverCleaner:
                 if left.run and left.run != run:
                     continue
                 if name_is_used and not (left.run and run):
-                    continue  # of a release that gave no ids: it may be the other run's
+                    continue  # a release without ids: this may belong to the other run
                 log.warning(
                     "ending what a job left behind", job=left.job, machine=machine.name, generation=left.generation
                 )

@@ -12,7 +12,7 @@ from everstep.model.finding import Finding, Health, MachineFinding
 from everstep.model.incident import Anomaly
 
 FINDINGS_KEPT = 1000
-"""Findings of inspections that are kept for a job; more of them add nothing."""
+"""The largest number of findings that are kept for a job; more add nothing."""
 Key = tuple[str, str, str]
 
 
@@ -21,18 +21,18 @@ class PendingFaults:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[Key, FindingSeen]] = defaultdict(dict)
-        """Machine → what a finding is about → the finding that is active now."""
+        """Machine → subject of a finding → the active finding."""
         self._offered: dict[str, set[str]] = {}
-        """Id of the newest anomaly that reports some → ids of their observations."""
+        """Id of the newest anomaly that reports findings → ids of their observations."""
         self.accepted_ns: dict[str, int] = {}
-        """Reason code → when the job's workflow accepted one last."""
+        """Reason code → when the job's workflow last accepted such a fault."""
         self.known: Mapping[str, int] = {}
-        """What faults are about → when the job's workflow accepted them last, nanoseconds of the wall clock."""
+        """Subject of a fault → when the job's workflow last accepted it, nanoseconds of the wall clock."""
 
     def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
-        """An inspection reported a finding, or the end of one.
+        """Note an inspection's finding, or the end of a finding.
 
-        What was active when the stream began may have been reported before there was anybody to hear it.
+        A finding that was active when the stream began may have been reported before any watcher was connected.
         """
         finding = finding_of(observation.machine_finding.finding)
         if observation.machine_finding.over or finding.verdict is not Health.FAULTY:
@@ -56,16 +56,16 @@ class PendingFaults:
         self.drop(lambda seen: seen.id in gone)
 
     def drop(self, is_gone: Callable[[FindingSeen], bool]) -> None:
-        """Forget faults that need not be reported."""
+        """Drop faults that need not be reported."""
         for machine, findings in self._seen.items():
             self._seen[machine] = {key: seen for key, seen in findings.items() if not is_gone(seen)}
 
     def first(self, machine: str) -> int | None:
-        """The number of a machine's oldest observation that reports a pending fault; None: there is none."""
+        """Return the number of a machine's oldest observation with a pending fault; None: there is none."""
         return min((seen.sequence for seen in self._seen[machine].values() if seen.sequence), default=None)
 
     def all(self) -> list[FindingSeen]:
-        """All pending faults, in the order in which their reports were received."""
+        """Return all pending faults, in the order of their arrival."""
         found = [seen for findings in self._seen.values() for seen in findings.values()]
         return sorted(found, key=lambda seen: seen.heard_ns)
 

@@ -1,4 +1,4 @@
-"""What one rank's machine showed of it last, as the watcher's rules take it."""
+"""The latest view of one rank, as its machine reported it, for the watcher's rules."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from everstep.decisions.keep.disk_schedule import DiskProgress, StepsOnDisk
 
 
 def has_left_loop(rank: pb.RankProgress) -> bool:
-    """Whether its training loop is over, at its end or by ``break``: what the rank does now are no steps."""
+    """Return whether the rank's training loop is over, at its end or by ``break``: later activity is not a step."""
     return rank.finished or rank.milestones.loop_left > 0
 
 
 @dataclass(slots=True)
 class FirstShown:
-    """What was shown of a process first; it says since when it goes on."""
+    """The first view of a process; later views count from it."""
 
     completed_steps: int
-    """When it was seen first."""
+    """The completed steps at the first view."""
     steps: int | None = None
-    """When it was seen to step first; None: it was not yet."""
+    """The steps when the process was first seen to step; None: it has not stepped."""
     step_ns: int = 0
-    """When it was first seen to have completed a step, by the watcher's clock; 0: it was not yet."""
+    """When it was first seen to have completed a step, by the watcher's clock; 0: not yet."""
     stopped_ns: int = 0
-    """Since when its process was seen to be stopped, by the watcher's clock; 0: it is not."""
+    """Since when its process is stopped, by the watcher's clock; 0: it is not stopped."""
     continued_ns: int = 0
-    """When it was seen to go on after that; 0: never."""
+    """When the process continued after a stop; 0: never."""
 
 
 class Shown:
-    """What a machine showed of one of its ranks last.
+    """The latest view of one rank.
 
     Args:
-        machine: Its name.
-        now_ns: Clock of the machine.
-        heard_ns: Clock of the watcher.
-        progress: What it said of the rank.
-        stored: What it has on disk; one object for all ranks of a machine that have the same.
-        first: What it showed of the same process first; completed here.
+        machine: The name of the rank's machine.
+        now_ns: The time on the machine's clock.
+        heard_ns: The time on the watcher's clock.
+        progress: The machine's report of the rank.
+        stored: The steps on the machine's disk; one object for all ranks of a machine with equal steps.
+        first: The first view of the same process; it is completed here.
         saved_before: The rank saved its state in this or an earlier generation.
     """
 
@@ -100,17 +100,17 @@ class Shown:
         )
 
     def _ago_ns(self, age_s: float, at_ns: int) -> int:
-        """When something was, by the clock of the watcher.
+        """Return the time of an event on the watcher's clock.
 
         Args:
-            age_s: How long ago that is, as the agent says; 0: it does not.
-            at_ns: When it was, by the machine's clock; 0: never.
+            age_s: The age of the event as the agent reports it, seconds; 0: it is not known.
+            at_ns: The time of the event on the machine's clock; 0: it has not happened.
         """
         ago_ns = round(age_s * 1e9) or max(self.now_ns - at_ns, 0)
         return self.heard_ns - ago_ns if at_ns else 0
 
     def _saved(self, first: FirstShown, *, saved_before: bool) -> tuple[int | None, int]:
-        """The newest own save that counts, and when that was."""
+        """Return the newest own save that counts, and its time."""
         if not self.progress.HasField("saved"):
             return None, 0
         saved = self.progress.saved
@@ -118,7 +118,8 @@ class Shown:
         return step, self._ago_ns(saved.own_age_s, saved.own_ns)
 
     def _first_step_ns(self, first: FirstShown, at_ns: int) -> int:
-        """When a process completed its first step; not later than it was first seen to have, by the watcher's clock."""
+        """Return when the process completed its first step, on the watcher's clock, at the latest when that was first
+        seen."""
         if not at_ns:
             return 0
         first.step_ns = first.step_ns or self.heard_ns
@@ -141,17 +142,17 @@ def _pace(metrics: pb.Metrics) -> RankPace:
 
 
 def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:
-    """What ranks have on disk, each object once: a few for thousands of ranks."""
+    """Return the steps on disk of all ranks, each object once: there are a few for thousands of ranks."""
     return list({id(rank.stored): rank.stored for rank in shown}.values())
 
 
 def stored(saved: pb.SavedState) -> StepsOnDisk:
-    """What a rank's machine has on disk."""
+    """Return the steps on the disk of a rank's machine."""
     return StepsOnDisk(frozenset(saved.disk_steps), saved.disk_passed, saved.disk_kept, saved.disk_settled)
 
 
 def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
-    """What a rank's machine has on disk, with ages as of now."""
+    """Return the steps on the disk of a rank's machine, with ages as of now."""
     saved = shown.progress.saved
     since_s = max(now_ns - shown.heard_ns, 0) / 1e9
     return DiskProgress(
@@ -165,5 +166,5 @@ def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
 
 
 def kept_elsewhere(saved: pb.SavedState) -> int:
-    """The newest step that a rank's peer has; a rank without one is never behind with it, unless a step is named."""
+    """Return the newest step on a rank's peer; a rank without a peer is never behind, unless a step is named."""
     return saved.own_step if saved.backup_none and saved.backup_named == NO_NAMED_STEP else saved.backup_step

@@ -1,7 +1,7 @@
-"""How much of its time each job trained: told to its workflow, whose search attributes show it, and kept for metrics.
+"""Computes the share of time in which each job trained, for its workflow's search attributes and for metrics.
 
-A loop in every worker. It keeps nothing that matters: what it tells is computed anew from the ledger, and a workflow
-takes it from one worker only.
+It is a loop in every worker. It needs no state: the share is computed again from the ledger, and a workflow accepts
+each share from one worker only.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from everstep.decisions.training_time.ettr import WINDOW_S
 from everstep.model.job_state import SHOWN_ALREADY, ShareTrained
 
 LOOK_S = 30.0
-"""Between two looks, seconds: a minute of an hour is 2 % of it."""
+"""The time between two polls, seconds: a minute of an hour is 2 % of it."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A workflow that does not answer within this time is told at the next look."""
+"""A workflow that does not answer within this time gets the share at the next poll."""
 QUIET_S = 10.0
-"""Where no rank steps for so long, the job does not train since then (as ``everstep status`` has it)."""
+"""A job without a step for this long does not train, from its last step on (as in ``everstep status``), seconds."""
 
 log = structlog.get_logger("training time")
 
 
 class TrainingTimes:
-    """The time of all jobs that a worker watches.
+    """The training times of all jobs that a worker watches.
 
     Args:
-        client: Of Temporal.
-        ledger: Knows when they trained.
-        watched: Job's workflow → what is known of it; it changes meanwhile.
+        client: The client of Temporal.
+        ledger: The ledger with the times of the jobs.
+        watched: Id of a job's workflow → the watcher's view of it; the mapping changes meanwhile.
     """
 
     def __init__(self, client: Client, ledger: Ledger, watched: Mapping[str, JobView]) -> None:
@@ -47,18 +47,18 @@ class TrainingTimes:
         self._ledger = ledger
         self._watched = watched
         self.spent: dict[str, tuple[TimeSpent, TimeSpent]] = {}
-        """Job's workflow → how it spent its time since its start, and in the last hour."""
+        """Id of a job's workflow → how it spent its time since its start, and in the last hour."""
         self._told: dict[str, ShareTrained] = {}
         self._troubles = Once()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Poll until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once at all jobs; one that cannot be looked at now is looked at the next time."""
+        """Poll all jobs once; a job whose poll fails is polled again at the next time."""
         jobs = dict(self._watched)
         for workflow_id in {*self.spent, *self._told} - jobs.keys():
             self.spent.pop(workflow_id, None)
@@ -66,14 +66,14 @@ class TrainingTimes:
         for workflow_id, job in jobs.items():
             try:
                 await self._look_at(workflow_id, job)
-            except Exception as error:  # the ledger, or one workflow: the others are looked at all the same
+            except Exception as error:  # an error of the ledger or of one workflow does not affect the others
                 if self._troubles.new(workflow_id, error):
                     log.warning("how much of its time a job trained is not known", job=workflow_id, error=str(error))
             else:
                 self._troubles.recovered(workflow_id)
 
     async def _look_at(self, workflow_id: str, job: JobView) -> None:
-        if not job.has_run:  # the ledger may know an earlier run of this name only
+        if not job.has_run:  # the ledger may only know an earlier run of this name
             return
         now_ns, quiet_s = time.time_ns(), job.quiet_s
         spent = await self._ledger.call(
@@ -92,7 +92,7 @@ class TrainingTimes:
             self._told[workflow_id] = share
 
     async def _tell(self, workflow_id: str, share: ShareTrained) -> bool:
-        """Whether the workflow shows it now, or need not any more."""
+        """Return whether the workflow shows the share now, or does not need it any more."""
         handle = self._client.get_workflow_handle(workflow_id)
         try:
             await handle.execute_update("trained", share, result_type=str, rpc_timeout=ANSWER_LIMIT)

@@ -1,15 +1,15 @@
 """The watcher: one in every worker process, outside Temporal.
 
-It holds the agents' observation streams of every running job, judges them by
+It reads the agents' observation streams of every running job, judges them by
 the rules of ``everstep.decisions.detect.rules`` and reports to the job's workflow
-by an update whose id is the generation's: when several watchers report the same
-fault, the server lets one through. Observations are acknowledged only after the
-workflow took the report; an observation that nobody heard waits in the agent's
-log. So a dead worker leaves no gap as long as another one lives, and loses
-nothing when none does.
+by an update whose id contains the generation: when several watchers report the same
+fault, the server accepts only the first. Observations are acknowledged only after the
+workflow accepted the report; until then they stay in the agent's
+log. So a dead worker leaves no gap while another worker runs, and nothing is
+lost when no worker runs.
 
-Jobs do not know of each other here: one whose state cannot be read, or whose
-workflow does not answer, is asked again, and all others are watched meanwhile.
+Jobs are independent of each other here: a job whose state cannot be read, or whose
+workflow does not answer, is asked again, and all other jobs are watched meanwhile.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from everstep.model.machine import Machine
 log = structlog.get_logger("watcher")
 
 LIST_S = 1.0
-"""Between two listings of the running jobs, seconds."""
+"""The time between two listings of the running jobs, seconds."""
 RETRY_S = 0.2
-"""Before an agent or Temporal is asked again for the first time, seconds; the longest wait for a silent agent
-is in the job's policy."""
+"""The first wait before an agent or Temporal is asked again, seconds; the job's policy has the longest wait for a
+silent agent."""
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A job's workflow that does not say within this time what to watch is asked again."""
+"""A job's workflow that does not answer within this time is asked again."""
 ADOPT_AGAIN_S = 30.0
-"""Longest wait between two such questions, seconds."""
+"""The longest wait between two such questions, seconds."""
 TICK_S = 0.5
-"""Between two looks at the rules that depend on time, seconds."""
+"""The time between two evaluations of the rules that depend on time, seconds."""
 STOPPED_TICK_S = 0.1
-"""The same while a rank is stopped."""
+"""The time between two evaluations while the process of a rank is stopped, seconds."""
 TELL_WHOLE_S = 30.0
-"""Agents are told this often which step is on all disks: some may not have heard it."""
+"""The interval at which agents are informed which step is on all disks, seconds: some may have missed it."""
 ENDS_TOLD = 64
-"""Ranks of a generation whose ends are logged one by one."""
+"""The largest number of ranks of a generation whose ends are logged separately."""
 
 MachineEvent = Callable[[pb.Observation], asyncio.Future[None]]
-"""Takes what happened to a machine; done once it is written down."""
+"""Accepts a machine event; the future is done once the event is in the ledger."""
 
 
 class Watcher:
@@ -81,21 +81,21 @@ class Watcher:
         self._machine_event = machine_event
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.watched: dict[str, JobView] = {}
-        """Job's workflow → what is known of it, of every job that is watched."""
+        """Id of a job's workflow → the view of the job, for all watched jobs."""
         self._before: dict[str, JobView] = {}
-        """The same of those that are to be watched anew."""
+        """Id of a job's workflow → the earlier view of a job that will be watched again."""
         self.reported: Counter[str] = Counter()
-        """How many reports were taken, by the update's name."""
+        """Name of an update → how many such reports were accepted."""
         self._runs: dict[str, str] = {}
-        """Job's workflow → the run that was seen in the newest listing."""
+        """Id of a job's workflow → its run in the newest listing."""
         self._adopting: dict[str, asyncio.Task[None]] = {}
         self._troubles = Once()
-        """Of jobs that do not say what to watch."""
+        """Errors of workflows that do not answer which machines to watch."""
         self._failures = Once()
-        """Of watching them."""
+        """Errors of the watch of a job."""
 
     async def run(self) -> None:
-        """List the running jobs again and again, and watch each of them."""
+        """List the running jobs until cancelled, and watch each of them."""
         try:
             while True:
                 with contextlib.suppress(RPCError):
@@ -108,7 +108,7 @@ class Watcher:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> None:
-        """Watch what runs, anew where a name was taken by another run, and no longer what is over."""
+        """Watch the running jobs: start again if a name has a new run, and end the watch of closed jobs."""
         listed = {}
         async for workflow in self._client.list_workflows(jobs_query(self._task_queue, 'ExecutionStatus="Running"')):
             listed[workflow.id] = workflow.run_id or ""
@@ -116,7 +116,7 @@ class Watcher:
             self._leave(workflow_id)
         for workflow_id, run in listed.items():
             if self._runs.get(workflow_id, run) != run:
-                # Another job of the same name, or continue-as-new: agents send again what was not acknowledged.
+                # A new job of the same name, or continue-as-new: agents send again what was not acknowledged.
                 before = self.watched.get(workflow_id)
                 self._leave(workflow_id)
                 if before:
@@ -124,19 +124,19 @@ class Watcher:
             self._runs[workflow_id] = run
             unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
             if unwatched and workflow_id not in self._adopting:
-                # Not awaited: a workflow without a worker answers late, or never.
+                # This is not awaited: a workflow without a worker answers late, or never.
                 self._adopting[workflow_id] = asyncio.create_task(self._adopt(workflow_id))
 
     def ensure(
         self, spec: JobSpec, machines: list[Machine], known: JobState | None = None, *, generation: int = 0
     ) -> None:
-        """Watch a job now: the launching worker need not wait for the next listing.
+        """Watch a job at once, so that the launching worker need not wait for the next listing.
 
         Args:
-            spec: the job's; a watch that goes by another one is left.
-            machines: where it runs, likewise.
-            known: what its workflow says, where it was asked.
-            generation: the newest that is known to run on these machines.
+            spec: The job's specification; a watch with another specification is replaced.
+            machines: The job's machines; a watch of other machines is replaced.
+            known: The answer of its workflow, if it was asked.
+            generation: The newest generation that is known to run on these machines.
         """
         workflow_id = job_workflow_id(spec.name)
         watched = before = self.watched.get(workflow_id)
@@ -163,20 +163,20 @@ class Watcher:
                 task.cancel()
 
     async def _adopt(self, workflow_id: str) -> None:
-        """Ask a job what to watch, until it answers; errors concern this job only."""
+        """Ask a job what to watch, until it answers; errors affect this job only."""
         handle, wait_s = self._client.get_workflow_handle(workflow_id), LIST_S
         while True:
             try:
                 state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
                 break
             except Exception as error:
-                # Its agents keep what they saw.
+                # The job's agents keep their observations.
                 if self._troubles.new(workflow_id, error):
                     log.warning("a job cannot say what to watch; it is asked again", job=workflow_id, error=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
         self._troubles.recovered(workflow_id)
-        self._adopting.pop(workflow_id, None)  # before a watch by another spec is left, which would end this task too
+        self._adopting.pop(workflow_id, None)  # first: replacing a watch of another spec would end this task too
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state, generation=state.generation)
 
@@ -192,13 +192,13 @@ class Watcher:
                 async for machine in in_turns(job.machines):
                     tasks.append(asyncio.create_task(self._observe(job, machine)))
                     tasks.append(asyncio.create_task(self._follow(job, machine)))
-                # The judge returns when the job's workflow is over; the streams never do.
+                # The judge returns when the job's workflow is over; the streams never return.
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                 log.info("no longer watching")
             except Exception as error:
-                # The next listing begins again: what was not reported yet is still in the agents' logs.
+                # The next listing starts the watch again: the agents' logs still have what was not reported.
                 if self._failures.new(job_workflow_id(job.spec.name), error):
                     log.exception("watching failed; it begins anew, and again until it succeeds")
             finally:
@@ -261,12 +261,11 @@ class Watcher:
                     await job.woken.wait()
 
     async def _look_closely(self, job: JobView) -> None:
-        """Look at the ranks of a job that stands still; the end of a step ends that."""
         await HangSampler(self._agents, job).run()
 
     async def _ask_what_runs(self, job: JobView) -> None:
-        """Ask the workflow where a generation runs that is new, and what runs while a machine knows nothing of it: that
-        machine may be lost."""
+        """Ask the workflow on which machines a new generation runs, and which generation runs while a machine does not
+        know the job: that machine may be lost."""
         handle, asked_s = self._client.get_workflow_handle(job_workflow_id(job.spec.name)), time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -274,18 +273,18 @@ class Watcher:
             if newer is None and not (job.has_bare and time.monotonic() - asked_s >= BARE_S):
                 continue
             asked_s = time.monotonic()
-            with contextlib.suppress(Exception):  # asked again
+            with contextlib.suppress(Exception):  # the question is repeated
                 state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
                 _learn_from(job, state)
                 if newer is not None:
                     self.ensure(state.spec, state.machines, state, generation=newer)
 
     async def _persist(self, job: JobView) -> None:
-        """Ask all machines to write a step to disk when it is time, and tell which of those on disk all ranks have."""
+        """Ask all machines to write a step to disk when it is due, and report which steps all ranks have on disk."""
         last_sent: tuple[int, Agreed] | None = None
         sent_at, pace = -math.inf, ShareOfTime()
         async with copy_requests(self._agents, job.machines) as ask:
-            await asyncio.sleep(TICK_S / 3)  # not in one turn of the loop with the judge
+            await asyncio.sleep(TICK_S / 3)  # run at another time than the judge
             while True:
                 pace.begin()
                 step, for_disks = job.persist(steady_ns()), job.on_disks()
@@ -307,7 +306,8 @@ class Watcher:
                 await asyncio.sleep(TICK_S)
 
     async def _align(self, job: JobView) -> None:
-        """Let machines back up the same steps, once one is too slow to back up every step, or ranks drift apart."""
+        """Make machines back up the same steps, once a machine is too slow to back up every step, or ranks drift
+        apart."""
         last_sent, pace = None, ShareOfTime()
         async with copy_requests(self._agents, job.machines) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
@@ -335,9 +335,9 @@ class Watcher:
                 await asyncio.sleep(TICK_S)
 
     async def _report(self, job: JobView, verdict: Anomaly | Finished) -> bool:
-        """Tell the workflow, until it took it; returns False when the job is over.
+        """Report to the workflow until it accepts; returns False when the job is over.
 
-        That a machine is faulty is tried once: no report of a rank's end waits for it, and it is judged again.
+        A faulty machine is reported once and then judged again, so that no report of a rank's end waits for it.
         """
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
@@ -350,8 +350,8 @@ class Watcher:
                 if isinstance(verdict, Anomaly) and name == "observe":
                     return True
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
-                    return True  # told again as long as it holds
-                # The run ended while the update was under way: a next run has to be told again.
+                    return True  # the fault is reported again while it is active
+                # The run ended during the update: the next run needs the report again.
                 await asyncio.sleep(RETRY_S)
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:
@@ -370,8 +370,8 @@ class Watcher:
 
 
 def update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
-    """The update that reports a verdict to the job's workflow: its name, argument, and an id that is the same for all
-    watchers."""
+    """Return the update that reports a verdict to the job's workflow: its name, argument, and an id that is equal for
+    all watchers."""
     if isinstance(verdict, Finished):
         return "finished", verdict.generation, f"finished-{verdict.generation}"
     if verdict.symptom in GOES_ON:
@@ -380,7 +380,7 @@ def update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
 
 
 def _learn_from(job: JobView, state: JobState) -> None:
-    """Apply what a job's workflow says of itself."""
+    """Apply the state of a job's workflow."""
     job.faults.known = state.observed_told
     if state.status == "running":
         job.runs(state.generation, max(state.resume_step, 1), steady_ns())

@@ -20,7 +20,7 @@ def run(connection: Connection) -> None:
         connection=connection,
         target_metadata=LedgerTable.metadata,
         version_table=VERSION_TABLE,
-        # SQLite can take DDL back too, once the transaction is begun by us and not by the driver.
+        # SQLite can roll back DDL too, if the transaction begins here and not in the driver.
         transactional_ddl=True,
         render_as_batch=connection.dialect.name == "sqlite",
     )
