@@ -1,4 +1,4 @@
-"""Recordings of what is known of machines, as lines of JSON: written by ``everstep machines``, read by simulations."""
+"""Recordings of machines' findings, as lines of JSON: ``everstep machines`` writes them, simulations read them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from everstep.decisions.act.evict.simulate import RecordedEvent
 from everstep.errors import ConfigError
 from everstep.system.log_files import STANDARD_INPUT, pieces
 
-if TYPE_CHECKING:  # the stubs of gRPC: whoever only reads a recording waits for none
+if TYPE_CHECKING:  # It imports gRPC's stubs, which is slow: reading a recording does not need them.
     from controlplane.queries.machines import MachineReport
 
 BAD_SHOWN = 10
-"""Bad lines of a recording that are named."""
+"""At most this many bad lines of a recording are named."""
 END_NS = 1 << 63
-"""No time of a recording is so late, nanoseconds since 1970."""
+"""Upper limit of times in a recording, nanoseconds since 1970."""
 
 
 class MachineRecorder:
-    """Makes lines of what machines answer, round by round."""
+    """Makes the lines of a recording from the answers of machines, round by round."""
 
     def __init__(self) -> None:
         self._silent_since: dict[str, int] = {}
@@ -33,8 +33,8 @@ class MachineRecorder:
 
         Args:
             reports: The answers of one round.
-            asked_ns: When all of them were asked, by the clock of this computer.
-            now_ns: When all had answered, or had not: the time of the lines.
+            asked_ns: Time at which all were asked, by the clock of this computer.
+            now_ns: Time at which all had answered or timed out; it is the time of the lines.
         """
         return [self._line(report, asked_ns, now_ns) for report in reports]
 
@@ -54,13 +54,13 @@ class MachineRecorder:
 
 
 def read_recording(name: str) -> list[RecordedEvent]:
-    """The events of a recording, in its order; empty lines are none.
+    """The events of a recording, in its order; empty lines are skipped.
 
     Args:
-        name: Of the file, which may be a gzip file; ``-``: standard input.
+        name: Name of the file, which may be a gzip file; ``-``: standard input.
 
     Raises:
-        ConfigError: it cannot be read, has no event, or has lines that are none; the message names these.
+        ConfigError: it cannot be read, has no event, or has bad lines; the message names these.
     """
     path = Path(name)
     if name != STANDARD_INPUT and not path.exists():
@@ -85,10 +85,10 @@ def read_recording(name: str) -> list[RecordedEvent]:
 
 
 def _event(line: bytes) -> RecordedEvent:
-    """One event.
+    """Parse one event.
 
     Raises:
-        ConfigError: it is none; the message says why.
+        ConfigError: it is not an event; the message says why.
     """
     try:
         read = json.loads(line.decode(), parse_constant=_no_number)

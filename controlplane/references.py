@@ -1,4 +1,4 @@
-"""How a person names a job or an incident, and what is said of one that does not exist."""
+"""References to jobs and incidents as users write them, and the errors for those that do not exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from everstep.errors import ConfigError
 
-if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
+if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.
     pass
 
 
@@ -18,7 +18,7 @@ class JobRun:
 
     name: str
     status: str
-    """``running``, ``completed``, ``failed``, ``terminated``, … of the workflow."""
+    """Status of the workflow: ``running``, ``completed``, ``failed``, ``terminated``, …"""
     started: datetime
     closed: datetime | None
 
@@ -29,10 +29,10 @@ class JobRun:
 
 
 def parse_incident(reference: str) -> tuple[str, int | None]:
-    """Job and number of an incident as people write it: ``incident/gpt/0002``, ``gpt/2`` or ``gpt``.
+    """Parse a reference to an incident into its job and number: ``incident/gpt/0002``, ``gpt/2`` or ``gpt``.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it has none of these forms.
     """
     job, _, number = reference.removeprefix("incident/").removeprefix("job/").partition("/")
     if not job or (number and not number.isdecimal()):
@@ -41,5 +41,5 @@ def parse_incident(reference: str) -> tuple[str, int | None]:
 
 
 def option_of(cluster_name: str) -> str:
-    """The option that names a cluster in a command that we suggest; "" for the default one."""
+    """The option that names a cluster in a suggested command; "" for the default one."""
     return "" if cluster_name == "default" else f" --cluster {cluster_name}"

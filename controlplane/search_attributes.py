@@ -1,4 +1,4 @@
-"""Registers our search attributes with a Temporal server that does not have them yet."""
+"""Registers everstep's search attributes with a Temporal server that does not have them yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger("worker")
 
 
 async def register(client: Client) -> None:
-    """Add what is missing. Where the server does not allow it, raise an error that says what its operator has to do."""
+    """Add missing attributes. If the server refuses, the error tells its operator what to do."""
     try:
         listed = await client.operator_service.list_search_attributes(
             ListSearchAttributesRequest(namespace=client.namespace)
@@ -42,10 +42,10 @@ async def register(client: Client) -> None:
 
 
 def wire_type(key: SearchAttributeKey[Any]) -> IndexedValueType.ValueType:
-    """The attribute's type as the operator API takes it; the SDK's enum has the same numbers."""
+    """The attribute's type for the operator API; the SDK's enum has the same numbers."""
     return cast("IndexedValueType.ValueType", int(key.indexed_value_type))
 
 
 def type_name(key: SearchAttributeKey[Any]) -> str:
-    """``KeywordList`` for INDEXED_VALUE_TYPE_KEYWORD_LIST, as the temporal command takes it."""
+    """``KeywordList`` for INDEXED_VALUE_TYPE_KEYWORD_LIST, as the temporal command accepts it."""
     return IndexedValueType.Name(wire_type(key)).removeprefix("INDEXED_VALUE_TYPE_").title().replace("_", "")

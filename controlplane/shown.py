@@ -1,24 +1,24 @@
-"""Text from outside, e.g. the exception of a script, as a person may see it: it gives a terminal no commands."""
+"""Makes text from outside, e.g. the exception of a script, safe for a terminal: it has no control sequences."""
 
 from __future__ import annotations
 
 import unicodedata
 
 LONGEST = 2_000
-"""Characters of one line."""
+"""Longest line, characters."""
 
 
 def clean(text: str) -> str:
-    r"""The text without control characters, long lines cut; line breaks and tabs stay.
+    r"""The text without control characters and with long lines cut; line breaks and tabs stay.
 
-    What cannot be printed is shown as Python writes it: ``\x1b``, ``\u202e``. Spaces of other widths, and those at
-    which no line may be broken, become plain ones.
+    Characters that cannot be printed become Python's escapes: ``\x1b``, ``\u202e``. Spaces of other widths and
+    no-break spaces become plain spaces.
     """
     return "\n".join(_line(line) for line in text.split("\n"))
 
 
 def clean_line(text: str) -> str:
-    """The same in one line."""
+    """The text as :func:`clean` returns it, in one line."""
     return _line(" ".join(text.splitlines()))
 
 

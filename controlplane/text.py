@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 DASH = "-"
-"""Shown where a value is not known."""
+"""Shown for a value that is not known."""
 
 
 def count(value: float | None) -> str:

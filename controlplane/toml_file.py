@@ -10,14 +10,14 @@ from everstep.errors import ConfigError
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The contents of a file.
+    """Read the contents of a file.
 
     Args:
-        path: Of the file.
-        what: It is, for messages, e.g. ``"job file"``.
+        path: Path of the file.
+        what: Kind of file in messages, e.g. ``"job file"``.
 
     Raises:
-        ConfigError: it is missing, unreadable or no TOML; the message says what to do.
+        ConfigError: it is missing, unreadable or not TOML; the message names a remedy.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -14,17 +14,17 @@ from structlog.typing import ExcInfo
 from everstep.base.redaction import masked
 
 FRAMES = 30
-"""Of each exception those nearest to where it was raised."""
+"""Number of frames for each exception, those nearest to the raise."""
 CHAINED = 8
-"""Exceptions in a chain, the newest."""
+"""Number of exceptions in a chain, the newest."""
 GROUP = 8
-"""Exceptions of a group, and how deep groups in groups are shown."""
+"""Number of exceptions in a group, and depth of nested groups."""
 HEAD, TAIL = 4_000, 12_000
 """Characters that are kept of a long text, from its beginning and its end."""
 
 
 def bounded(text: str) -> str:
-    """The text, or its beginning and its end with how much is left out between."""
+    """The text, or its beginning and end with the number of characters left out."""
     left_out = len(text) - HEAD - TAIL
     return text if left_out <= 0 else f"{text[:HEAD]}\n[... {left_out} characters are left out ...]\n{text[-TAIL:]}"
 
@@ -40,12 +40,12 @@ def render(exc_info: ExcInfo) -> str:
 
 
 def write(stream: TextIO, exc_info: ExcInfo) -> None:
-    """Below a line of text, as structlog's renderer wants it."""
+    """Write a traceback below a log line, for structlog's renderer."""
     stream.write("\n" + render(exc_info))
 
 
 def _shorten(shown: traceback.TracebackException) -> None:
-    """Cut off the oldest exceptions of a chain: a retry that raises from the one before grows without end."""
+    """Cut off the oldest exceptions of a chain, which grows with each retry that raises from the last error."""
     at: traceback.TracebackException | None = shown
     for _ in range(CHAINED - 1):
         if at is None:

@@ -1,4 +1,4 @@
-"""Versions of a job's code, as a command asks for them and reads them."""
+"""Requests of commands for versions of a job's code."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, Versi
 from everstep.rank import environment
 
 POLL_S = 0.2
-"""Between two looks at a version that is tried or applied."""
+"""Time between two polls of a version that is tried or applied, seconds."""
 OVER = frozenset({VersionStatus.REFUSED, VersionStatus.WITHDRAWN, VersionStatus.SUPERSEDED, VersionStatus.SUSPECT})
 
 
 async def made_here(
     control: Control, job: str, request: UpdateRequest, say: Callable[[str], None]
 ) -> tuple[UpdateRequest, str]:
-    """A request whose version is made on this computer, where its folder and the store of versions are.
+    """Make the version of a request on this computer, if its folder and the store of versions are here.
 
     Args:
-        control: Of the cluster.
-        job: Its name.
-        request: For other code.
-        say: Is told how far a snapshot is that takes long.
+        control: Connection to the cluster.
+        job: Name of the job.
+        request: Request for other code.
+        say: Shows the progress of a long snapshot.
 
     Returns:
-        The request, with the version that was put into the store, or as it was; and why workers have to make it, empty:
-        they need not.
+        The request, with the stored version if one was made; and why workers have to make it (empty: they
+        do not).
 
     Raises:
-        NoSuchJob: there is none.
+        NoSuchJob: there is no such job.
         ConfigError: the version cannot be made.
-        VersionStoreError: the store does not take it.
+        VersionStoreError: the store does not accept it.
         ClusterError: the job does not answer.
     """
     if not (request.code or request.git):
@@ -58,10 +58,10 @@ async def made_here(
 
 
 async def ask_update(control: Control, job: str, request: UpdateRequest) -> tuple[str, JobVersion | None]:
-    """Ask a job for another version of its code; returns what is done, and the version; None: it names none.
+    """Request another version of a job's code; returns the answer as text, and the version (None: a cancellation).
 
     Raises:
-        ConfigError: it cannot be done; says why.
+        ConfigError: the job refuses; the message says why.
         ClusterError: the job, or Temporal, does not answer.
     """
     missing = f"there is no job {job} that runs: see 'everstep status'"
@@ -74,23 +74,23 @@ async def ask_update(control: Control, job: str, request: UpdateRequest) -> tupl
 
 
 async def versions_of(control: Control, job: str) -> list[JobVersion]:
-    """All versions that a job knows, in order.
+    """All versions of a job, in order.
 
     Raises:
-        NoSuchJob: there is none.
-        ClusterError: it does not answer.
+        NoSuchJob: there is no such job.
+        ClusterError: the job does not answer.
     """
     return (await control.state(job)).versions
 
 
 async def follow(control: Control, job: str, number: int, *, urgent: bool) -> AsyncIterator[JobVersion]:
-    """A version as it changes, until it waits for a recovery, runs, or never will.
+    """Yield a version at every change, until it waits for a recovery, runs, or is given up.
 
     Args:
-        control: Of the cluster.
-        job: Its name.
-        number: Of the version.
-        urgent: It is applied now: until the job has done a step with it, or has taken it back.
+        control: Connection to the cluster.
+        job: Name of the job.
+        number: Number of the version.
+        urgent: It is applied now: follow until the job has stepped with it or has rolled it back.
     """
     while True:
         try:

@@ -46,19 +46,19 @@ log = structlog.get_logger("worker")
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
 BUILD = f"everstep-{__version__}"
-"""What Temporal calls a worker's code. By default the SDK reads every module that is loaded, and makes a name of that:
+"""Temporal's build id for the worker's code. By default the SDK hashes every loaded module, which costs
 0.16 s of CPU at each start."""
 COLLECT_AFTER = (20_000, 20, 50)
-"""Thresholds of Python's garbage collector. A full collection looks at every object, and holds the event loop for so
-long: with the defaults the rules of 1,000 machines have it run all the time."""
+"""Thresholds of Python's garbage collector. A full collection visits every object and blocks the event loop meanwhile:
+with the defaults, the rules of 1,000 machines make it run all the time."""
 
 
 async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None) -> Client:
     """Connect to Temporal as the user configured it: its own environment variables and profile file.
 
     Args:
-        plugins: Of the client; those that are a worker's too are its workers'.
-        runtime: Of Temporal's SDK; by default the one of the process, which serves no metrics.
+        plugins: Plugins of the client; those that are also worker plugins apply to its workers.
+        runtime: Runtime of Temporal's SDK; by default the process's, which serves no metrics.
 
     Raises:
         ClusterError: it does not answer.
@@ -75,13 +75,13 @@ async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
 
 
 def build(client: Client, tools: Tools, *, task_queue: str, max_cached_workflows: int = 1000) -> Worker:
-    """A worker with everything that everstep runs on Temporal.
+    """Build a worker with all workflows and activities of everstep.
 
     Args:
-        client: Of Temporal.
-        tools: What its activities work with.
-        task_queue: Of the cluster's jobs.
-        max_cached_workflows: That are kept in memory between two tasks.
+        client: Client of Temporal.
+        tools: Tools of its activities.
+        task_queue: Task queue of the cluster's jobs.
+        max_cached_workflows: Number of workflows that stay in memory between two tasks.
     """
     runner = sandbox()
     worker = Worker(
@@ -104,7 +104,7 @@ def build(client: Client, tools: Tools, *, task_queue: str, max_cached_workflows
 async def connect_patiently(
     stopped: asyncio.Event, plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
 ) -> Client | None:
-    """Connect, and wait for a server that is not up yet: a worker is often started before it. None: stopped first."""
+    """Connect, and wait for a server that is not up yet: workers often start before it. None: stop was requested."""
     while not stopped.is_set():
         try:
             return await connect(plugins, runtime)
@@ -125,15 +125,15 @@ async def run_worker(
     notices: Path | None = None,
     versions: str = "",
 ) -> None:
-    """Run until SIGTERM or SIGINT.
+    """Run a worker until SIGTERM or SIGINT.
 
     Args:
-        ledger_url: Of the database.
-        task_queue: Of the cluster's jobs.
-        plugins: Of Temporal's client.
+        ledger_url: URL of the ledger's database.
+        task_queue: Task queue of the cluster's jobs.
+        plugins: Plugins of Temporal's client.
         metrics: ``host:port`` on which Prometheus reads the worker's own metrics; empty: none are served.
-        temporal_metrics: The same for those of Temporal's SDK.
-        notices: File that says who is told of events; None: nobody is.
+        temporal_metrics: ``host:port`` for the metrics of Temporal's SDK; empty: none are served.
+        notices: File with the receivers of notices; None: no receivers.
         versions: Folder or URL of the store of versions; empty: there is none.
 
     Raises:
@@ -141,7 +141,7 @@ async def run_worker(
     """
     runtime = None
     if metrics or temporal_metrics:
-        # Here, and below: whoever serves no metrics needs not import their library.
+        # Imported here, and below: a worker without metrics does not need the library.
         from agent.exposition import parsed_address
         from controlplane.worker_metrics import temporal_runtime
 
@@ -162,7 +162,7 @@ async def run_worker(
     events = EventWriter(ledger)
     watcher = Watcher(client, agents, task_queue, events.take)
     times = TrainingTimes(client, ledger, watcher.watched)
-    gc.freeze()  # what was imported stays, and need not be looked at
+    gc.freeze()  # imported objects stay alive, so the collector can skip them
     gc.set_threshold(*COLLECT_AFTER)
     tools = Tools(agents, ledger, watcher=watcher, cluster=own_cluster(), notices=receivers, versions=store)
     worker = build(client, tools, task_queue=task_queue)

@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus: its own metrics here, those of Temporal's SDK on a port of the SDK's own."""
+"""Metrics of a worker for Prometheus: its own here, those of Temporal's SDK on a second port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.exposition import MetricsServer, Samples, described, parsed_address
 from everstep.errors import ConfigError
 
 KINDS = {"report": "anomaly", "finished": "finished"}
-"""Update of a job's workflow → what was reported by it."""
+"""Update of a job's workflow → the kind of report that it carries."""
 
 METRICS = described(
     ("worker_info", "version task_queue", "1"),
@@ -35,7 +35,7 @@ METRICS = described(
     ),
     ("ledger_events_waiting", "", "events of machines that the ledger does not have yet"),
 )
-"""What a worker serves."""
+"""The metrics that a worker serves."""
 OF_TEMPORAL = {
     "temporal_workflow_task_execution_latency_seconds_bucket": "how long workflow tasks take",
     "temporal_workflow_task_execution_failed_total": "workflow tasks that failed",
@@ -43,11 +43,11 @@ OF_TEMPORAL = {
     "temporal_activity_schedule_to_start_latency_seconds_bucket": "how long activities wait for a worker",
     "temporal_request_failure_total": "calls of Temporal that failed",
 }
-"""What the dashboard uses of Temporal's SDK."""
+"""Metrics of Temporal's SDK that the dashboard uses."""
 
 
 def samples_of(watcher: Watcher, events: EventWriter, times: TrainingTimes, task_queue: str) -> Samples:
-    """All that a worker knows now. Called in its event loop."""
+    """The current samples of a worker. Called in its event loop."""
     samples = Samples(METRICS)
     samples.add("worker_info", 1, version=everstep.__version__, task_queue=task_queue)
     samples.add("jobs_watched", len(watcher.watched))
@@ -65,7 +65,7 @@ def samples_of(watcher: Watcher, events: EventWriter, times: TrainingTimes, task
 
 
 def _add_times(samples: Samples, name: dict[str, str], spent: dict[str, TimeSpent]) -> None:
-    """How a job spent its time since its start, and in the last hour."""
+    """Add samples of a job's time by cause, since its start and in the last hour."""
     for since, time in spent.items():
         if (ratio := time.ettr.ratio) is not None:
             samples.add("job_ettr_ratio", ratio, **name, since=since)
@@ -77,17 +77,17 @@ def _add_times(samples: Samples, name: dict[str, str], spent: dict[str, TimeSpen
 def metrics_server(
     address: str, watcher: Watcher, events: EventWriter, times: TrainingTimes, task_queue: str
 ) -> MetricsServer:
-    """What serves them.
+    """The server of a worker's metrics.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is not valid.
     """
     of_process = ProcessCollector(registry=CollectorRegistry())
     return MetricsServer(address, lambda: samples_of(watcher, events, times, task_queue), [of_process])
 
 
 def temporal_runtime(address: str) -> Runtime:
-    """Temporal's SDK with metrics on a port of its own.
+    """A runtime of Temporal's SDK that serves metrics on its own port.
 
     Names and units are Prometheus': counters with ``_total``, durations in seconds.
 

@@ -1,1 +1,1 @@
-"""What commands ask of workflows, agents and the ledger, as data."""
+"""Queries of commands to workflows, agents and the ledger; the answers are data."""

@@ -23,29 +23,29 @@ from everstep.model.topology import Topology
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 LISTING_S = 60.0
-"""A listing of disks and remote storage may take this long, seconds."""
+"""Time limit for a listing of disks and remote storage, seconds."""
 VERIFYING_S = 600.0
-"""And this long when every byte is read."""
+"""Time limit for a listing that reads every byte, seconds."""
 
 
 class StepCopies(BaseModel):
-    """One step of which copies exist."""
+    """The copies of one step."""
 
     step: int
     saved_ns: int
-    """When its newest copy was saved; 0: not known."""
+    """Time of its newest save, nanoseconds; 0: not known."""
     missing: list[int]
-    """Ranks that no valid copy exists of; a restore needs none to be missing."""
+    """Ranks without a valid copy; a restore needs copies of all ranks."""
     ranks: dict[Tier, int]
-    """Of how many ranks there are valid copies in each tier."""
+    """Tier → number of ranks with a valid copy there."""
     state_bytes: int
-    """Of the state, once for each rank that has it."""
+    """Bytes of the state, counted once for each rank that has a copy."""
     copies_bytes: int
-    """Of all valid copies."""
+    """Bytes of all valid copies."""
 
     @property
     def restorable(self) -> bool:
-        """Whether every rank can restore it."""
+        """Whether every rank can restore this step."""
         return not self.missing
 
 
@@ -55,20 +55,20 @@ class CheckpointsReport(BaseModel):
     job: str
     world_size: int
     steps: list[StepCopies]
-    """The newest first."""
+    """All steps, newest first."""
     restorable: list[int]
     """Steps that every rank can restore, the newest first."""
     damaged: list[StateCopy]
     unfinished: int
-    """Files on remote storage without a manifest: on their way, or cut short when the job ended; never used."""
+    """Number of files on remote storage without a manifest: an upload is under way, or was cut off; never used."""
     unlisted: list[StateCopy]
-    """Folders and storage that could not be listed, with reasons: what lies there is not known."""
+    """Folders and storage that could not be listed, with reasons; their contents are not known."""
     disowned: int
-    """Copies of steps that the job has since gone back from; it never restores them."""
+    """Number of copies of abandoned steps: the job has gone back before them, and never restores them."""
     silent: list[str]
-    """Machines whose agent does not answer: what they hold is missing here."""
+    """Machines whose agent does not answer; their copies are missing here."""
     backup_machines: dict[str, str]
-    """Machine → the one that holds its backups; empty: there are none."""
+    """Machine → the machine that holds its backups; empty: there are no backups."""
     backups: str
     """What may be lost with the owners of the backups."""
 
@@ -76,12 +76,12 @@ class CheckpointsReport(BaseModel):
 async def ask_for_copies(
     agents: AgentClients, spec: JobSpec, machines: Sequence[Machine], *, verify: bool = False
 ) -> tuple[list[StateCopy], list[str]]:
-    """What the machines hold of a job in all tiers, and the machines that do not answer.
+    """The copies of a job in all tiers, and the machines that do not answer.
 
     Args:
-        agents: Clients.
+        agents: Clients of the agents.
         spec: The job; it says where disk and remote checkpoints are.
-        machines: Whom to ask.
+        machines: The machines to ask.
         verify: Let them read every byte and compare checksums.
 
     Raises:
@@ -116,16 +116,16 @@ def report_of(
     runs: Runs = UNKNOWN,
     stepping: bool = False,
 ) -> CheckpointsReport:
-    """The copies by step.
+    """Group the copies by step.
 
     Args:
         spec: The job.
         machines: Its machines.
-        held: What they hold.
-        silent: Those that did not answer.
-        lineage: The line of a job that goes on; of one that has ended every step may be started from.
-        runs: Which run of its name it is, of a job that goes on.
-        stepping: Its ranks save at this moment, so that a slot which is being saved into is no damage.
+        held: The copies on these machines.
+        silent: The machines that did not answer.
+        lineage: The line of steps of a running job; an ended job may start from any step.
+        runs: The runs whose copies a running job may restore.
+        stepping: Its ranks save now, so a slot in the middle of a save is not damaged.
     """
     assignment = spec.assignment([machine.name for machine in machines])
     topology = assignment.topology

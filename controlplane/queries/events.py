@@ -1,4 +1,4 @@
-"""The lines about incidents that are shown while a job is followed, from one state of its workflow to the next."""
+"""Lines about incidents for the display of a followed job, from the changes of its workflow's state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.stage import StageRecord
 
 IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "running", "closed"]
-"""``waits``: for ranks that take long to die; ``running``: it goes on and was not seen to step; ``closed``: it ends."""
+"""``waits``: for slow ranks to end; ``running``: the job runs, no step was seen yet; ``closed``: the job ends."""
 WAITS = "stop: "
-"""Begin of a stage's text that names what it waits for."""
+"""Prefix of a stage's text that names what the stage waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentEvent:
-    """Something happened to an incident."""
+    """A change of an incident."""
 
     kind: IncidentKind
     incident: IncidentSummary
@@ -31,10 +31,10 @@ class IncidentTeller:
     _last_told: dict[int, str] = field(default_factory=dict)
     """Number of the incident → ``open``, ``parked`` or ``done``."""
     _waits: dict[int, str] = field(default_factory=dict)
-    """Number of the incident → its stage when it was last looked at."""
+    """Number of the incident → its stage at the last call."""
 
     def skip_closed(self, state: JobState) -> None:
-        """Consider closed incidents as shown: for somebody who begins to follow later."""
+        """Mark closed incidents as shown: a user who attaches later does not see them."""
         self._last_told |= {incident.number: "done" for incident in state.incidents if incident.resolution}
 
     def changes(self, state: JobState) -> list[IncidentEvent]:
@@ -79,7 +79,7 @@ def _how_closed(incident: IncidentSummary) -> IncidentKind:
 
 
 def parts_line(report: IncidentReport) -> str:
-    """Where the time of a recovery went: ``stop 0.05 s, reattempt 0.10 s, confirm 0.31 s (restore 0.02 s, …)``."""
+    """The parts of a recovery with times: ``stop 0.05 s, reattempt 0.10 s, confirm 0.31 s (restore 0.02 s, …)``."""
     parts = timings(report.timings)
     inner = report.confirmation.parts if report.confirmation else {}
     inside = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in inner.items())

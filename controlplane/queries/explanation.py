@@ -1,4 +1,4 @@
-"""What the rules of eviction said in an incident: from the ledger, or from the incident itself while it is open."""
+"""The answers of the eviction rules in an incident: from the ledger, or from its workflow while it is open."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from everstep.model.job_state import incident_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.stage import Stage
 
-if TYPE_CHECKING:  # SQLAlchemy: no command waits for it that needs no ledger
+if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.
     from activities.ledger.ledger import Ledger
     from activities.ledger.records import IncidentRecord
 
 TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.REPLAY, Stage.DECIDE, Stage.PARKED})
-"""Stages of which the story is told."""
+"""Stages that the explanation shows."""
 OVER = frozenset({Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED})
-"""The last stages of an incident; the ledger may hear of them a moment later."""
+"""The last stages of an incident; the ledger may record them a moment later."""
 
 
 async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explanation:
-    """What the rules said in the incident that is meant by ``gpt`` (its newest), ``gpt/2`` or ``incident/gpt/0002``.
+    """Explain the incident of a reference: ``gpt`` (the job's newest), ``gpt/2`` or ``incident/gpt/0002``.
 
     Args:
-        reference: As a person writes it.
-        ledger: It has the closed ones.
-        cluster: Name of the local cluster, whose incidents are asked where the ledger does not say it.
+        reference: Name of the incident, as a user writes it.
+        ledger: Ledger with the closed incidents.
+        cluster: Name of the local cluster whose workflow is asked if the ledger has no answer.
 
     Raises:
-        ConfigError: that names no incident.
+        ConfigError: the reference names no incident.
         LedgerError: neither the ledger nor Temporal has it.
-        ClusterError: it is open, and nobody answers for it.
+        ClusterError: it is open, and its workflow does not answer.
     """
     job, number = parse_incident(reference)
     number = number or await _newest(ledger, job, cluster)
@@ -60,7 +60,7 @@ async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explan
 
 
 async def _newest(ledger: Ledger, job: str, cluster: str) -> int:
-    """Number of a job's newest incident, which the ledger may not know yet; 0: there is none."""
+    """Number of a job's newest incident, which the ledger may not have yet; 0: there is none."""
     with suppress(ClusterError, NoSuchJob):
         async with await Control.connect(cluster) as control:
             if incidents := (await control.state(job)).incidents:
@@ -88,18 +88,18 @@ def from_ledger(record: IncidentRecord, policy: RecoveryPolicy | None) -> Explan
 async def from_workflow(
     control: Control, job: str, number: int, record: IncidentRecord | None, policy: RecoveryPolicy | None
 ) -> Explanation:
-    """The same from the incident's workflow.
+    """The explanation from the incident's workflow.
 
     Args:
-        control: Whose Temporal has it.
-        job: Its name.
-        number: Of the incident.
-        record: What the ledger has of it; None: nothing.
-        policy: Of the job; None: that of its newest run.
+        control: Connection to the cluster.
+        job: Name of the job.
+        number: Number of the incident.
+        record: The ledger's record of it; None: there is none.
+        policy: Policy of the job; None: that of its newest run.
 
     Raises:
         ClusterError: Temporal does not answer, or no worker does.
-        NoSuchJob: Temporal does not have it, or not any more.
+        NoSuchJob: Temporal does not have it, or has deleted it.
     """
     id = incident_workflow_id(job, number)
     known, stage = await control.evictions(id), await control.stage(id)
@@ -126,7 +126,7 @@ def _answers(
     *,
     over: bool,
 ) -> dict[str, Any]:
-    """The fields of an explanation that say what the rules answered."""
+    """The fields of an explanation with the answers of the rules."""
     answers = explained(asked, evicted, over=over, approved=approved)
     if not asked or policy is None:
         return {"answers": answers}
@@ -135,7 +135,7 @@ def _answers(
 
 
 def _story(record: IncidentRecord | None) -> dict[str, Any]:
-    """The fields of an explanation that the ledger has alone."""
+    """The fields of an explanation that only the ledger has."""
     if record is None:
         return {}
     told = [event for event in record.events if event.stage in TOLD]
@@ -144,7 +144,7 @@ def _story(record: IncidentRecord | None) -> dict[str, Any]:
 
 
 def _policy(ledger: Ledger, record: IncidentRecord) -> RecoveryPolicy | None:
-    """Of the run of the job that had the incident; None: it is not known."""
+    """The policy of the run that had the incident; None: it is not known."""
     spec = next((known.spec for known in ledger.jobs() if known.run == record.run), None)
     try:
         return RecoveryPolicy.model_validate((spec or {})["policy"])

@@ -18,13 +18,13 @@ PATIENCE_S = 2.0
 async def last_step(
     agents: AgentClients, job: str, machines: Sequence[Machine], *, from_step: int = 0
 ) -> tuple[int | None, float | None]:
-    """Number of completed steps and the loss of the last one; None where no record tells.
+    """The number of completed steps and the last loss; None if no record has them.
 
     Args:
-        agents: clients.
-        job: its name.
-        machines: the job's.
-        from_step: records before this step are not asked for.
+        agents: clients of the agents.
+        job: name of the job.
+        machines: machines of the job.
+        from_step: first step whose records are requested.
     """
 
     async def read_records(machine: Machine) -> list[pb.StepRecord]:

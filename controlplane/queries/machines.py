@@ -1,4 +1,4 @@
-"""What the inspections of machines say, gathered from their agents."""
+"""The findings of inspections of machines, gathered from their agents."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolState
 
 ASKED_AT_ONCE = 64
-"""Machines."""
+"""Number of machines that are asked at the same time."""
 ANSWER_S = 5.0
-"""A machine that does not answer within this time is unknown, seconds."""
+"""The verdict on a machine that does not answer within this time is unknown, seconds."""
 
 
 class InspectionReport(BaseModel):
-    """One inspection of one machine."""
+    """The result of one inspection on one machine."""
 
     name: str
     looks_at: str
@@ -31,10 +31,10 @@ class InspectionReport(BaseModel):
     findings: list[Finding]
     measures: dict[str, float]
     note: str
-    """Why there is nothing to inspect; empty: there is."""
+    """Why there is nothing to inspect; empty: there is something."""
     interval_s: float
     looked_ns: int
-    """When it looked last, by the machine's clock; 0: not yet."""
+    """Time of its last run, by the machine's clock, nanoseconds; 0: not yet."""
 
 
 class MachineReport(BaseModel):
@@ -44,37 +44,37 @@ class MachineReport(BaseModel):
     address: str
     verdict: Health
     problem: str = ""
-    """Why its agent does not say anything; empty: it does."""
+    """Why its agent does not answer; empty: it does."""
     findings: list[Finding] = []
-    """Of all inspections, the worst first."""
+    """Findings of all inspections, the worst first."""
     facts: dict[str, str] = {}
-    """What should be the same on all machines of a job."""
+    """Facts that should be the same on all machines of a job."""
     inspections: list[InspectionReport] = []
     now_ns: int = 0
-    """The machine's clock."""
+    """Time of the answer, by the machine's clock, nanoseconds."""
     place: str = ""
-    """What it is there for, a ``PoolPlace``; empty: the pool of machines does not say."""
+    """Its use, a ``PoolPlace``; empty: the machine pool does not know it."""
     job: str = ""
-    """Which has it, or from which it was evicted; empty: none."""
+    """The job that has it, or from which it was evicted; empty: no job."""
     place_since_ns: int = 0
-    """By Temporal's clock."""
+    """Begin of this use, by Temporal's clock, nanoseconds."""
     place_by: str = ""
-    """Who put it there."""
+    """The operator or program that changed its use last."""
     place_why: str = ""
 
 
 class OddMachine(BaseModel):
-    """Machines on which something is not as on most."""
+    """Machines on which a fact differs from most machines."""
 
     fact: str
     value: str
     machines: list[str]
     usual: str
-    """On most machines."""
+    """The value on most machines; empty: no value is the most frequent."""
 
 
 async def ask_machines(agents: AgentClients, machines: Sequence[Machine]) -> list[MachineReport]:
-    """Ask all machines at once; one that does not answer is unknown."""
+    """Ask all machines in parallel; the verdict on a silent machine is unknown."""
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(machine: Machine) -> MachineReport:
@@ -90,7 +90,7 @@ async def ask_machines(agents: AgentClients, machines: Sequence[Machine]) -> lis
 
 
 def with_places(reports: Sequence[MachineReport], pool: PoolState | None) -> list[MachineReport]:
-    """The same, with whose the machines are."""
+    """Add the use of each machine, from the machine pool."""
     known = pool.machines if pool else {}
     return [
         report.model_copy(update=_place_of(known[report.machine])) if report.machine in known else report
@@ -110,7 +110,7 @@ def _place_of(one: PoolMachine) -> dict[str, object]:
 
 
 def report_of(machine: Machine, reply: pb.InspectReply) -> MachineReport:
-    """What one machine answered."""
+    """The report of one machine, from its answer."""
     inspections = [
         InspectionReport(
             name=state.name,
@@ -138,7 +138,7 @@ def report_of(machine: Machine, reply: pb.InspectReply) -> MachineReport:
 
 
 def odd_ones(reports: Iterable[MachineReport]) -> list[OddMachine]:
-    """Facts that differ between machines; of two values that are equally frequent neither is the usual one."""
+    """Facts that differ between machines; if two values are equally frequent, neither is the usual value."""
     values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for report in reports:
         for fact, value in report.facts.items():

@@ -1,4 +1,4 @@
-"""How a job trains, from what its ranks report: speed, utilization, and what is out of the ordinary."""
+"""Training metrics of a job, from its ranks' reports: speed, utilization, and unusual values."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from everstep.base.text import listed
 from everstep.model.topology import Topology
 
 NAMED = 4
-"""Ranks that a line names; the others are counted."""
+"""At most this many ranks are named in a line; the rest are counted."""
 
 
 class MetricsReport(BaseModel):
     """Metrics of a job's newest generation; None: not known."""
 
     step_s: float | None
-    """Mean time of the last steps, of the slowest rank."""
+    """Mean time of the last steps on the slowest rank, seconds."""
     tokens_per_s: float | None
-    """Of the whole job over the last steps: ranks of one model replica train on the same ones."""
+    """Tokens per second of the whole job over the last steps: ranks of one model replica share their tokens."""
     grad_norm: float | None
-    """Of the lowest rank that has one."""
+    """Gradient norm of the lowest rank that reports it."""
     mfu: float | None
-    """Model FLOPs utilization: what the tokens cost, of what all devices can do."""
+    """Model FLOPs utilization: the FLOPs of the tokens over the peak of all devices, 0 to 1."""
     mfu_from: str
-    """Which numbers that rests on; empty: it is not known."""
+    """The numbers behind the utilization; empty: it is not known."""
     noted: list[str] = Field(default_factory=list)
-    """What is out of the ordinary, with the ranks that show it."""
+    """Unusual values, with the ranks that report them."""
 
 
 def metrics_report(ranks: Iterable[pb.RankProgress], topology: Topology) -> MetricsReport | None:
-    """The metrics of a job; None: no rank reports any.
+    """The metrics of a job; None: no rank reports metrics.
 
     Args:
-        ranks: Of any generations; the newest counts.
-        topology: Of the job.
+        ranks: Ranks of any generations; only the newest counts.
+        topology: Topology of the job.
     """
     known = [rank for rank in ranks if rank.HasField("metrics") and rank.rank < topology.world_size]
     newest = max((rank.generation for rank in known), default=0)
@@ -62,7 +62,7 @@ def metrics_report(ranks: Iterable[pb.RankProgress], topology: Topology) -> Metr
 
 
 def metrics_lines(report: MetricsReport) -> list[tuple[str, str]]:
-    """The same for people: what the line is about, and the line."""
+    """The metrics as text: pairs of a title and a line."""
     parts = [text.per_second(report.tokens_per_s, "tokens")] if report.tokens_per_s else []
     parts += [f"{report.step_s:.3g} s a step"] if report.step_s else []
     parts += [f"gradient norm {report.grad_norm:.4g}"] if report.grad_norm is not None else []
@@ -79,13 +79,13 @@ def _replicas(ranks: Mapping[int, pb.RankProgress], topology: Topology) -> list[
 
 
 def _mfu(replicas: Sequence[Sequence[pb.Metrics]], topology: Topology) -> tuple[float | None, str]:
-    """The utilization, and what it rests on; None where a part of it is not known."""
+    """The utilization and the numbers behind it; None if one of them is not known."""
     everyone = [each for replica in replicas for each in replica]
     if not all(each.peak_flops and each.flops_per_token for each in everyone):
         return None, ""
     done = 0.0
     for replica in replicas:
-        # Derived figures are of each rank's share of the model, given ones of the whole.
+        # Derived FLOPs are of each rank's share of the model; FLOPs from the user are of the whole model.
         shares = [each.flops_per_token for each in replica]
         per_token = sum(shares) if replica[0].flops_derived else max(shares)
         done += per_token * max(each.tokens_per_s for each in replica)

@@ -15,14 +15,14 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 LINE_BYTES = 256
-"""Guess of the length of a line; the guess doubles until enough lines are there."""
+"""First guess of the length of a line, bytes; it doubles until enough lines are read."""
 QUIET_S = 1.0
-"""Once a job is over, its log is complete when nothing came for so long."""
+"""After a job's end, its log counts as complete when no output arrived for this time, seconds."""
 RECONNECT_S = 0.5
 RECENT = 4 * 1024
-"""So much of what was shown is remembered, to find the place again after a break, bytes."""
+"""Length of shown output that is remembered, to find the position after a reconnect, bytes."""
 OVERLAP = 64 * 1024
-"""So much is read again after a break, bytes; the agents send it as one chunk."""
+"""Length of output that is read again after a reconnect, bytes; agents send it as one chunk."""
 
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 STREAMS: dict[str, tuple[Stream, ...]] = {
@@ -34,14 +34,14 @@ STREAMS: dict[str, tuple[Stream, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One rank and where its log lies."""
+    """One rank, and the machine that has its log."""
 
     rank: int
     machine: Machine
 
 
 def sources_of(spec: JobSpec, machines: Sequence[Machine], rank: int | None = None) -> list[Source]:
-    """Where the logs lie.
+    """The sources of the logs of all ranks, or of one rank.
 
     Raises:
         ConfigError: there is no such rank.
@@ -56,7 +56,7 @@ def sources_of(spec: JobSpec, machines: Sequence[Machine], rank: int | None = No
 
 @dataclass(slots=True)
 class LineCutter:
-    """Makes lines of the chunks of one stream; a line may come in pieces, and so may a character."""
+    """Splits the chunks of one stream into lines; a chunk may end within a line or a character."""
 
     rest: bytes = b""
 
@@ -66,7 +66,7 @@ class LineCutter:
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def end(self) -> list[str]:
-        """What is left without an end of line."""
+        """The rest after the last end of line."""
         left, self.rest = self.rest, b""
         return [left.decode(errors="replace")] if left else []
 
@@ -79,17 +79,17 @@ def last_lines(data: bytes, count: int | None) -> bytes:
 
 
 def after(recent: bytes, data: bytes) -> bytes:
-    """What comes after the part that was shown; all of it when that part is not to be found."""
+    """The output after the part that was shown; all of it if that part is not in it."""
     at = data.rfind(recent) if recent else -1
     return data[at + len(recent) :] if at >= 0 else data
 
 
 class RankLogs:
-    """Reads logs by way of the agents.
+    """Reads logs through the agents.
 
     Args:
-        agents: clients.
-        job: whose logs.
+        agents: clients of the agents.
+        job: name of the job.
         stream: ``both``, ``stdout`` or ``stderr``.
     """
 
@@ -99,7 +99,7 @@ class RankLogs:
         self._streams = STREAMS[stream]
 
     async def read(self, source: Source, tail: int | None = None) -> list[str]:
-        """What is kept of one rank's log, stdout first: all, or the last lines of each stream.
+        """Read the stored log of one rank, stdout first: all of it, or the last lines of each stream.
 
         Raises:
             AgentError: the machine does not answer, or has no log of this rank.
@@ -111,7 +111,7 @@ class RankLogs:
                 data = await self._kept(source, stream, tail)
             except AgentUnreachable:
                 raise
-            except AgentError as error:  # a rank need not have both
+            except AgentError as error:  # a rank may have only one of the streams
                 missing.append(error)
             else:
                 cutter = LineCutter()
@@ -124,7 +124,7 @@ class RankLogs:
         guess = 0 if tail is None else max(tail, 1) * LINE_BYTES
         while True:
             data = await self._once(source, stream, guess)
-            # One line more than asked for: the first one may be cut.
+            # One line more than requested: the first line may be cut.
             if tail is None or data.count(b"\n") > tail or len(data) < guess:
                 return last_lines(data, tail)
             guess *= 4
@@ -140,11 +140,11 @@ class RankLogs:
     async def follow(
         self, sources: Sequence[Source], tail: int | None, over: asyncio.Event
     ) -> AsyncIterator[tuple[int, str]]:
-        """Rank and line, as they come, until the job is over and its logs are read to the end.
+        """Yield pairs of rank and line as they arrive, until the job has ended and its logs are read to the end.
 
         Args:
             sources: the ranks.
-            tail: begin with so many last lines of each; None: with all that is kept.
+            tail: begin with this many last lines of each rank; None: with the whole stored log.
             over: set when the job has ended.
         """
         queue: asyncio.Queue[tuple[int, str]] = asyncio.Queue(maxsize=10_000)
@@ -171,7 +171,7 @@ class RankLogs:
     async def _follow_one(
         self, source: Source, stream: Stream, tail: int | None, queue: asyncio.Queue[tuple[int, str]]
     ) -> None:
-        """One stream of one rank; goes on where it was when its agent was away."""
+        """Follow one stream of one rank; after an outage of its agent it continues at the same position."""
         cutter = LineCutter()
         recent = b""
 
@@ -182,7 +182,7 @@ class RankLogs:
                 await queue.put((source.rank, line))
 
         agent = self._agents.get(source.machine.address)
-        with suppress(AgentError):  # nothing there yet
+        with suppress(AgentError):  # no log yet
             await show(await self._kept(source, stream, tail))
         while True:
             fresh = True

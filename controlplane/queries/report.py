@@ -1,4 +1,4 @@
-"""What went wrong in a cluster over some days, from its ledger: for a meeting."""
+"""The report over some days, from the ledger: incidents, lost time, evicted machines, ETTR of jobs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ UNKNOWN = "unknown"
 
 
 class IncidentTally(BaseModel):
-    """Incidents that have something in common."""
+    """The number of incidents with one symptom or one owner."""
 
     name: str
-    """What: a symptom or an owner; ``unknown`` where that is not known."""
+    """The symptom or the owner, or ``unknown``."""
     incidents: int
     open: int
     seconds: float
-    """From fault to first step, of those of which that is known, together."""
+    """Sum of the times from fault to first step, over incidents for which it is known."""
     unknown: int
-    """Of the closed ones those of which it is not known, e.g. because no step was seen."""
+    """Number of closed incidents for which this time is not known, e.g. because no step was seen."""
 
 
 class DayTally(BaseModel):
-    """Incidents of one day."""
+    """The number of incidents on one day."""
 
     day: date
-    """By the clock of this computer."""
+    """The date, by the clock of this computer."""
     incidents: int
 
 
@@ -48,7 +48,7 @@ class MachineTally(BaseModel):
     machine: str
     evictions: int
     last: datetime
-    """When it left the last time."""
+    """Time of its last eviction."""
 
 
 class RunShare(BaseModel):
@@ -58,18 +58,18 @@ class RunShare(BaseModel):
     run: int
     """Its number in the ledger."""
     started: datetime | None
-    """None: not known."""
+    """Start of the run; None: not known."""
     ended: datetime | None
-    """None: it runs, as far as the ledger knows."""
+    """None: it runs, according to the ledger."""
     outcome: str
     ettr: float | None
-    """Of the part of it that lies in these days; None: not known."""
+    """ETTR of the part of the run within these days; None: not known."""
     unknown: list[str] = Field(default_factory=list)
-    """What may have cost productive time and is not known: the ratio is that much at most."""
+    """Possible losses of productive time that are not known: the true ratio may be lower."""
     seconds: float | None
-    """How long that part is; None: not known."""
+    """Length of that part; None: not known."""
     lost: dict[Cause, float] = Field(default_factory=dict)
-    """Seconds of it that were not productive, by cause."""
+    """Unproductive seconds of that part, by cause."""
 
 
 class LedgerReport(BaseModel):
@@ -79,30 +79,30 @@ class LedgerReport(BaseModel):
     since: datetime
     until: datetime
     empty: bool
-    """The ledger has no job and no incident of any time."""
+    """The ledger has no job and no incident at all."""
     incidents: int
     open: int
     by_symptom: list[IncidentTally]
     by_owner: list[IncidentTally]
     by_day: list[DayTally]
-    """Every day, the oldest first."""
+    """All days, oldest first."""
     lost: dict[Cause, float]
-    """Seconds of all jobs together, by cause."""
+    """Unproductive seconds of all jobs together, by cause."""
     machines: list[MachineTally]
-    """The one that left most often first."""
+    """Evicted machines, the most frequent first."""
     jobs: list[RunShare]
-    """The newest first."""
+    """Runs of jobs, newest first."""
     notes: list[str] = Field(default_factory=list)
-    """What of the ledger could not be counted, and why."""
+    """Entries of the ledger that could not be counted, and why."""
 
 
 def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
-    """What the ledger knows of the last days.
+    """The report over the last days.
 
     Args:
-        ledger: Open.
-        days: How many, up to now.
-        now_ns: The present.
+        ledger: The open ledger.
+        days: Number of days, up to now.
+        now_ns: The current time, nanoseconds.
 
     Raises:
         LedgerError: the ledger cannot be read.
@@ -129,7 +129,7 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
 
 
 def owner_of(incident: IncidentRecord) -> Owner:
-    """Whose matter an incident was, or is as far as it is known."""
+    """The owner of an incident's fault; for an open incident, as far as it is known."""
     if report := incident.parsed_report():
         return fault_owner(report.classification, report.findings)
     try:
@@ -152,7 +152,7 @@ def _overlaps(run: LedgerJob, since_ns: int, now_ns: int) -> bool:
 
 
 def _share(ledger: Ledger, run: LedgerJob, runs: Sequence[LedgerJob], since_ns: int, now_ns: int) -> RunShare:
-    """Of a run; the ratio is not known where the ledger does not have its begin or end."""
+    """The share of a run; the ratio is not known if the ledger does not have the run's start or end."""
     newest = max((one.started_ns, one.run) for one in runs if one.name == run.name)
     goes_on = run.ended_ns is None and (run.started_ns, run.run) == newest
     spent: TimeSpent | None = None

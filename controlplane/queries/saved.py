@@ -1,4 +1,4 @@
-"""How far the copies of a job's state are behind its steps, from its agents."""
+"""How many steps the copies of a job's state are behind, from its agents."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from controlplane.problems import STEPS, apart_text, problems_of
 from everstep.decisions.keep.disk_schedule import newest_of_all
 
 PROBLEMS = 8
-"""Problems that are shown; the others are counted."""
+"""At most this many problems are shown; the rest are counted."""
 
 
 class SavedReport(BaseModel):
-    """The newest step of which every rank seen has a copy, by where it lies; None: some rank has none."""
+    """For each kind of storage, the newest step of which every known rank has a copy; None: a rank has no copy."""
 
     own_step: int | None
-    """In own memory: the newest that every rank holds at once; None: they drift apart, and have none in common."""
+    """The newest step that all ranks hold in their own memory; None: ranks drift apart and have no common step."""
     own_newest: int | None = None
-    """The newest save of the rank that is furthest behind; later than ``own_step`` only where ranks drift apart."""
+    """The newest save of the rank that is furthest behind; later than ``own_step`` only if ranks drift apart."""
     apart: int = 0
-    """So many steps ranks drift apart, which is more than their slots hold; 0: they do not."""
+    """Steps between the first and the last rank, if more than their slots hold; 0: not more."""
     backup_step: int | None
-    """At its peer."""
+    """The newest step that all ranks have at their backup machines."""
     backup_lag: int | None
     """Steps that the slowest rank's backup is behind its own memory; None: nothing is backed up."""
     disk_step: int | None
     disk_age_s: float | None
-    """Age of the state in it, as the agents say; where some have later steps too, it may be older."""
+    """Age of the state on disk, as agents report it; it may be older if some agents have later steps too."""
     disk_wanted: int | None
-    """Step that is going to be written to disk."""
+    """The next step that will be written to disk."""
     remote_step: int | None
     problems: list[str]
     """Why backups or disk checkpoints fail, by machine and rank."""
 
 
 ShownRanks = Mapping[str, Iterable[pb.RankProgress]]
-"""Machine → what its agent shows of its ranks."""
+"""Machine → the progress of its ranks, from its agent."""
 
 
 def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> SavedReport | None:
-    """What the newest generation's ranks have saved; None where no rank ever saved.
+    """The saved steps of the newest generation; None if no rank ever saved.
 
     Args:
-        ranks: What the agents say.
-        before: What they had said before they were asked again: see :func:`unsteady`.
+        ranks: The answers of the agents.
+        before: Their earlier answers, if they were asked twice: see :func:`unsteady`.
     """
     everyone = [(machine, rank) for machine, shown in ranks.items() for rank in shown]
     generation = max((rank.generation for _, rank in everyone), default=0)
@@ -75,7 +75,7 @@ def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> Save
 
 
 def unsteady(ranks: ShownRanks) -> bool:
-    """Whether no step seems common: agents do not answer in one moment, so they have to be asked again."""
+    """Whether ranks seem to have no common step: agents answer at different moments, so ask them again."""
     saved = _newest(ranks)
     return _held_by_all(saved) is None and all(state.own_step >= 0 for state in saved)
 
@@ -87,14 +87,14 @@ def _newest(ranks: ShownRanks) -> list[pb.SavedState]:
 
 
 def _held_by_all(saved: Sequence[pb.SavedState]) -> int | None:
-    """The newest step that every rank has in its own slots; where agents do not say which, that of the last rank."""
+    """The newest step that every rank has in its own slots; if agents do not list steps, that of the last rank."""
     if not all(state.own_steps for state in saved):
         return _common(state.own_step for state in saved)
     return _some(max(set.intersection(*(set(state.own_steps) for state in saved)), default=-1)) if saved else None
 
 
 def _proven_apart(before: Sequence[pb.SavedState], now: Sequence[pb.SavedState]) -> bool:
-    """Whether ranks drift apart for certain: asked later, one is still before the oldest step that another held."""
+    """Whether ranks surely drift apart: a later answer of a rank is before the oldest step of an earlier answer."""
     gone = max((min(state.own_steps, default=state.own_step) for state in before), default=-1)
     return any(state.own_step < gone for state in now)
 
@@ -108,7 +108,7 @@ def _some(step: int) -> int | None:
 
 
 def _problems(known: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
-    """One line for each machine and problem, with the ranks that have it."""
+    """One line for each machine and problem, with the ranks concerned."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
     for machine, rank in known:
         for what, problem in problems_of(rank).items():
@@ -121,7 +121,7 @@ def _problems(known: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
 
 
 def saved_lines(saved: SavedReport) -> list[tuple[str, str]]:
-    """The facts for a person, in reading order."""
+    """The saved steps as text: pairs of a title and a line."""
     lag = f" ({saved.backup_lag} behind)" if saved.backup_lag else ""
     own = f"step {saved.own_step}" if saved.own_step is not None else "no step of all ranks"
     if saved.own_newest is not None and saved.own_newest != saved.own_step:

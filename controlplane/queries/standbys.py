@@ -1,4 +1,4 @@
-"""How many standbys a cluster should have: what the rules say, and how they would have done on recorded failures."""
+"""How many standbys a cluster should have, by two rules, and how both would have done on recorded failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rule = Literal["binomial", "record"]
 
 
 class RateReport(BaseModel):
-    """How often one machine fails."""
+    """The failure rate of one machine."""
 
     per_day: float
     source: Literal["paper", "record", "given"]
@@ -24,30 +24,30 @@ class RateReport(BaseModel):
 
 
 class RecordReport(BaseModel):
-    """The failures that the numbers rest on."""
+    """The recorded failures behind the numbers."""
 
     source: str
-    """The ledger, or the file."""
+    """The ledger or the file that has the failures."""
     machines: int
     days: float
     failures: int
     away: int
-    """Of them those after which the machine is not known to be back: it counts as away."""
+    """Number of failures after which the machine is not known to be back: it counts as away."""
 
 
 class RuleReport(BaseModel):
-    """What a rule says, and how it would have done; None: there is no record to try it on."""
+    """The answer of a rule, and how it would have done; None: there is no record to try it on."""
 
     rule: Rule
-    """``binomial``: the paper's; ``record``: ours."""
+    """``binomial``: the rule of the paper; ``record``: everstep's rule."""
     standbys: int | None
-    """None: the record is too short for this rule."""
+    """Number of standbys; None: the record is too short for this rule."""
     days: int | None = None
-    """That it was tried on, each sized from the days before it."""
+    """Number of days on which it was tried; each is sized from the days before it."""
     held: int | None = None
-    """Days on which the standbys were enough at every moment."""
+    """Number of days on which the standbys were enough at every moment."""
     share: float | None = None
-    """Of these days among all."""
+    """``held`` over ``days``, 0 to 1."""
     idle_machine_days: float | None = None
     """Standbys beyond the highest need of their day, summed over the days."""
 
@@ -56,20 +56,20 @@ class StandbyReport(BaseModel):
     """The JSON of ``everstep standbys``."""
 
     machines: int
-    """That jobs may have."""
+    """Number of machines for jobs."""
     standbys: int
     decided_by: Literal["floor", "binomial", "record"]
     floor: int
     refill: Refill
     rate: RateReport
     record: RecordReport | None = None
-    """None: no failures are known."""
+    """The recorded failures; None: no failures are known."""
     peak: float | None = None
-    """Standbys that would have been enough on 99 % of the last days, for so many machines; None: not known."""
+    """Standbys that would have been enough on 99 % of the last days, for this cluster's size; None: not known."""
     margin: int | None = None
-    """What our rule adds to it."""
+    """Standbys that the rule ``record`` adds to ``peak``."""
     rules: list[RuleReport] = Field(default_factory=list)
-    """Empty where nobody asked."""
+    """Both rules, tried on the record; empty: this was not requested."""
 
 
 def standby_report(
@@ -84,12 +84,12 @@ def standby_report(
     """How many standbys there should be.
 
     Args:
-        machines: That jobs may have.
+        machines: Number of machines for jobs.
         record: The failures of the past; None: none are known.
-        source: Where the record is from, for people.
-        rate: Failures of one machine in a day, as somebody says; None: as the record says, else the paper's.
-        refill: Where the machines come from that fill the pool again.
-        explain: Try both rules on the record too: a second for a year of 400 machines.
+        source: Source of the record, as text.
+        rate: Failures of one machine in a day; None: the rate of the record, else the paper's.
+        refill: Source of the machines that refill the pool.
+        explain: Also try both rules on the record; this takes one second for a year of 400 machines.
     """
     given = None if rate is None else FailureRate(rate, "given")
     size = pool_size(machines, record, refill=refill, floor=FLOOR, rate=given)
@@ -143,15 +143,15 @@ def _rule(result: RuleResult, standbys: int | None) -> RuleReport:
 
 
 def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> FailureRecord | None:
-    """The failures that a ledger knows: machines that were evicted from jobs, since the first job.
+    """The failures in a ledger: machines that were evicted from jobs, since the first job.
 
     Args:
-        ledger: Open.
-        machines: That the cluster has; None: not known, it counts as those of the ledger's largest job.
-        now_ns: The present.
+        ledger: The open ledger.
+        machines: Number of machines in the cluster; None: that of the ledger's largest job.
+        now_ns: The current time, nanoseconds.
 
     Returns:
-        None: it knows no job that says when it began and on how many machines.
+        None: no job in it has a start and a number of machines.
 
     Raises:
         LedgerError: the ledger cannot be read.
@@ -169,7 +169,7 @@ def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> Failu
 
 
 def _in_job(incident: IncidentRecord) -> set[str]:
-    """Machines that were seen in its job, when it began."""
+    """The machines that were in the job when the incident began."""
     evidence = incident.parsed_evidence()
     ran = {end.machine for end in evidence.exits} if evidence else set()
     return ran | set(incident.evicted)

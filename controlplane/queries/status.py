@@ -1,4 +1,4 @@
-"""Where jobs stand: gathered from Temporal, the agents and the ledger."""
+"""The status of jobs, gathered from Temporal, the agents and the ledger."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from everstep.model.version import VersionStatus
 from workflows.version_page import pending_text
 
 DESCRIBE_S = 1.5
-"""An agent that needs longer is called silent."""
+"""An agent that needs longer counts as silent, seconds."""
 LAST_INCIDENTS = 5
 
 DISKS_S = 3.0
-"""Disks that have not been listed by then are not waited for; remote storage takes longer and is not asked."""
+"""Time limit for a listing of disks, seconds; remote storage takes longer and is not listed."""
 
 
 class RankStatus(BaseModel):
-    """One rank."""
+    """The status of one rank."""
 
     rank: int
     pid: int
@@ -48,11 +48,11 @@ class RankStatus(BaseModel):
 
 
 Described = dict[str, pb.DescribeReply | AgentError]
-"""Machine → what it says of itself, or why it says nothing."""
+"""Machine → the answer of its agent, or the error."""
 
 
 class MachineStatus(BaseModel):
-    """One machine of a job."""
+    """The status of one machine of a job."""
 
     name: str
     address: str
@@ -63,16 +63,16 @@ class MachineStatus(BaseModel):
 
 
 class JobReport(BaseModel):
-    """Where one job stands; the JSON of ``everstep status JOB``."""
+    """The status of one job; the JSON of ``everstep status JOB``."""
 
     name: str
     status: str
-    """Of the job; of its workflow where no worker answers."""
+    """Status of the job; that of its workflow if no worker answers."""
     outcome: str
     unconfirmed: str
-    """Why it runs and is not confirmed; empty: it was seen to step, or does not run."""
+    """Why a running job is not confirmed; empty: it was seen to step, or does not run."""
     launched: bool
-    """False: it has no generation, step and loss of its own (yet)."""
+    """False: it has no generation, step or loss (yet)."""
     started: datetime
     ended: datetime | None
     script: str
@@ -82,7 +82,7 @@ class JobReport(BaseModel):
     pp: int
     dp: int
     sizes: str = ""
-    """The whole mesh for people: ``pp 2, dp 2, tp 2``."""
+    """The whole mesh as text: ``pp 2, dp 2, tp 2``."""
     mesh: dict[str, int] = Field(default_factory=dict, description="Size of each axis, in order.")
     generation: int
     step: int | None
@@ -90,29 +90,29 @@ class JobReport(BaseModel):
     ettr: float | None
     ettr_last_hour: float | None
     metrics: MetricsReport | None = None
-    """None: it does not run, or its ranks report nothing."""
+    """Training metrics; None: it does not run, or its ranks report none."""
     machines: list[MachineStatus]
     silent: list[str]
     """Machines whose agent does not answer."""
     ettr_unknown: list[str] = Field(default_factory=list)
-    """What may have cost productive time and is not known: the ratio is that much at most."""
+    """Possible losses of productive time that are not known: the true ratio may be lower."""
     time_lost: TimeLost | None = None
-    """None: it was never launched, or the ledger does not know it."""
+    """Unproductive time by cause; None: it was never launched, or the ledger does not have it."""
     backups: str
-    """Where the backups lie and what may be lost with their owners; empty: it does not run."""
+    """Where the backups are, and what may be lost with their owners; empty: it does not run."""
     saved: SavedReport | None
-    """None: nothing is saved, or no agent says so."""
+    """The saved steps; None: nothing is saved, or no agent reports it."""
     kept: str
-    """What is left of its state; empty: it runs, or was never launched."""
+    """The state that is left after its end; empty: it runs, or was never launched."""
     incident_count: int
     open_incident: IncidentSummary | None
     incidents: list[IncidentSummary]
-    """The last ones, oldest first."""
+    """The last incidents, oldest first."""
     rejected: list[str]
-    """Signals that made no sense."""
+    """Signals that the workflow could not accept."""
     link: str
     code: str = ""
-    """Which version of its code runs, and what waits; empty: it has had one only."""
+    """The version of its code that runs, and any that waits; empty: it has had only one version."""
 
 
 class JobLine(BaseModel):
@@ -132,11 +132,11 @@ class JobLine(BaseModel):
     started: datetime
     ended: datetime | None
     problem: str = ""
-    """Why more is not known of it; empty: all is known."""
+    """Why parts of the line are not known; empty: all is known."""
 
 
 async def job_lines(control: Control) -> list[JobLine]:
-    """All jobs, the running ones first; one of which little can be said is listed with what is wrong."""
+    """All jobs, running jobs first; a job without a full answer has its problem in the line."""
     runs = await control.jobs()
     results = await asyncio.gather(*(_line(control, run) for run in runs), return_exceptions=True)
     lines = []
@@ -151,7 +151,7 @@ async def job_lines(control: Control) -> list[JobLine]:
 
 
 def _bare(run: JobRun, problem: str) -> JobLine:
-    """What Temporal lists, without what the job itself knows."""
+    """The line of a job from Temporal's list alone."""
     return JobLine(
         name=run.name,
         status=run.status,
@@ -196,7 +196,7 @@ async def _line(control: Control, run: JobRun) -> JobLine:
 
 
 async def job_report(control: Control, job: str) -> JobReport:
-    """One job in full.
+    """The full report of one job.
 
     Raises:
         ConfigError: there is no such job.
@@ -253,7 +253,7 @@ async def job_report(control: Control, job: str) -> JobReport:
 
 
 def code_text(state: JobState) -> str:
-    """Which version of its code a job runs, what waits, and what was refused last; empty: it has had one only."""
+    """The version that a job runs, any that waits, and the last refused one; empty: it has had only one version."""
     if len(state.versions) < 2:
         return ""
     running = next((one for one in state.versions if one.number == state.spec.version), None)
@@ -265,7 +265,7 @@ def code_text(state: JobState) -> str:
 
 
 async def describe_all(control: Control, machines: list[Machine]) -> Described:
-    """What every machine says of itself, or why it says nothing."""
+    """The answer of every machine's agent, or the error."""
 
     async def describe(machine: Machine) -> pb.DescribeReply | AgentError:
         try:
@@ -278,7 +278,7 @@ async def describe_all(control: Control, machines: list[Machine]) -> Described:
 
 
 async def saved_of(control: Control, state: JobState) -> SavedReport | None:
-    """How far the copies of a job's state are; None when nothing is saved, or no agent says so."""
+    """The saved steps of a job; None: nothing is saved, or no agent reports it."""
     return await _saved(control, state, await describe_all(control, state.machines))
 
 
@@ -339,13 +339,13 @@ def _ratio(ettr: Ettr | None) -> float | None:
 async def ettr_of(
     control: Control, job: str, progress: JobProgress | None = None, window_s: float | None = None
 ) -> Ettr | None:
-    """Effective training time ratio of a job, from ledger and agents; None: the ledger does not know it.
+    """Effective training time ratio of a job, from ledger and agents; None: the ledger does not have it.
 
     Args:
-        control: a connection.
-        job: its name.
-        progress: where its ranks stand: the time in which none steps is not productive. None: not known.
-        window_s: length of a sliding window; None: since the start.
+        control: connection to the cluster.
+        job: name of the job.
+        progress: progress of its ranks: time without steps is not productive. None: not known.
+        window_s: length of a sliding window, seconds; None: since the start.
     """
     ledger = await control.ledger()
     if ledger is None:
@@ -357,7 +357,7 @@ async def ettr_of(
 
 
 async def remaining_checkpoint(control: Control, state: JobState) -> str:
-    """The newest step on disk that the job can go on from; its memory was given back."""
+    """The newest step on disk from which an ended job can resume; its memory is freed."""
     see = f"everstep checkpoints {state.spec.name}{control.option}"
     checkpoint = state.spec.checkpoint.model_copy(update={"remote_url": ""})
     disks = state.spec.model_copy(update={"checkpoint": checkpoint})

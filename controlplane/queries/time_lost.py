@@ -1,4 +1,4 @@
-"""Where the unproductive time of a job went: since its start, and in the last hour."""
+"""The unproductive time of a job by cause: since its start, and in the last hour."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from everstep.errors import EverstepError
 from everstep.model.job_state import JobState
 from everstep.model.stage import Stage
 
-if TYPE_CHECKING:  # Temporal's client: who only reads the ledger does not wait for it
+if TYPE_CHECKING:  # It imports Temporal's client, which is slow: reading the ledger does not need it.
     from controlplane.client import Control
     from controlplane.progress import JobProgress
 
 ORDER: tuple[Cause, ...] = ("start", "detect", "decide", "evict", "restart", "recompute", "parked", "unknown")
-"""As they come in an incident; all but what was productive."""
+"""The causes of unproductive time, in the order of an incident."""
 LEAST_S = 0.005
-"""Less is not shown, seconds."""
+"""Shorter times are not shown, seconds."""
 
 
 class TimeLost(BaseModel):
@@ -31,7 +31,7 @@ class TimeLost(BaseModel):
 
     since_start: dict[Cause, float]
     last_hour: dict[Cause, float] | None = None
-    """None: the job does not run."""
+    """Seconds by cause within the last hour; None: the job does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class JobTime:
 
     ettr: Ettr
     ettr_last_hour: Ettr | None
-    """None: it does not run."""
+    """ETTR of the last hour; None: the job does not run."""
     lost: TimeLost
 
 
 async def lost_of(control: Control, state: JobState, progress: JobProgress, *, running: bool) -> JobTime | None:
-    """How a job spent its time, from ledger and agents; None: the ledger does not know it.
+    """How a job spent its time, from ledger and agents; None: the ledger does not have the job.
 
     Args:
-        control: A connection.
-        state: Of the job.
-        progress: Where its ranks stand: the time in which none steps is not productive.
-        running: The job is not over.
+        control: Connection to the cluster.
+        state: State of the job.
+        progress: Progress of its ranks: time without steps is not productive.
+        running: Whether the job runs.
     """
     ledger = await control.ledger()
     if ledger is None:
@@ -81,13 +81,13 @@ def _lost(causes: dict[Cause, float]) -> dict[Cause, float]:
 
 
 def causes_text(seconds: dict[Cause, float]) -> str:
-    """``detect 0.40 s, restart 8.10 s``; what took no time is left out."""
+    """``detect 0.40 s, restart 8.10 s``; causes without time are left out."""
     parts = [f"{cause} {text.duration(seconds[cause])}" for cause in ORDER if seconds.get(cause, 0.0) >= LEAST_S]
     return ", ".join(parts) or "nothing"
 
 
 def lost_text(lost: TimeLost) -> str:
-    """The same since the start, and in the last hour where that is something else."""
+    """The causes since the start, and those of the last hour if they differ."""
     whole = causes_text(lost.since_start)
     hour = whole if lost.last_hour is None else causes_text(lost.last_hour)
     return whole if hour == whole else f"{whole}; in the last hour: {hour}"

@@ -1,4 +1,4 @@
-"""The code of a job that starts: a snapshot of its folder is its first version, so that what runs was recorded."""
+"""The code of a job that starts: a snapshot of its folder becomes its first version, so it is on record."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from everstep.rank import environment
 async def first_version(
     control: Control, spec: JobSpec, say: Callable[[str], None] = lambda _: None
 ) -> tuple[JobSpec, list[JobVersion], str]:
-    """The job with its first version, that version, and what to tell its user; empty: nothing.
+    """The job with its first version, that version, and a note for the user; empty: no note.
 
     Args:
-        control: Of the cluster.
+        control: Connection to the cluster.
         spec: The job.
-        say: Is told how far a snapshot is that takes long.
+        say: Shows the progress of a long snapshot.
 
     Raises:
-        ConfigError: the folder cannot be a version; says why and what to do.
-        VersionStoreError: the store of versions does not take it.
+        ConfigError: the folder cannot be a version; the message has the reason and a remedy.
+        VersionStoreError: the store of versions does not accept it.
     """
     own = spec.model_copy(update={"code": "", "version": 1})
     if spec.code == IN_PLACE:
@@ -55,11 +55,11 @@ async def first_version(
 
 
 async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
-    """Start a job as users do, from the beginning: its code is a snapshot.
+    """Start a job at step 0 with a snapshot of its code, as ``everstep run`` does.
 
     Raises:
         ConfigError: the folder cannot be a version, or a job of this name is running.
-        VersionStoreError: the store of versions does not take it.
+        VersionStoreError: the store of versions does not accept it.
         ClusterError: Temporal does not answer.
     """
     spec, versions, _ = await first_version(control, spec)

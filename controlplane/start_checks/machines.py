@@ -1,4 +1,4 @@
-"""Which machines a job gets: free ones, and never one that another job has."""
+"""The choice of a job's machines: free machines, never a machine of another job."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolPlace
 
 NAMED = 5
-"""Machines that are named where many are not free for the same reason."""
+"""Number of machines that a message names when many are not free for one reason."""
 
 
 async def choose_machines(control: Control, spec: JobSpec, before: Collection[str] = ()) -> list[Machine]:
-    """Machines for a job: those of a run that it goes on with first, then others, in the order of their list.
+    """Choose machines for a job: first those of the run that it resumes, then others, in the order of the list.
 
     Raises:
-        ConfigError: fewer are free than it asks for; says who has the others.
+        ConfigError: too few machines are free; the message says why the others are not.
         ClusterError: this connection knows no machines.
     """
     known = control.all_machines
@@ -50,7 +50,7 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
 
 
 def in_order(free: Sequence[Machine], count: int, before: Collection[str]) -> list[Machine]:
-    """So many of them: those of ``before`` first, and then as they are listed."""
+    """Choose this many machines: first those in ``before``, then others; the result has the order of the list."""
     first = sorted(range(len(free)), key=lambda index: (free[index].name not in before, index))
     return [free[index] for index in sorted(first[:count])]
 

@@ -1,6 +1,6 @@
-"""Code that a job imports and that is no part of its version: found by PYTHONPATH, or by an editable install.
+"""Code that a job imports from outside its version: from PYTHONPATH, or from an editable install.
 
-Nobody would notice that it changed: the record would say that the same ran.
+If such code changes, no version records the change.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from everstep.base.text import listed
 from everstep.model.job import JobSpec
 
 NAMED = 4
-"""Places that are named."""
+"""Number of folders that a warning names."""
 READ_FILES, READ_BYTES = 500, 200_000
-"""Files of a folder that are looked at for what they import, and how much of each."""
+"""Number of files of a folder that are searched for imports, and bytes of each."""
 OURS = "everstep"
-"""Its own code is that of the release, or of who works on it."""
+"""Everstep itself is left out of the warning."""
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
 
 
 def outside_code(spec: JobSpec, folder: Path) -> str:
-    """What of a job's code a snapshot of its folder leaves out, for people; empty: nothing that is seen from here.
+    """A warning about code that a snapshot of the folder leaves out; empty: this machine sees no such code.
 
     Args:
-        spec: The job as its user gave it; it is looked at here, as it would run on this machine.
-        folder: Of which the snapshot is.
+        spec: The job before any snapshot; it is checked as it would run on this machine.
+        folder: The folder of the snapshot.
 
     Raises:
-        ConfigError: the folder cannot be looked into.
+        ConfigError: the folder cannot be read.
     """
     names = _imported(folder) - {OURS}
     inside = folder.resolve()
@@ -61,7 +61,7 @@ def _by_path(spec: JobSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _editable() -> Iterator[tuple[Path, str]]:
-    """Folders of distributions that are installed as links to where they are worked on."""
+    """Folders of distributions with an editable install."""
     for found in distributions():
         if (place := _linked_to(found)) and found.name != OURS:
             source = place / "src"
@@ -82,7 +82,7 @@ def _holds(place: Path, name: str) -> bool:
 
 
 def _imported(folder: Path) -> set[str]:
-    """The modules, or packages, that files of a folder import and that are not in it."""
+    """The modules and packages that a folder's files import and that are not in the folder."""
     names: set[str] = set()
     sources = (name for name in files_of(folder) if name.endswith(".py"))
     for source in islice(sources, READ_FILES):

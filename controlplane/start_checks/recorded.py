@@ -19,35 +19,35 @@ from everstep.model.version import NAME_CHARACTERS, CodeVersion, JobVersion, Upd
 from everstep.rank import environment
 
 NUMBER = re.compile(r"v?([1-9][0-9]{0,5})")
-"""A version by its number: no prefix of an id is so short."""
+"""A version's number; a prefix of an id is longer."""
 ID = re.compile(r"[0-9a-f]{7,64}")
-"""A version by its id, or the beginning of it."""
+"""A version's id, or a prefix of it."""
 PACKAGES_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStart:
-    """A job as a recorded version runs it."""
+    """A job that starts with a recorded version."""
 
     spec: JobSpec
     versions: list[JobVersion]
-    """It is the first version of the new run."""
+    """The recorded version, as the first version of the new run."""
     notes: list[str]
-    """What its user should know: how far it is a repeat."""
+    """Notes for the user: how exactly the new run repeats the old steps."""
 
 
 async def recorded_version(control: Control, spec: JobSpec, named: str, step: int | None) -> RecordedStart:
     """The job with a version that an earlier run of its name had: its code, script, arguments, variables and folder.
 
     Args:
-        control: Of the cluster.
-        spec: The job; all else is as it says.
+        control: Connection to the cluster.
+        spec: The job; its other settings stay.
         named: The version, by its number in the last run, or by its id.
-        step: Completed steps with which it is to begin; None: it begins anew, or with the latest.
+        step: Completed steps at its start; None: step 0, or the latest checkpoint.
 
     Raises:
-        ConfigError: there is no such version, or it is not kept; says which there are.
-        VersionStoreError: the store does not give it, or has not kept its code.
+        ConfigError: there is no such version, or it is not stored; the message lists the versions.
+        VersionStoreError: the store cannot be read, or has deleted the code.
         ClusterError: Temporal does not answer.
     """
     if not control.versions_url:
@@ -78,7 +78,7 @@ async def recorded_version(control: Control, spec: JobSpec, named: str, step: in
 
 
 async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
-    """As the run knows them, or, where Temporal has forgotten it, the ledger."""
+    """The versions of the last run, from its workflow, or from the ledger if Temporal has deleted it."""
     try:
         return (await control.state(job)).versions
     except NoSuchJob:
@@ -93,7 +93,7 @@ async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
 async def _found(
     store: VersionStore, job: str, named: str, known: Sequence[JobVersion]
 ) -> tuple[JobVersion | None, CodeVersion]:
-    """The version that is meant, as the last run knew it (None: it did not), and what it runs."""
+    """The named version: its entry in the last run (None: it has none), and its code in the store."""
     if number := NUMBER.fullmatch(named):
         before = next((one for one in known if one.number == int(number[1])), None)
         if before is None or before.runs is None:
@@ -119,7 +119,7 @@ async def _found(
 
 
 def _ran_at(version: JobVersion | None, step: int) -> bool:
-    """Whether the step after so many completed ones ran under a version; steps that are not numbered may have."""
+    """Whether the step after this number of completed steps ran under a version; unnumbered steps count as yes."""
     ranges = version.ranges if version else []
     return any(begin < 0 or (begin <= step and (end < 0 or step < end)) for _, begin, end in ranges)
 

@@ -1,4 +1,4 @@
-"""Starting a job from a checkpoint on purpose: is it there, before anything is started?"""
+"""Checks before a job starts from a checkpoint: whether every rank can restore it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 NAMED = 8
-"""Machines that are named; the others are counted."""
+"""At most this many machines are named; the rest are counted."""
 LATEST: Literal["latest"] = "latest"
 
 
 async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
-    """What the last run of the job's name knows of itself; None when Temporal knows none.
+    """The state of the last run with the job's name; None: Temporal has no such run.
 
     Raises:
-        ConfigError: it still runs, or it had other parallel sizes, to which its checkpoints belong.
+        ConfigError: it still runs, or its checkpoints are for other parallel sizes.
         ClusterError: Temporal or its workers do not answer.
     """
     from everstep.errors import NoSuchJob
@@ -50,10 +50,10 @@ async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
 
 
 def parse_step(text: str) -> int | Literal["latest"]:
-    """The step that a person names.
+    """Parse the step of ``--resume-from``.
 
     Raises:
-        ConfigError: it is neither a number from 1 on nor ``latest``.
+        ConfigError: it is neither a number of 1 or more nor ``latest``.
     """
     if text == LATEST:
         return LATEST
@@ -63,7 +63,7 @@ def parse_step(text: str) -> int | Literal["latest"]:
 
 
 def as_earlier(state: JobState) -> EarlierRun:
-    """Which copies a run took for its own."""
+    """The facts about an earlier run that decide which copies are its own."""
     return EarlierRun(run=state.run, origin_runs=state.origin_runs, lineage=state.lineage)
 
 
@@ -74,18 +74,18 @@ async def check_step(
     step: int | Literal["latest"],
     last_run: EarlierRun | None = None,
 ) -> tuple[int, str]:
-    """Look whether every rank can restore a step; returns the step and from where, for people.
+    """Check that every rank can restore a step; returns the step and its source as text.
 
     Args:
-        control: Of the cluster.
+        control: Connection to the cluster.
         spec: The job.
-        machines: Where it is going to run.
-        step: From which it is to start.
-        last_run: The last run of its name; None: Temporal knows none.
+        machines: The machines on which it will run.
+        step: The step from which it starts.
+        last_run: The last run with its name; None: Temporal has no such run.
 
     Raises:
-        ConfigError: not every rank can, says which steps exist; or the latest is not known, since a machine is silent
-            or storage cannot be listed.
+        ConfigError: a rank cannot (the message lists the steps that exist), or the latest step is not known, since a
+            machine is silent or storage cannot be listed.
     """
     from controlplane.queries.checkpoints import ask_for_copies
     from everstep.base.text import listed
@@ -117,16 +117,16 @@ async def check_step(
 
 
 def unlisted(held: Sequence[StateCopy]) -> list[str]:
-    """Why disks or remote storage could not be listed; of the latter it suffices that one machine could."""
+    """Why disks or remote storage could not be listed; for remote storage the listing of one machine is enough."""
     remote = any(copy.tier is Tier.REMOTE and not copy.unlisted for copy in held)
     return [copy.reason for copy in held if copy.unlisted and not (remote and copy.tier is Tier.REMOTE)]
 
 
 def checked_path(path: Path) -> str:
-    """The absolute path of the folder of one disk checkpoint; that the machines see it is checked when the job starts.
+    """The absolute path of a checkpoint's folder; whether the machines see it is checked when the job starts.
 
     Raises:
-        ConfigError: it is none by its name.
+        ConfigError: its name is not that of a checkpoint.
     """
     absolute = os.path.abspath(path.expanduser())  # noqa: PTH100 - links stay: machines may resolve them otherwise
     if folder_of(absolute) is None:

@@ -1,4 +1,4 @@
-"""Whether machines have what a job needs of them, asked before it starts: storage for checkpoints, and variables."""
+"""Checks on machines before a job starts: storage for checkpoints, and variables."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from everstep.model.machine import Machine
 
 ASKING_S = 15.0
-"""A machine that has not answered by then is left out: it is not known to lack anything."""
+"""A machine that does not answer within this time is left out of the check, seconds."""
 
 
 async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
     """Let every machine of a job try ``disk_path`` and ``remote_url``, and look for the variables of ``env_from``.
 
     Raises:
-        ConfigError: some machine cannot write there or lacks one, and waiting would not help; says which and why.
+        ConfigError: a machine cannot write there or lacks a variable; the message says which and why.
     """
     policy = spec.checkpoint
     asked = policy.disk and bool(policy.disk_path or policy.remote_url)
@@ -54,7 +54,7 @@ async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Mach
 
 
 def refusal(job: str, problems_of: Mapping[str, Sequence[str]]) -> str:
-    """The message for a person: each problem once, with the machines that have it."""
+    """The error message: each problem once, with the machines that have it."""
     having: dict[str, list[str]] = defaultdict(list)
     for machine, problems in problems_of.items():
         for problem in problems:
