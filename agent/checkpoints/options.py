@@ -70,12 +70,12 @@ class LaunchOptions:
             raise ValueError(f"what the launch said cannot be read: {error}") from error
 
     def abandons(self, header: SlotHeader) -> bool:
-        """Whether a copy belongs to a future that this generation does not go on from."""
+        """Whether a copy is of a step that this generation does not continue from."""
         return abandoned(header, self.generation, self.resume_step)
 
 
 def abandoned(header: SlotHeader, generation: int, resume_step: int) -> bool:
-    """Whether a copy belongs to a future that a generation does not go on from, which began at a step."""
+    """Whether an earlier generation saved a copy after the step at which this generation began."""
     later = resume_step <= 0 or header.completed_steps > resume_step
     return header.generation < generation and later
 

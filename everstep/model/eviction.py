@@ -101,9 +101,9 @@ class EvictionState(BaseModel):
 
     def take(self, answers: list[EvictAnswer]) -> None:
         """Keep the answers of the rules; an equal answer is kept once."""
-        known = {(answer.rule, answer.machine, answer.reason): answer for answer in self.asked}
-        known |= {(answer.rule, answer.machine, answer.reason): answer for answer in answers}
-        self.asked = list(known.values())[-ANSWERS_KEPT:]
+        new = {(answer.rule, answer.machine, answer.reason): answer for answer in answers}
+        old = [answer for answer in self.asked if (answer.rule, answer.machine, answer.reason) not in new]
+        self.asked = [*old, *new.values()][-ANSWERS_KEPT:]
 
     @property
     def tripped(self) -> str:

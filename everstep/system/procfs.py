@@ -51,12 +51,12 @@ class ProcessInfo(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        """Whether it is not over: a zombie is, but for one whose first thread ended and others did not yet."""
+        """Whether it still runs. A zombie does not, unless threads other than its first one still run."""
         return self.state not in "ZX" or self.threads > 1
 
     @property
     def is_ending(self) -> bool:
-        """Whether its first thread ends already; the kernel may take minutes to free the memory."""
+        """Whether its first thread is ending; the kernel may take minutes to free the memory."""
         return bool(self.flags & EXITING)
 
 
@@ -228,7 +228,7 @@ def cgroups(proc: Path = PROC) -> list[tuple[list[str], str]]:
 
 
 def owner_of_hidden_files() -> int | None:
-    """The user that files of root have where a container does not show who root is; None: it shows all users."""
+    """The user id that files of root seem to have in a container that does not map root; None: all users are mapped."""
     with suppress(OSError, ValueError):
         _, outside, count = map(int, (PROC / "self/uid_map").read_text().split()[:3])
         if (outside, count) != (0, 2**32 - 1):

@@ -1,9 +1,9 @@
 """State dicts to bytes and back: tensors apart, everything else in one small structure.
 
 The structure (``everstep/slots/tensor_table.py``) is a table of the tensors, and a
-pickle in which tensors are numbered references. An unpickler that builds
-containers, numbers and strings only reads it, so that a checkpoint file can
-never run code; what that could not read is refused when saved, by its type.
+pickle in which tensors are numbered references. The unpickler that reads it
+builds only containers, numbers and strings, so that a checkpoint file can never
+run code. A state with any other type is refused when it is saved.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ class DiskWriter:
     """The disk tier of one job on this machine. All methods return at once, but ``shut`` and ``close``.
 
     Args:
-        place: Of the job.
-        say: Told why writing fails at the moment, with numbers; an empty text when it does not.
-        on_complete: Called in the writer's thread when a step is whole for all ranks of this machine.
-        retention: Told what is there, and up to which step that is all.
+        place: Where the job's files lie.
+        say: Is called with the reason why writing fails now, and with an empty text once it works.
+        on_complete: Is called in the writer's thread when a step is complete for all ranks of this machine.
+        retention: Is told which steps are on disk, and up to which step that list is complete.
     """
 
     def __init__(
@@ -261,7 +261,9 @@ class DiskWriter:
                 try:
                     self._on_complete(step.number)
                 except Exception as error:  # the next step comes all the same
-                    logger.error("a step on disk has no consequences", job=self._place.job, exc_info=error)
+                    logger.error(
+                        "a step is on disk, but the work that follows it failed", job=self._place.job, exc_info=error
+                    )
 
     def _write(self, rank: int, header: SlotHeader, launch: LaunchOptions, root: Path, gate: Gate) -> str:
         """Write one file; returns why it could not be written, empty: it is there."""
@@ -293,7 +295,7 @@ class DiskWriter:
         return ""
 
     def _written(self, step: _Step, rank: int, header: SlotHeader, problem: str) -> bool:
-        """Take the end of a file in; whether the step is whole with it. Under the lock."""
+        """Record that a file is written, or failed; returns whether the step is now complete. Under the lock."""
         if problem:
             self._give_up(problem)
             self._advance()

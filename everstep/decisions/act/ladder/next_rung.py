@@ -83,7 +83,7 @@ def mode_of(rung: Rung, policy: RecoveryPolicy) -> RungMode:
 def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
     """The first rung of the failure's path that was not tried yet, can be tried, and may be.
 
-    Where none is left the job is reattempted; how often, the rules decide that park it.
+    If no rung is left, the job is launched again; the rules that park a job decide how often.
     """
     path = path_of(facts)
     tried = counted(facts, policy, path.name)
@@ -117,7 +117,7 @@ def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None
 
 
 def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
-    """``nothing says for sure what failed; reattempt, diagnose and reattempt did not help``."""
+    """Text such as ``nothing says for sure what failed; reattempt and diagnose did not help``."""
     names = [str(rung) for rung in Rung if tried[rung]]
     before = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{path.when}; {before} did not help{more}" if before else path.when
@@ -127,9 +127,11 @@ def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
 
 
 def is_same_fault(tried: Tried, failure: Failure) -> bool:
-    """Whether something that was tried earlier was tried for what failed now: the symptom is the same, and so is the
-    step or the machine; or no machine in particular showed it both times, as with a NaN that all ranks have, which
-    a machine that computes wrongly now and then causes at any step."""
+    """Whether an earlier attempt was made for the failure at hand.
+
+    Both have the same symptom, and the same step or machine. A failure that no machine in particular showed, both
+    times, also counts: a machine that computes wrongly now and then causes a NaN on all ranks, at any step.
+    """
     if tried.symptom != failure.symptom:
         return False
     if failure.step >= 0 and (
@@ -146,8 +148,11 @@ def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPoli
 
 
 def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
-    """What was tried before this incident, and counts: a failure with the same symptom was not solved by it; or it
-    was, and this is the same fault again within the window, or one of many failures in it."""
+    """Attempts of earlier incidents that count for this failure.
+
+    An attempt counts if it was for a failure with the same symptom, and (a) that failure is unsolved, or (b) it lies in
+    the window, and it is the same fault, or there are many failures in the window.
+    """
     failure = facts.failure
     alike = [
         attempt
@@ -175,12 +180,12 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
 
 
 def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
-    """What was tried in this incident, but for faults whose cause is known."""
+    """Attempts of this incident, except those for faults whose cause is known."""
     return [attempt for attempt in facts.tried if attempt.path not in KNOWN_CAUSES]
 
 
 def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
-    """Whether the job fails at the same step again, or reached none since; where steps are not known, it may."""
+    """Whether the job failed at the same step again, or again in this incident; True if steps are not known."""
     generation, step = facts.failure.generation, facts.failure.step
     here = any(attempt.generation != generation for attempt in _tried_for_unknown(facts))
     return step < 0 or here or any(attempt.step == step for attempt in counting(facts, policy))

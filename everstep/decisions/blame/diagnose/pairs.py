@@ -1,11 +1,11 @@
 """Which machines test what lies between them, in which rounds, and which one is at fault.
 
 Every machine is tested with a neighbour, and in a second round, shifted by one, with the other neighbour (ByteRobust,
-section 4.2). A machine that fails with both is at fault; where the only failure is that of two machines which pass with
-others, it is what lies between them.
+section 4.2). A machine that passed once works. A machine that failed with two working machines is at fault. If two
+machines fail only with each other, the fault is in what lies between them.
 
-An odd number needs a third round. Where suspects were tested with suspects, they are tested again, with machines
-that passed: named is only who failed with two of those. A machine that passed once works.
+An odd number of machines needs a third round. Suspects that were tested with suspects are tested again, with machines
+that passed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 FURTHER_ROUNDS = 8
-"""After the shifted ones, at most; who is not told apart by then stays unknown."""
+"""Rounds after the shifted one, at most; a machine that is not judged by then stays unknown."""
 FAILURES = 2
-"""A machine is at fault that failed with so many machines that work."""
+"""A machine is at fault if it failed with at least this many working machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What tests of pairs say."""
+    """What the tests of pairs show."""
 
     machines: tuple[str, ...] = ()
     """At fault."""

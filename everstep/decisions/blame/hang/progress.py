@@ -22,9 +22,9 @@ from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
 WORKS = 0.3
-"""A rank that has, or waits for, so much of one CPU works; a shared one may give it little."""
+"""A rank works if it uses, or waits for, at least this share of one CPU; on a shared CPU it may get little."""
 IO_BYTES = 64 << 10
-"""One that reads or writes so much between two samples does too."""
+"""A rank also works if it reads or writes at least this many bytes between two samples."""
 
 
 HELD = ("D", "t")
@@ -32,7 +32,7 @@ HELD = ("D", "t")
 ``fsync`` of a checkpoint, which uses up nothing; or a debugger holds it."""
 
 SWITCHES = 20.0
-"""So does one whose threads wait for something, and go on, so often in a second: it sends, receives or looks around."""
+"""A rank also works if its threads wait and run again at least this often in a second: it sends, receives or polls."""
 
 
 class UsedUp(NamedTuple):
