@@ -1,1 +1,1 @@
-"""Workflows: deterministic and thin. They order the steps; what to do is decided in ``everstep.decisions``."""
+"""Workflows: deterministic and thin. They run the steps in order; ``everstep.decisions`` decides what to do."""

@@ -1,8 +1,7 @@
-"""Search attributes: what the Web UI lists and filters by.
+"""Search attributes: the Web UI lists and filters workflows by them.
 
-An unregistered attribute fails a workflow task for ever, and one over 2,048
-bytes makes the server terminate the workflow: every write goes through
-:func:`search_attributes`, which cuts.
+An attribute that is not registered fails a workflow task for ever, and the server terminates a workflow with an
+attribute of more than 2,048 bytes. So every write uses :func:`search_attributes`, which cuts long values.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ SEVERITY = SearchAttributeKey.for_keyword("Severity")
 EVICTED = SearchAttributeKey.for_keyword_list("Evicted")
 LOST_STEPS = SearchAttributeKey.for_int("LostSteps")
 CODE_VERSION = SearchAttributeKey.for_keyword("CodeVersion")
-"""Of a job: the version of its code that runs, e.g. ``v2``."""
+"""The version of the job's running code, e.g. ``v2``."""
 PENDING_UPDATE = SearchAttributeKey.for_keyword("PendingUpdate")
-"""Of a job: which versions wait for a restart, and until when; empty: none does."""
+"""The versions that wait for a restart of the job, and until when; empty: there are none."""
 ETTR = SearchAttributeKey.for_float("Ettr")
-"""Of a job: the share of its time in which it trained, 0 to 1 (ByteRobust, section 4.2)."""
+"""The share of time in which the job trained, 0 to 1 (ByteRobust, section 4.2)."""
 ETTR_LAST_HOUR = SearchAttributeKey.for_float("EttrLastHour")
 
 ALL: tuple[SearchAttributeKey[Any], ...] = (
@@ -39,12 +38,12 @@ LIST_BYTES = 1800
 
 
 def cut_keyword(value: str) -> str:
-    """A keyword within its limit, the cut shown."""
+    """Return a keyword within its limit; a cut is visible."""
     return value if len(value) <= KEYWORD_CHARACTERS else value[: KEYWORD_CHARACTERS - 2] + " …"
 
 
 def cut_list(values: list[str]) -> list[str]:
-    """A keyword list within its limit, the rest counted: ``["m1", "m2", "+973 more"]``."""
+    """Return a keyword list within its limit, with the number of omitted values: ``["m1", "m2", "+973 more"]``."""
     kept: list[str] = []
     size = 0
     for i, value in enumerate(map(cut_keyword, values)):
@@ -56,7 +55,7 @@ def cut_list(values: list[str]) -> list[str]:
 
 
 def of_job(state: JobState) -> dict[SearchAttributeKey[Any], Any]:
-    """What a job shows of itself; what is not known yet is left out."""
+    """Return the attributes of a job; values that are not known yet are left out."""
     shown: dict[SearchAttributeKey[Any], Any] = {JOB_NAME: state.spec.name, STAGE: state.status_text}
     shares = {ETTR: state.ettr, ETTR_LAST_HOUR: state.ettr_last_hour}
     shown |= {key: share for key, share in shares.items() if share is not None}
@@ -66,12 +65,12 @@ def of_job(state: JobState) -> dict[SearchAttributeKey[Any], Any]:
 
 
 def search_attributes(values: dict[SearchAttributeKey[Any], Any]) -> TypedSearchAttributes:
-    """Attributes for a start, each cut to its limit."""
+    """Return attributes for a start, each cut to its limit."""
     return TypedSearchAttributes([SearchAttributePair(key, _cut(value)) for key, value in values.items()])
 
 
 def updates(values: dict[SearchAttributeKey[Any], Any]) -> list[Any]:
-    """Attributes for an upsert, each cut to its limit."""
+    """Return attributes for an upsert, each cut to its limit."""
     return [key.value_set(_cut(value)) for key, value in values.items()]
 
 

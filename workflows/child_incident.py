@@ -1,4 +1,4 @@
-"""Start the workflow of an incident, as a child of its job's, and wait for its end."""
+"""Starts the workflow of an incident as a child of its job, and waits for its end."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Child = workflow.ChildWorkflowHandle[IncidentWorkflow, IncidentReport]
 
 
 async def open_incident(state: JobState, number: int, anomaly: Anomaly, *, only_tells: bool = False) -> Child:
-    """Start the incident with a number; ``only_tells``: the job goes on meanwhile, whatever it says.
+    """Start the incident with a number; ``only_tells``: the job continues meanwhile, whatever the result is.
 
     Raises:
-        WorkflowAlreadyStartedError: one of this number is open.
+        WorkflowAlreadyStartedError: an incident with this number is open.
     """
     opened = IncidentState(
         number=number,
@@ -71,9 +71,8 @@ async def open_incident(state: JobState, number: int, anomaly: Anomaly, *, only_
 async def end_of(child: Child, *, cancelled: Callable[[], object]) -> IncidentReport:
     """Wait for an incident's report.
 
-    Temporal's own way to pass a cancellation on, to cancel the child, fails the
-    job's task for ever where the child has ended at that moment. So the job calls
-    ``cancelled``, which lets the incident hear of it as of any other end.
+    Temporal's own way to pass on a cancellation, which is to cancel the child, fails the job's task for ever if the
+    child ends at the same moment. So the job calls ``cancelled``, which informs the incident of the job's end.
     """
     try:
         return await asyncio.shield(child)

@@ -1,4 +1,4 @@
-"""What follows when an incident of a job was closed from outside; see ``everstep.decisions.act.recover.reopen``."""
+"""Recovers from an incident that was closed from outside; see ``everstep.decisions.act.recover.reopen``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ with workflow.unsafe.imports_passed_through():
 
 T = TypeVar("T")
 LAST_POSITION = 1_000_000
-"""Place of the line in the ledger that closes such an incident: behind whatever it wrote itself."""
+"""The position of the ledger entry that closes such an incident: after all entries that the incident wrote itself."""
 
 
 class Reopening:
-    """Deals with the closed incidents of a job.
+    """Handles the incidents of a job that were closed from outside.
 
     Args:
-        state: The job's, changed in place.
-        next_event: What the job has to do next, as its workflow says it.
-        closings: Entries of the ledger that the job writes in an incident's place.
+        state: The job's state, which is changed.
+        next_event: Returns what the job must do next.
+        closings: The ledger entries that the job writes for an incident.
     """
 
     def __init__(self, state: JobState, next_event: Callable[[], str], closings: Closings) -> None:
@@ -39,9 +39,9 @@ class Reopening:
         self._closings = closings
 
     async def closed(self, number: int, anomaly: Anomaly, opened_ns: int) -> tuple[Left, IncidentReport] | None:
-        """What a closed incident left, and the report that it could not give; None: the job is stopped meanwhile.
+        """Return what a closed incident left, and a report in its place; None: the job was stopped meanwhile.
 
-        The job takes over what the incident had launched. All that is held in memory stays.
+        The job takes over the generations that the incident launched. Checkpoints in memory stay.
         """
         state, incident = self._state, incident_workflow_id(self._state.spec.name, number)
         left = await self._unless_stopped(start_activity(ReadClosedIncident(incident=incident)))
@@ -56,26 +56,26 @@ class Reopening:
         return left, report
 
     def reopen(self, number: int, anomaly: Anomaly, left: Left) -> None:
-        """The fault is open again, and its next incident waits for an operator."""
+        """Open the fault again; its next incident waits for an operator."""
         state = self._state
         state.closed_outside += 1
         state.hold = hold_reason(incident_workflow_id(state.spec.name, number), left)
-        # Also where the same generation was reported meanwhile: one incident for one generation.
+        # The same generation may have been reported again meanwhile: there is one incident per generation.
         others = [pending for pending in state.pending if pending.generation != state.generation]
         state.pending = [anomaly.model_copy(update={"generation": state.generation}), *others]
 
     async def pause(self) -> None:
-        """Wait before the fault's next incident, the longer the more of them were closed from outside."""
+        """Wait before the fault's next incident; the wait grows with the number of incidents closed from outside."""
         wait = timedelta(seconds=reopen_wait_s(self._state.closed_outside))
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(lambda: self._next_event() != "anomaly", timeout=wait, timeout_summary="WAIT")
 
     def over(self) -> None:
-        """The fault is dealt with."""
+        """Note that the fault is over."""
         self._state.closed_outside, self._state.hold, self._state.emptied = 0, "", []
 
     async def _unless_stopped(self, started: workflow.ActivityHandle[T]) -> T | None:
-        """Wait for an activity that is tried for ever, but not longer than the job is wanted."""
+        """Wait for an activity that is retried for ever, until the job is stopped."""
         stopped = asyncio.create_task(workflow.wait_condition(lambda: self._next_event() == "stop"))
         await workflow.wait([started, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

@@ -1,4 +1,4 @@
-"""The first launch of a job: whether it fits, from where it starts, and its first launch."""
+"""The first launch of a job: checks its room and its checkpoint, then launches it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 REFUSALS_NAMED = 4
-"""Machines that are named where a job cannot have many."""
+"""The largest number of machines that the job cannot have that are named."""
 
 
 class CannotStart(Exception):
-    """The job cannot start as it was asked for; says why and what there is instead."""
+    """The job cannot start as requested; the message says why, and what is available instead."""
 
 
 class FirstLaunch:
-    """Starts one job. The state is changed in place, so that an incident of the first launch knows all of it."""
+    """Starts one job. It changes the state, so that an incident of the first launch knows all of it."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -44,10 +44,10 @@ class FirstLaunch:
         self._evidence = Evidence(generation=0)
 
     async def check(self) -> None:
-        """Get the machines, look at their room, and for the checkpoint that the job is to start from.
+        """Lease the machines, check their room, and find the checkpoint that the job starts from.
 
         Raises:
-            CannotStart: another job has one of the machines, there is no room, or no such checkpoint.
+            CannotStart: another job has a machine, there is no room, or the checkpoint does not exist.
         """
         state = self._state
         await self._lease()
@@ -77,7 +77,7 @@ class FirstLaunch:
             raise CannotStart(f"it cannot have its machines. {why}" + (f"; and {more} more" if more > 0 else ""))
 
     def count(self) -> None:
-        """Count the next generation and note where it begins, before anything of it can fail."""
+        """Number the next generation and note its first step, before any part of it can fail."""
         state = self._state
         state.generation += 1
         if state.resume_path:
@@ -93,11 +93,11 @@ class FirstLaunch:
         state.spec = state.spec.model_copy(update={"version": book.running})
 
     async def launch(self) -> Launched:
-        """Prepare the machines, bring what they need, and start the first generation.
+        """Prepare the machines, restore checkpoints, and start the first generation.
 
         Raises:
-            CannotStart: the checkpoint that the job is to start from turned out damaged.
-            ActivityError: something did not answer or failed; it may be tried again.
+            CannotStart: the checkpoint that the job starts from is damaged.
+            ActivityError: an activity failed; it may be tried again.
         """
         state = self._state
         await start_activity(PrepareMachines(job=state.placed))
@@ -117,7 +117,8 @@ class FirstLaunch:
         return await start_activity(request)
 
     async def _bring(self) -> None:
-        """Bring all copies of the step, from elsewhere where one fails; with fewer of them in every round it ends."""
+        """Restore all copies of the step. A failed copy is replaced by another; each round has fewer of them, so this
+        ends."""
         while (restore := self._choose()).copies:
             state = self._state
             restored = await start_activity(RestoreCheckpoints.of(state.placed, restore, self._evidence))
@@ -129,10 +130,10 @@ class FirstLaunch:
             self._bad += failed
 
     def _choose(self) -> Restore:
-        """What has to be brought for the step that was asked for.
+        """Return the copies that are needed for the requested step.
 
         Raises:
-            CannotStart: it is not there; says which steps are.
+            CannotStart: the step does not exist; the message lists the existing steps.
         """
         state = self._state
         silent = self._evidence.unreachable

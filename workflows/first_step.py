@@ -1,5 +1,5 @@
-"""Waiting for the first step of a generation that no incident waits for: of the job's first launch, and of a restart
-that was not confirmed."""
+"""Waits for the first step of a generation that no incident waits for: of the job's first launch, and of a restart that
+was not confirmed."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 LEAST_BOUND_S = 1.0
-"""A look at ranks that should have stepped by now takes this long at most, seconds."""
+"""The time limit of a check of ranks that should have stepped by now, seconds."""
 MOST_ASKED = 10
-"""So often a restart is asked about of which nothing can be found out; then it is stopped."""
+"""A restart is stopped after this many checks without a result."""
 
 
 class FirstStepWatch:
-    """Waits for the first step of the newest generation; keeps all it knows in the job's state, changed in place.
+    """Waits for the first step of the newest generation; all of its data is in the job's state.
 
     Args:
-        state: The job's.
-        interrupted: Whether the job has something else to do; waiting ends then.
+        state: The job's state, which is changed.
+        interrupted: Returns whether the job has other work; the wait ends then.
     """
 
     def __init__(self, state: JobState, interrupted: Callable[[], bool]) -> None:
         self._state = state
         self._interrupted = interrupted
         self._unanswered = 0
-        """How often in a row it could not be found out whether the generation steps."""
+        """The number of checks in a row without a result."""
 
     @property
     def due(self) -> bool:
-        """Whether there is a generation to wait for."""
+        """Return whether a generation must be waited for."""
         return self._state.confirm_by_ns > 0
 
     def expect(self) -> None:
-        """The newest generation was launched: it has to step before long."""
+        """Start to wait for the newest generation, which was just launched."""
         self._state.confirm_by_ns = workflow.time_ns() + int(self._bound_s() * 1e9)
 
     def leave(self) -> None:
-        """An incident stops the newest generation, and waits for the next ones itself."""
+        """Stop waiting: an incident stops the newest generation, and waits for the next ones itself."""
         self._state.confirm_by_ns, self._state.unconfirmed = 0, ""
 
     async def ask(self, launched: Launched | None = None) -> tuple[bool, Confirmation | None]:
-        """Wait until it is known whether the newest generation steps, but not longer than until interrupted.
+        """Wait until it is known whether the newest generation steps, or until interrupted.
 
         Args:
-            launched: What the launch answered, where that is known still.
+            launched: The result of the launch, if it is still known.
 
         Returns:
-            Whether the waiting came to its end, and the answer; None: there was none.
+            Whether the wait was completed, and the result; None: there is none.
         """
         state = self._state
         known_alive = state.unconfirmed != ""
@@ -89,7 +89,7 @@ class FirstStepWatch:
         return True, confirmed.result()
 
     async def back_off(self) -> None:
-        """Wait for a while before the same is asked again, where there was no answer."""
+        """Wait before the check is repeated after a check without a result."""
         if self._unanswered and self.due:
             wait_s = max(backoff_s(self._unanswered, self._state.spec.policy), LEAST_BOUND_S)
             with contextlib.suppress(TimeoutError):
@@ -113,12 +113,12 @@ class FirstStepWatch:
                 took_s = self._bound_s() - (state.confirm_by_ns - workflow.time_ns()) / 1e9
                 state.first_step_s = max(state.first_step_s, round(took_s, 3))
             elif not known_alive:
-                return  # they live; whether they step is still to be seen
+                return  # the ranks are alive; it is not known yet whether they step
         elif confirmation.emptied:
-            # Watchers may have seen nothing of the ranks that were lost so early.
+            # Watchers may not have seen ranks that were lost so early.
             suspect(state, Symptom.CRASH, confirmation.reason)
         elif confirmation.timed_out:
-            # Watchers suspect no hang before the first step; ends of ranks they report themselves.
+            # Watchers detect no hang before the first step; they report ends of ranks themselves.
             suspect(state, Symptom.HANG, confirmation.reason)
         state.confirm_by_ns = 0
 
@@ -128,16 +128,15 @@ async def confirm_restart(
 ) -> Confirmation:
     """Wait for the first step of a generation that an incident launched.
 
-    Where it cannot be found out whether it steps, it is not stopped: it is asked
-    about again.
+    If it cannot be determined whether the generation steps, it is not stopped: the check is repeated.
 
     Args:
-        ask: Starts the waiting, for at most so many seconds.
-        pause: Waits before it is asked again.
-        state: The incident's.
+        ask: Starts a check, for at most a number of seconds.
+        pause: Waits before the check is repeated.
+        state: The incident's state.
 
     Raises:
-        ActivityError: there was no answer, again and again.
+        ActivityError: repeated checks gave no result.
     """
     bound_s = confirm_bound_s(state.first_step_s, state.spec.policy)
     until = workflow.time() + bound_s
@@ -151,7 +150,7 @@ async def confirm_restart(
 
 
 def suspect(state: JobState, symptom: Symptom, headline: str) -> None:
-    """An anomaly of the newest generation that the job itself saw."""
+    """Add an anomaly of the newest generation that the job itself has detected."""
     state.pending.append(
         Anomaly(
             id=f"{symptom.replace(' ', '-')}-{state.spec.name}-{state.generation}",

@@ -1,4 +1,4 @@
-"""The incidents that a job's state lists: a line about each."""
+"""The list of incidents in a job's state, with a line about each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INCIDENTS_KEPT = 20
 
 
 def opened(state: JobState, anomaly: Anomaly) -> int:
-    """Note that one is opened; returns its number."""
+    """Note that an incident was opened; returns its number."""
     state.incident_count += 1
     number = state.incident_count
     line = IncidentSummary(
@@ -25,7 +25,7 @@ def opened(state: JobState, anomaly: Anomaly) -> int:
 
 
 def at_stage(state: JobState, number: object, stage: str) -> bool:
-    """Note where one stands; returns whether it is one that is open."""
+    """Note the stage of an incident; returns whether that incident is open."""
     known = [one for one in state.incidents if one.number == number and not one.resolution]
     for one in known:
         _replace(state, one.model_copy(update={"stage": stage}))
@@ -33,12 +33,12 @@ def at_stage(state: JobState, number: object, stage: str) -> bool:
 
 
 def is_open(state: JobState, number: object) -> bool:
-    """Whether one of this number is open."""
+    """Return whether the incident with a number is open."""
     return any(one.number == number and not one.resolution for one in state.incidents)
 
 
 def closed(state: JobState, number: int, report: IncidentReport) -> None:
-    """Sum one up that is over."""
+    """Close the line of an incident with its report."""
     for one in [one for one in state.incidents if one.number == number]:
         _replace(state, one.closed(report))
 

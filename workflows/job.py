@@ -1,7 +1,7 @@
-"""The job: an entity that lives as long as its training does.
+"""The job: a workflow that lives as long as its training.
 
-It launches the first generation, takes the watchers' reports, opens one
-incident after the other, and carries its whole state across continue-as-new.
+It launches the first generation, receives the watchers' reports, opens one incident after the other, and keeps its
+whole state across continue-as-new.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STAGE_CHARACTERS = 120
 
 @workflow.defn(name="Job")
 class JobWorkflow:
-    """One training job."""
+    """A training job."""
 
     @workflow.init
     def __init__(self, state: JobState) -> None:
@@ -64,59 +64,59 @@ class JobWorkflow:
         self.observed = self.incidents.observed
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
-    # What watchers and operators say.
+    # The reports of watchers, and the requests of operators.
 
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
-        """Take an anomaly; a repeated or outdated one changes nothing."""
+        """Accept an anomaly; a repeated or outdated one changes nothing."""
         known = {one.generation for one in self.state.pending if one.symptom not in GOES_ON}
         if anomaly.generation < self.state.generation or anomaly.generation in known | {
             self.incidents.handled_generation
         }:
             return f"generation {anomaly.generation} is dealt with"
-        # Kept even while an incident is open: it may be about a generation that the incident launched.
+        # It is kept even while an incident is open: it may be about a generation that the incident launched.
         self.state.pending.append(anomaly)
         return f"taken for generation {anomaly.generation}"
 
     @workflow.update(name="observe", description="A watcher reports a fault with which the job goes on")
     def observe(self, anomaly: Anomaly) -> str:
-        """Take a fault to be told."""
+        """Accept a fault with which the job continues."""
         return self.observed.take(anomaly)
 
     @workflow.update(name="finished", description="A watcher reports that all ranks ended with success")
     def finished(self, generation: int) -> str:
-        """Take the end of the training."""
+        """Accept the end of the training."""
         self.finished_generations.add(generation)
         return f"taken for generation {generation}"
 
     @workflow.update(name="trained", description="A worker says which share of its time the job trained")
     def trained(self, share: ShareTrained) -> str:
-        """Show it; what is shown already changes nothing."""
+        """Show the share of time in which the job trained; an equal share changes nothing."""
         self.state.ettr, self.state.ettr_last_hour = share.ettr, share.last_hour
         self._show()
         return "shown"
 
     @trained.validator
     def check_trained(self, share: ShareTrained) -> None:
-        """Refuse what is shown already: all workers say it."""
+        """Refuse a share that is shown already: all workers send it."""
         check_trained(self.state, share)
 
     @report.validator
     def check_report(self, anomaly: Anomaly) -> None:
-        """Reject what is no generation, and what cannot be known yet.
+        """Refuse a report with an invalid generation, and one that is too early.
 
-        A rejected update leaves no trace: who reports it may come again with the same id.
+        A refused update leaves no trace: the watcher may send it again with the same id.
         """
         check_report(self.state, anomaly)
 
     @finished.validator
     def check_finished(self, generation: int) -> None:
-        """Reject what is no generation."""
+        """Refuse an invalid generation."""
         check_generation(generation)
 
     @workflow.signal(name="stop", description='Stop the job for good. {"operator": "you", "note": "why"}')
     def stop(self, request: Any = None, *more: Any) -> None:
-        """Ask for an orderly end."""
+        """Stop the job in an orderly way."""
         read = read_request(request, *more)
         if isinstance(read, str):
             self._reject(f"stop: {read}")
@@ -125,7 +125,7 @@ class JobWorkflow:
 
     @workflow.signal(name="evict", description='Another machine for it. {"machine": "m3", "operator": "you"}')
     def evict(self, request: Any = None, *more: Any) -> None:
-        """Take a machine out once there is another in its place; the pool asks again as long as it is here."""
+        """Evict a machine once a replacement is ready; the pool repeats the request while the machine is in the job."""
         read = read_move(request, *more)
         if isinstance(read, str):
             self._reject(f"evict: {read}")
@@ -134,7 +134,7 @@ class JobWorkflow:
 
     @workflow.signal(name="update", description=f"Other code for it. {UPDATE_JSON}")
     def update_by_signal(self, request: Any = None, *more: Any) -> None:
-        """Ask for another version of the code; what makes no sense is shown."""
+        """Request another version of the code; an invalid request is shown on the page."""
         try:
             self.updates.take(read_update(request, *more))
         except ValueError as refused:
@@ -142,17 +142,17 @@ class JobWorkflow:
 
     @workflow.update(name="update", description=f"The same; it answers what is done. {UPDATE_JSON}")
     def update(self, request: Any = None, *more: Any) -> str:
-        """Ask for another version of the code; returns what is done, for people."""
+        """Request another version of the code; returns what is done, as text."""
         return self.updates.take(read_update(request, *more))
 
     @update.validator
     def check_update(self, request: Any = None, *more: Any) -> None:
-        """Refuse what cannot be done; a refused update leaves no trace."""
+        """Refuse an impossible request; a refused update leaves no trace."""
         self.updates.check(read_update(request, *more))
 
     @workflow.signal(name="incident_versions", description="Sent by the job's own incidents")
     def incident_versions(self, number: Any = 0, versions: Any = None, *more: Any) -> None:
-        """Note which version of the code an incident is about to launch."""
+        """Note which version of the code an incident will launch."""
         if incident_list.is_open(self.state, number) and (read := read_versions(versions)):
             learn_versions(self.state, read, next((one.number for one in read if one.status == "running"), 0))
         self._show()
@@ -168,21 +168,21 @@ class JobWorkflow:
 
     @workflow.signal(name="incident_machines", description="Sent by the job's own incidents")
     def incident_machines(self, number: Any = 0, machines: Any = None, *more: Any) -> None:
-        """Note on which machines an incident goes on."""
+        """Note the machines on which an incident continues."""
         if incident_list.is_open(self.state, number) and (read := read_machines(machines)):
             change_machines(self.state, read)
         self._show()
 
     @workflow.query(name="state", description="Everything that the job knows of itself")
     def current_state(self) -> JobState:
-        """The job's state."""
+        """Return the job's state."""
         return self.state
 
-    # The entity's life.
+    # The life of the job.
 
     @workflow.run
     async def run(self, state: JobState) -> JobResult:
-        """Live until the training is over, stopped or given up."""
+        """Run until the training is over, stopped or given up."""
         self._show()
         self.updates.resume()
         try:
@@ -222,7 +222,7 @@ class JobWorkflow:
                         workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
 
     async def _attend(self) -> JobResult | None:
-        """Open the next incident; returns how the job ended, where it did not bring it back."""
+        """Open the next incident; returns the job's result if the incident did not recover it."""
         if self.state.closed_outside:
             await self._pause()
             if self._next_event() != "anomaly":
@@ -243,12 +243,12 @@ class JobWorkflow:
             await self.incidents.reopening.pause()
 
     def _has_work(self) -> bool:
-        """Whether there is something to do other than to wait."""
+        """Return whether there is work."""
         return self._next_event() != "" or self._should_continue_as_new()
 
     def _next_event(self) -> str:
         self.state.pending = [anomaly for anomaly in self.state.pending if anomaly.generation >= self.state.generation]
-        # An activity or a child that is cancelled with the job raises another error than the job itself.
+        # If an activity or a child is cancelled with the job, its error differs from the job's own.
         if workflow.cancellation_reason() is not None:
             self.state.stop_requested = self.state.stop_requested or "cancellation"
         if self.state.stop_requested:
@@ -270,24 +270,24 @@ class JobWorkflow:
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
     def _take_anomaly(self) -> Anomaly:
-        """The next incident's; of what waits, the ends of ranks come before machines that are at fault."""
+        """Return the anomaly of the next incident; ends of ranks come before faulty machines."""
         due = [pending for pending in self.state.pending if pending.generation == self.state.generation]
         anomaly = min(due, key=lambda one: one.symptom in GOES_ON)
         self.state.pending.remove(anomaly)
         return anomaly
 
     async def _start(self) -> None:
-        """Launch the first generation; a failure is an anomaly like any other.
+        """Launch the first generation; a failure opens an incident like any other anomaly.
 
         Raises:
-            CannotStart: the job cannot start as it was asked for.
+            CannotStart: the job cannot start as requested.
         """
         state = self.state
         state.started_ns = workflow.time_ns()
         state.run = run_id(state.started_ns, workflow.info().first_execution_run_id)
         try:
             used = await record(self.state, started_ns=state.started_ns)
-            # Count on from earlier runs of the same name: an agent never meets a generation twice.
+            # The numbers continue from earlier runs of the same name, so an agent never gets a generation twice.
             state.generation, state.incident_count = used.generations, used.incidents
             state.incidents_before = used.incidents
         except ActivityError:
@@ -307,7 +307,7 @@ class JobWorkflow:
             await self._confirm(launched)
 
     async def _confirm(self, launched: Launched | None = None) -> None:
-        """Wait for the newest generation's first step; ``launched``: right after the job's first launch."""
+        """Wait for the newest generation's first step; ``launched`` is only set after the job's first launch."""
         over, confirmation = await self.first_step.ask(launched)
         if over:
             self._show()
@@ -323,7 +323,7 @@ class JobWorkflow:
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
     async def _leave(self) -> None:
-        """Give back what the job holds on its machines, and then the machines."""
+        """Release what the job has on its machines, and then give back the machines."""
         try:
             await start_activity(ReleaseMachines(job=self.state.placed))
         finally:
@@ -357,7 +357,7 @@ class JobWorkflow:
         )
 
     def _reject(self, text: str) -> None:
-        """Show that a message made no sense."""
+        """Show that a message was invalid."""
         self.state.rejected = [*self.state.rejected, text][-REJECTED_KEPT:]
         self._show()
 

@@ -1,4 +1,4 @@
-"""The incidents of a job: opened one after the other, each as a child, and what the job learns from them."""
+"""The incidents of a job: each is a child of the job, and the job learns from its report."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ with workflow.unsafe.imports_passed_through():
 
 
 class JobIncidents:
-    """Of one job.
+    """Opens the incidents of a job one after the other.
 
     Args:
-        state: The job's, changed in place.
-        first_step: Waits for the first step of what no incident waits for.
-        updates: Of its code: an incident takes along what waits.
-        next_event: What the job has to do next.
-        confirm: Waits for the first step of a generation that an incident had launched which was closed from outside.
-        show: Brings the job's page up to date.
+        state: The job's state, which is changed.
+        first_step: Waits for the first step of a generation that no incident waits for.
+        updates: The updates of the job's code: an incident includes those that are pending.
+        next_event: Returns what the job must do next.
+        confirm: Waits for the first step of a generation whose incident was closed from outside.
+        show: Updates the job's page.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class JobIncidents:
         self._confirm = confirm
         self._show = show
         self.handled_generation = 0
-        """Of the incident that is open, or was the last one of this run."""
+        """The generation of the incident that is open, or was the last of this run."""
         self.closings = Closings()
         self.reopening = Reopening(state, next_event, self.closings)
         self.observed = ObservedFaults(state, self._note_opened, self._close)
 
     async def handle(self, anomaly: Anomaly) -> IncidentReport:
-        """One incident, from its opening to its report."""
+        """Open an incident and wait for its report."""
         state = self._state
         if goes_on := anomaly.symptom in GOES_ON:
             self.observed.goes_on = True
@@ -72,7 +72,7 @@ class JobIncidents:
                 child = await open_incident(state, number, anomaly)
                 break
             except WorkflowAlreadyStartedError:
-                # An incident of an earlier run of the name, whose job was terminated: not ours, and over soon.
+                # This incident belongs to an earlier run of the name, whose job was terminated; it ends soon.
                 state.incidents = [summary for summary in state.incidents if summary.number != number]
         self._updates.incident = child
         helpers = [asyncio.create_task(self._abandon_on_stop(child))]
@@ -98,12 +98,12 @@ class JobIncidents:
         return report
 
     def _leave(self, generation: int) -> None:
-        """An incident ends a generation: what was still to be learned of it no longer matters."""
-        self.handled_generation, self._state.observed = generation, []  # its stop finds what waits to be told
+        """Note that an incident ends a generation: its first step and its pending faults are not awaited any more."""
+        self.handled_generation, self._state.observed = generation, []  # its stop collects pending faults
         self._first_step.leave()
 
     def _close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
-        """Sum an incident up; write what closes it in the ledger, where it could not do so itself."""
+        """Close an incident in the list, and in the ledger if the incident could not do that itself."""
         self._sum_up(number, report)
         if report.unwritten:
             name = self._state.spec.name
@@ -116,7 +116,8 @@ class JobIncidents:
         return number
 
     async def _take_over(self, number: int, anomaly: Anomaly, left: Left, report: IncidentReport) -> IncidentReport:
-        """An incident was closed from outside: let go on what it had launched, or open its fault again."""
+        """Take over after an incident that was closed from outside: continue with its launch, or open its fault
+        again."""
         self._sum_up(number, report)
         if left.launched is None:
             self.reopening.reopen(number, anomaly, left)
@@ -131,7 +132,7 @@ class JobIncidents:
         await child.signal("abandon", {"operator": self._state.stop_requested[:100], "note": "the job is stopped"})
 
     async def _overtake(self, child: Child) -> None:
-        """An incident that looks for a slow machine gives way to whatever ends the ranks."""
+        """End an incident that looks for a slow machine when an event ends the ranks."""
         await workflow.wait_condition(lambda: self._next_event() in {"anomaly", "finished"})
         why = "something else happened to the job" if self._next_event() == "anomaly" else "the job is done"
         await child.signal("overtaken", why)

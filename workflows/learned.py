@@ -1,4 +1,4 @@
-"""What a job learns from the report of an incident that was to bring it back."""
+"""Updates a job's state from the report of an incident."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ with workflow.unsafe.imports_passed_through():
 FAILURES_KEPT = 50
 TRIED_KEPT = 100
 EVICTED_KEPT = 1000
-"""Times of evictions that a job remembers."""
+"""The largest number of eviction times that a job keeps."""
 LEFT_KEPT = 1000
-"""Machines that a job has left, of which it is remembered."""
+"""The largest number of former machines that a job keeps."""
 
 
 def learn(state: JobState, report: IncidentReport) -> bool:
-    """Bring a job's state up to date; returns whether its first step has still to be waited for."""
+    """Update a job's state; returns whether the first step must still be awaited."""
     state.generation = report.generation
     learn_versions(state, report.versions, report.version)
     state.status = "running" if report.recovered else "failed"
@@ -48,7 +48,7 @@ def learn(state: JobState, report: IncidentReport) -> bool:
 
 
 def learn_failures(state: JobState, report: IncidentReport) -> None:
-    """What of an incident's failures, and of what was tried about them, counts for the next one."""
+    """Keep the failures of an incident, and what was tried about them, as far as they count for the next incident."""
     begun_ns, policy = report.begun_again_ns, state.spec.policy
     if begun_ns:
         state.failures, state.tried = [], []
@@ -68,16 +68,18 @@ def learn_failures(state: JobState, report: IncidentReport) -> None:
 
 
 def found_by_looking(report: IncidentReport) -> bool:
-    """Whether a test, or a replay, found a machine that left: what was tried for it says nothing of a later fault.
+    """Return whether a test or a replay found a faulty machine that left: earlier attempts do not count for a later
+    fault then.
 
-    One that left for another reason, e.g. what an inspection said after the tests had passed, solves nothing of that.
+    A machine that left for another reason, e.g. an inspection's finding after the tests had passed, solves no such
+    fault.
     """
     by_looking = {answer.machine for answer in report.asked if answer.yes and answer.rule in BY_TEST_OR_REPLAY}
     return not by_looking.isdisjoint(report.evicted)
 
 
 def learn_versions(state: JobState, versions: list[JobVersion], running: int) -> None:
-    """An incident says what became of versions of the code, and which one runs; 0: it knows of none."""
+    """Keep an incident's versions of the code, and which version runs; 0: the incident knows of none."""
     if not running:
         return
     book = VersionBook.of(state.versions, running)
@@ -89,14 +91,15 @@ def learn_versions(state: JobState, versions: list[JobVersion], running: int) ->
 
 
 def ended_with_job(state: JobState) -> list[JobVersion]:
-    """The versions of a job that is over: the one that runs ended with it, and what waits is not applied any more."""
+    """Return the versions of a job that is over: the running version ended with it, and pending ones are not
+    applied."""
     book = VersionBook.of(state.versions, state.spec.version)
     book.end(f"the job {state.outcome}")
     return book.all()
 
 
 def change_machines(state: JobState, machines: list[Machine]) -> None:
-    """The job runs on these from now on."""
+    """Note that the job runs on these machines from now on."""
     now = {machine.name for machine in machines}
     before = [machine.name for machine in state.machines if machine.name not in now]
     state.left = [*(name for name in state.left if name not in {*before, *now}), *before][-LEFT_KEPT:]
@@ -104,7 +107,7 @@ def change_machines(state: JobState, machines: list[Machine]) -> None:
 
 
 def read_machines(raw: Any) -> list[Machine]:
-    """What a signal says of machines; empty: it makes no sense."""
+    """Return the machines in a signal; empty: the signal is invalid."""
     try:
         return [Machine.model_validate(one) for one in raw]
     except (TypeError, ValidationError):
@@ -112,7 +115,7 @@ def read_machines(raw: Any) -> list[Machine]:
 
 
 def read_versions(raw: Any) -> list[JobVersion]:
-    """What a signal says of versions of the code; empty: it makes no sense."""
+    """Return the code versions in a signal; empty: the signal is invalid."""
     try:
         return [JobVersion.model_validate(one) for one in raw]
     except (TypeError, ValidationError):

@@ -13,38 +13,38 @@ from everstep.model.message import Model
 from everstep.model.replay import GroupRun
 
 RESTS_ON_STEPS = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
-"""Symptoms that a generation can have only after it has completed a step."""
+"""Symptoms of a generation that has completed a step."""
 
 
 class ReplayCarried(Model):
-    """What a replay took along from its earlier runs."""
+    """The state of a replay from its earlier runs."""
 
     repeat: int
-    """So often both phases were run."""
+    """The number of repeats of both phases so far."""
     began: float
-    """When the first run of the workflow began, seconds since the epoch."""
+    """The start of the workflow's first run, seconds since the epoch."""
     runs: list[GroupRun] = Field(default_factory=list)
-    """Of groups, folded (``everstep.decisions.blame.replay.kept_runs``)."""
+    """The trials of groups, folded (``everstep.decisions.blame.replay.kept_runs``)."""
 
 
 class ReplayInput(Model):
-    """Replay a job on groups of its machines."""
+    """The input of a replay of a job on groups of its machines."""
 
     job: str
     spec: JobSpec
     machines: list[Machine]
     run: str = ""
-    """Id of the job's run; see ``everstep.model.run_id``."""
+    """The id of the job's run; see ``everstep.model.run_id``."""
     why: str = ""
-    """Why its turn has come, for people."""
+    """Why the replay is the next step, as text."""
     first_step_s: float = 0.0
-    """The longest that a start of the job took to the first step; 0: not known."""
+    """The longest time from a start of the job to its first step, seconds; 0: it is not known."""
     carried: ReplayCarried | None = None
-    """Of a replay that continued as new; None: it begins."""
+    """The state of a replay that continued as new; None: the replay begins."""
 
 
 class JobResult(Model):
-    """How a job ended. Field order is the order shown."""
+    """The result of a job. The Web UI shows the fields in this order."""
 
     headline: str
     outcome: str
@@ -53,7 +53,7 @@ class JobResult(Model):
 
 
 def lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport:
-    """The report of an incident that was ended from outside, e.g. terminated in the Web UI."""
+    """Return the report of an incident that was ended from outside, e.g. terminated in the Web UI."""
     return IncidentReport(
         headline=f"Incident ended from outside ({why}): {anomaly.headline}",
         resolution="abandoned",
@@ -70,21 +70,21 @@ def lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport
 
 
 def check_generation(generation: int) -> None:
-    """Refuse a number that no generation has.
+    """Refuse an invalid generation.
 
     Raises:
-        ValueError: it is below 1.
+        ValueError: the number is below 1.
     """
     if generation < 1:
         raise ValueError(f"generation is {generation}; generations start at 1")
 
 
 def check_report(state: JobState, anomaly: Anomaly) -> None:
-    """Refuse a report of what is no generation, or cannot be known yet.
+    """Refuse a report with an invalid generation, or one that is too early.
 
     Raises:
         ValueError: the generation is below 1.
-        ApplicationError: the generation has to be confirmed first; of type ``NOT_YET``.
+        ApplicationError: the generation must be confirmed first; the type is ``NOT_YET``.
     """
     check_generation(anomaly.generation)
     started = anomaly.generation == state.generation and state.status != "starting"
@@ -93,10 +93,10 @@ def check_report(state: JobState, anomaly: Anomaly) -> None:
 
 
 def check_trained(state: JobState, share: ShareTrained) -> None:
-    """Refuse a share of its time that the job shows already.
+    """Refuse a share of training time that the job shows already.
 
     Raises:
-        ApplicationError: it does; of type ``SHOWN_ALREADY``.
+        ApplicationError: the job shows it already; the type is ``SHOWN_ALREADY``.
     """
     if (share.ettr, share.last_hour) == (state.ettr, state.ettr_last_hour):
         raise ApplicationError("it is shown already", type=SHOWN_ALREADY)

@@ -1,6 +1,6 @@
-"""The notice: tells each of its receivers of one event, and tries again where one does not take it.
+"""The notice: notify each receiver of one event, and repeat failed deliveries.
 
-Its id is that of the event, so that an event is told once, however many workers see it.
+Its id is the id of the event, so an event is delivered once, however many workers see it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name=NOTICE_WORKFLOW)
 class NoticeWorkflow:
-    """Of one event."""
+    """The deliveries of one event."""
 
     @workflow.run
     async def run(self, input: NoticeInput) -> NoticeResult:
-        """Tell all receivers; one that does not answer delays no other."""
+        """Notify all receivers at once; a silent receiver delays no other."""
         notice = input.notice
         workflow.set_current_details(f"## {notice.kind}\n\n{notice.text}")
         if notice.job:

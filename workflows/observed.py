@@ -1,6 +1,6 @@
-"""Faults with which a job goes on: each is told by an incident of its own, in which nothing is done.
+"""Faults with which a job continues: an incident of its own records each, and does nothing else.
 
-Where the rules of eviction want the machine out, it is the job's next incident that does it.
+If the rules of eviction want the machine to leave, the job's next incident evicts it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ with workflow.unsafe.imports_passed_through():
     from workflows.messages import lost_incident
 
 AGAIN_S = 3600.0
-"""The same fault of the same part is told again after this time at the earliest."""
+"""A fault of the same part is recorded again only after this time, seconds."""
 SLOW = "the job is slow"
-"""What a vote for a slow machine is about, among what was told."""
+"""The key of a vote for a slow machine among the recorded faults."""
 WAITING = 32
-"""Faults that wait to be told, at most: more of them say nothing new."""
+"""The largest number of faults that wait to be recorded; more add nothing."""
 TOLD = 200
-"""Faults of which it is remembered that they were told."""
+"""The number of recorded faults that are remembered."""
 
 
 class ObservedFaults:
-    """Of one job.
+    """The faults with which a job continues.
 
     Args:
-        state: The job's.
+        state: The job's state.
         note: Notes that an incident was opened; returns its number.
-        close: Takes the number of an incident that is over, when it was opened, its anomaly and its report.
+        close: Closes an incident; the arguments are its number, the time of its opening, its anomaly and its report.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ObservedFaults:
         self._note = note
         self._close = close
         self.goes_on = False
-        """The job goes on although an incident is open."""
+        """Whether the job continues although an incident is open."""
         self._telling: set[asyncio.Task[None]] = set()
 
     def take(self, anomaly: Anomaly) -> str:
-        """Take a fault; returns what is done with it, for people."""
+        """Accept a fault; returns what is done with it, as text."""
         state, now_ns = self._state, workflow.time_ns()
         if state.status not in {"starting", "running"} and not self.goes_on:
             return "an incident is open, and asks the machines itself"
@@ -72,7 +72,7 @@ class ObservedFaults:
         return "taken"
 
     def _take_slow(self, anomaly: Anomaly, now_ns: int) -> str:
-        """Take that the job became slow, once in a while: looking into it costs the ranks something."""
+        """Accept that the job is slow, but not too often, because an investigation costs the ranks time."""
         state = self._state
         told_ns = state.observed_told.get(SLOW)
         if anomaly.generation != state.generation:
@@ -84,12 +84,12 @@ class ObservedFaults:
         return "taken"
 
     def _remember(self, told_now: dict[str, int]) -> None:
-        """Note what is told now, and forget what was told longest ago."""
+        """Note the faults that are recorded now, and drop the oldest."""
         newest = sorted({**self._state.observed_told, **told_now}.items(), key=lambda entry: entry[1])[-TOLD:]
         self._state.observed_told = dict(newest)
 
     def take_move(self, move: OperatorMove) -> None:
-        """Take what an operator says of a machine, as often as it is said, unless it does not concern the job now."""
+        """Accept an operator's request to evict a machine, unless the job has not got it or handles it already."""
         state = self._state
         waiting = {name for anomaly in (*state.observed, *state.pending) for name in anomaly.machines}
         ours = move.machine in {machine.name for machine in state.machines}
@@ -99,7 +99,7 @@ class ObservedFaults:
     def _is_to_leave(self, anomaly: Anomaly) -> bool:
         state = self._state
         if anomaly.more_findings:
-            return False  # what so many have at once they have in common
+            return False  # so many faults at once have a common cause
         facts = EvictFacts(
             now_ns=workflow.time_ns(),
             machines=[machine.name for machine in state.machines],
@@ -111,18 +111,18 @@ class ObservedFaults:
 
     @property
     def due(self) -> bool:
-        """Whether one can be told now."""
+        """Return whether a fault can be recorded now."""
         return bool(self._state.observed) and self._state.status == "running"
 
     @property
     def under_way(self) -> bool:
-        """Whether an incident that tells one is open."""
+        """Return whether an incident that records a fault is open."""
         return bool(self._telling)
 
     def begin(self) -> None:
-        """Open the incidents of all that wait; nobody waits for their end.
+        """Open the incidents of all faults that wait, and do not wait for their end.
 
-        That of a machine that is to leave the job waits for the job itself, as does that of a job that became slow.
+        Faults of a machine that must leave, and of a slow job, become incidents that the job itself waits for.
         """
         waiting, self._state.observed = self._state.observed, []
         for anomaly in waiting:
@@ -135,7 +135,7 @@ class ObservedFaults:
             task.add_done_callback(self._telling.discard)
 
     async def told(self) -> None:
-        """Wait until all that are open are over."""
+        """Wait until all open incidents are closed."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     async def _tell(self, anomaly: Anomaly) -> None:

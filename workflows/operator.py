@@ -1,7 +1,7 @@
-"""What an operator may send by signal, from the Web UI or the command line.
+"""The signals of an operator, from the Web UI or the command line.
 
-A signal that makes no sense is accepted by Temporal all the same: it is
-validated here, and a rejection is shown instead of failing the workflow.
+Temporal accepts invalid signals too. So signals are validated here, and an invalid signal is shown and does not fail
+the workflow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from everstep.model.pool import OperatorMove
 
 
 class OperatorRequest(BaseModel):
-    """Who asks, and why."""
+    """The operator who sends a request, and the reason."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,7 +26,7 @@ class OperatorRequest(BaseModel):
 
 
 def read_move(raw: Any, *more: Any) -> OperatorMove | str:
-    """What an operator says of a machine, or why it was rejected."""
+    """Return an operator's request about a machine, or why it was rejected."""
     if more:
         return f'{1 + len(more)} arguments; send one: {{"machine": "m3", "operator": "you", "reason": "why"}}'
     try:
@@ -36,10 +36,10 @@ def read_move(raw: Any, *more: Any) -> OperatorMove | str:
 
 
 def read_request(raw: Any, *more: Any) -> OperatorRequest | str:
-    """The request, or why it was rejected.
+    """Return the request, or why it was rejected.
 
-    A handler must take any number of arguments: one too few or too many would
-    fail the workflow's task, again and again.
+    A handler must accept any number of arguments, because a wrong number would fail the workflow's task again and
+    again.
     """
     if more:
         return f'{1 + len(more)} arguments; send one: {{"operator": "you", "note": "why"}}'

@@ -1,4 +1,4 @@
-"""Time-outs of workers and workflow tasks; those of activities are with the activities (``activities/activity.py``)."""
+"""Time-outs of workers and workflow tasks; those of activities are in the activities (``activities/activity.py``)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from datetime import timedelta
 TASK_TIMEOUT = timedelta(seconds=3)
 """A worker that dies within a workflow task delays it this long; Temporal's default is 10 s."""
 STICKY_TIMEOUT = timedelta(seconds=1)
-"""A cached workflow of a dead worker moves on after this long; Temporal's default is 10 s."""
+"""A cached workflow of a dead worker moves to another after this time; Temporal's default is 10 s."""
 HEARTBEAT_THROTTLE = timedelta(milliseconds=300)
-"""Heartbeats of an activity are sent at most this often."""
+"""The shortest time between two heartbeats of an activity that are sent."""

@@ -1,7 +1,7 @@
-"""The pool: an entity that owns the machines of a cluster, and says whose each of them is.
+"""The pool: a workflow that owns the machines of a cluster, and knows which job has which machine.
 
-Jobs and incidents ask it by updates, through activities; operators by updates too. It looks at its machines and at the
-jobs that run again and again, so that what it says is true after a job was terminated by hand as well.
+Jobs and incidents send updates to it, through activities; operators send updates too. It polls its machines and the
+running jobs, so that its state is correct even after a job was terminated by hand.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 LOOK_AGAIN = timedelta(seconds=30)
-"""Between two looks."""
+"""The time between two polls."""
 SOON = timedelta(seconds=1)
-"""Before the next look where something waits for it."""
+"""The time to the next poll when a request waits for it."""
 OFTEN = timedelta(seconds=3)
-"""Between two looks while a job waits for machines that may come soon, or a machine may have ranks of the job that it
-left."""
+"""The time between two polls while a job waits for machines that may be ready soon, or a machine may still have ranks
+of a former job."""
 KNOWN_S = 8.0
-"""Who asks before the first look waits for it so long, and has to ask anew then."""
+"""The longest wait of a request for the first poll, seconds; then it must be repeated."""
 NOT_KNOWN = "PoolUnknown"
-"""Type of the error by which that is said."""
+"""The error type of a request that must be repeated."""
 
 
 @workflow.defn(name=POOL_WORKFLOW)
@@ -57,14 +57,14 @@ class StandbyPoolWorkflow:
     def __init__(self, state: PoolState) -> None:
         self.state = state
         self.waited_for = False
-        """Somebody waits for what the next look finds."""
+        """Whether a request waits for the result of the next poll."""
         self._readying: asyncio.Task[None] | None = None
 
-    # What jobs and incidents ask for.
+    # The requests of jobs and incidents.
 
     @workflow.update(name="lease", description="A job that starts wants machines")
     async def lease(self, request: LeaseRequest) -> Leased:
-        """Give a job the machines that it names: all of them, or none."""
+        """Lease the machines that a job names: all of them, or none."""
         await self._known()
         leased = book.lease(self.state, request, now_ns=workflow.time_ns())
         self.waited_for |= leased.may_change
@@ -73,7 +73,7 @@ class StandbyPoolWorkflow:
 
     @workflow.update(name="replace", description="An incident evicts machines, and wants others for them")
     async def replace(self, request: ReplaceRequest) -> Replaced:
-        """Evict machines and give others: for all of them, or for none."""
+        """Evict machines and lease replacements: for all of them, or for none."""
         await self._known()
         replaced = book.replace(self.state, request, now_ns=workflow.time_ns())
         self.waited_for = True
@@ -82,35 +82,35 @@ class StandbyPoolWorkflow:
 
     @workflow.update(name="give_back", description="A job ended, or left machines")
     def give_back(self, request: GiveBack) -> int:
-        """Take machines back."""
+        """Accept machines that a job gives back."""
         count = book.give_back(self.state, request, now_ns=workflow.time_ns())
         self._show()
         return count
 
-    # What operators say.
+    # The requests of operators.
 
     @workflow.update(name="evict", description='{"machine": "m3", "operator": "you", "reason": "why"}')
     async def evict(self, move: OperatorMove) -> str:
-        """Keep a machine away from jobs; one that a job has leaves it once there is another in its place."""
+        """Keep a machine away from jobs; a machine in use leaves its job once a replacement is ready."""
         await self._known()
         return self._moved(book.operator_evicts(self.state, move, now_ns=workflow.time_ns()), move)
 
     @workflow.update(name="release", description='{"machine": "m3", "operator": "you", "reason": "why"}')
     async def release(self, move: OperatorMove) -> str:
-        """Let jobs have a machine again."""
+        """Allow jobs to use a machine again."""
         await self._known()
         return self._moved(book.operator_releases(self.state, move, now_ns=workflow.time_ns()), move)
 
     @workflow.query(name="state", description="All machines, and whose they are")
     def current_state(self) -> PoolState:
-        """The pool's state."""
+        """Return the pool's state."""
         return self.state
 
-    # The entity's life.
+    # The life of the pool.
 
     @workflow.run
     async def run(self, state: PoolState) -> None:
-        """Look at the machines for ever."""
+        """Poll the machines for ever."""
         while True:
             self.waited_for = False
             began_ns = workflow.time_ns()
@@ -153,15 +153,15 @@ class StandbyPoolWorkflow:
         return found
 
     async def _tell_jobs(self, looked: Looked) -> None:
-        """Have machines leave their jobs that an operator wants out, once there are others for them."""
+        """Request the jobs to evict the machines that an operator wants evicted, once there are replacements."""
         for one in look.leaving(self.state, looked):
             job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
             move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
-            with contextlib.suppress(FailureError):  # the job is over: the next look says so
+            with contextlib.suppress(FailureError):  # the job is over: the next poll shows that
                 await job.signal("evict", move)
 
     async def _provision(self) -> None:
-        """Ask the cluster for machines, where it has too few and can have more."""
+        """Ask the cluster for machines if it has too few and can grow."""
         machines = look.wanted(self.state, now_ns=workflow.time_ns())
         if not machines:
             if not self.state.short:
@@ -176,7 +176,7 @@ class StandbyPoolWorkflow:
         self._show()
 
     def _make_ready(self, looked: Looked) -> None:
-        """Have idle machines get the code of the jobs that run, in the background."""
+        """Bring the code of running jobs to idle machines, in the background."""
         if self._readying is not None and not self._readying.done():
             return
         requests = ready.wanted(self.state, looked)
@@ -193,10 +193,10 @@ class StandbyPoolWorkflow:
         self._show()
 
     async def _known(self) -> None:
-        """Wait until it is known which jobs have machines already.
+        """Wait until the machines of the running jobs are known.
 
         Raises:
-            ApplicationError: it is not, for now.
+            ApplicationError: they are not known yet.
         """
         try:
             await workflow.wait_condition(lambda: self.state.known, timeout=KNOWN_S)

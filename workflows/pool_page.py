@@ -10,15 +10,15 @@ from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from workflows.web_ui import PAGE_CHARACTERS, count, link, table
 
 SHOWN = 20
-"""Machines in the table."""
+"""The largest number of machines in the table."""
 WHY_CHARACTERS = 110
-"""Of one of them."""
+"""The largest number of characters in the reason of a machine."""
 ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
-"""Who is shown first: what a person may have to do something about."""
+"""The order of the table: first the machines that may need a person."""
 
 
 def pool_page(state: PoolState, namespace: str) -> str:
-    """All machines, and whose they are; where there are many, those that are out of use first."""
+    """Return the page with all machines and their jobs; if there are too many, those out of use come first."""
     places = Counter(str(one.place) for one in state.machines.values())
     summed = ", ".join(f"{number} {place}" for place, number in sorted(places.items())) or "none is known yet"
     by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 4), not one.fault))
@@ -55,7 +55,7 @@ def _row(one: PoolMachine, namespace: str) -> list[str]:
 
 
 def _unfit(one: PoolMachine) -> str:
-    """Code of jobs that failed where it was tried on it."""
+    """Return the jobs' code that failed in a trial on the machine."""
     return "; ".join(f"code of {why}" for why in one.ready.values() if why)
 
 

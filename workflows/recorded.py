@@ -1,4 +1,4 @@
-"""What a job writes into the ledger of its own life."""
+"""Writes the life of a job into the ledger."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def record(
     label: str = "",
     bounds: Bounds | None = None,
 ) -> workflow.ActivityHandle[NumbersUsed]:
-    """Write what happened to a job, and how it ended once it has.
+    """Start to write the state of a job, and its outcome once it has ended.
 
     Args:
-        state: Of the job.
-        started_ns: It starts now; 0: that is written already.
-        launched: Its first generation, where it was just launched.
-        confirmation: Of that generation.
-        versions: Of its code, that changed.
-        label: What it is, for people; empty: it goes without saying.
-        bounds: Of the write; None: those of one that the job waits for.
+        state: The job's state.
+        started_ns: The start of the job, nanoseconds; 0: it is written already.
+        launched: The first generation, if it was just launched.
+        confirmation: The confirmation of that generation.
+        versions: The code versions that changed.
+        label: A text about the entry, for the timeline; empty: none is needed.
+        bounds: The time limits of the write; None: those of a write that the job waits for.
     """
     entry = RecordJob(
         spec=state.spec,

@@ -1,4 +1,4 @@
-"""All workflows, and the sandbox that they run in: for workers, tests and replays alike."""
+"""All workflows, and their sandbox, for workers, tests and history tests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 
 
 def sandbox() -> WorkflowRunner:
-    """The workflow sandbox, with our modules passed through: they are pure, and loaded once.
+    """Return the workflow sandbox; everstep's modules are passed through, because they are pure, and loaded once.
 
-    A worker that caches runs has it drop them: ``WorkflowRunner.drops_from``.
+    A worker that caches runs must call ``WorkflowRunner.drops_from``.
     """
     return WorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*OUR_MODULES))

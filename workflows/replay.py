@@ -1,8 +1,8 @@
-"""The replay: a job's script on groups of its machines, by rows and by columns, until it is known who is at fault.
+"""The replay: a job's script runs on groups of its machines, by rows and by columns, until the faulty machine is known.
 
-Algorithm 1 of ByteRobust, section 6. The child of an incident, with a page of its own. Each group is one activity, so
-that a worker that dies in the middle of a phase repeats no group that is over. After each repeat of both phases it
-continues as new: at 4,096 machines dozens of repeats are more than a history may have.
+This is Algorithm 1 of ByteRobust, section 6. The replay is a child of an incident, with a page of its own. Each group
+is one activity, so a worker that dies in the middle of a phase repeats no finished group. After each repeat of both
+phases it continues as new: at 4,096 machines dozens of repeats are more than a history may have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="Replay")
 class ReplayWorkflow:
-    """Of one incident's job."""
+    """The replay of one incident's job."""
 
     @workflow.init
     def __init__(self, input: ReplayInput) -> None:
@@ -40,18 +40,18 @@ class ReplayWorkflow:
         self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
         self._runs = list(self._carried.runs)
         self._seen = False
-        """Some groups showed a fault, and nobody is named."""
+        """Whether groups showed a fault, but no machine is known to be faulty."""
         self._now = ""
         self._given_up = False
 
     @workflow.signal(name="give_up", description="Sent by its incident, which is over")
     def give_up(self) -> None:
-        """End the groups that run, and say what is known so far."""
+        """End the running groups, and return the result so far."""
         self._given_up = True
 
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
-        """Run both phases, again where they show nothing, and say who is at fault."""
+        """Run both phases, repeat them if they show nothing, and return the faulty machines."""
         self._seen = self._names_nobody(self._concluded()) if self._runs else False
         repeat, showing = self._carried.repeat + 1, asyncio.create_task(self._keep_shown())
         for phase in self._plan.phases:
@@ -66,7 +66,7 @@ class ReplayWorkflow:
         return found
 
     def _renew(self, repeat: int) -> NoReturn:
-        """Continue as new; nothing is under way here, and what the runs say stays the same."""
+        """Continue as new; no activity may run at this point, and the results of the trials stay equal."""
         carried = ReplayCarried(repeat=repeat, began=self._carried.began, runs=fold(self._runs))
         workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
 
@@ -82,7 +82,7 @@ class ReplayWorkflow:
         return repeats_of(self._input.spec.policy, self._runs, seen=self._seen)
 
     async def _phase(self, phase: ReplayPhase, repeat: int) -> None:
-        """All groups of a phase at once, but for those that share a machine."""
+        """Run all groups of a phase at once, except groups that share a machine."""
         for number, wave in enumerate(phase.waves, 1):
             if self._given_up:
                 return
@@ -117,14 +117,14 @@ class ReplayWorkflow:
         self._runs.append(done)
 
     async def _keep_shown(self) -> None:
-        """Bring the page up to date, once for all groups that ended together: many runs take a while to judge."""
+        """Update the page once for all groups that ended together, because many trials take long to judge."""
         while True:
             shown = (len(self._runs), self._now)
             self._show()
             await workflow.wait_condition(lambda: shown != (len(self._runs), self._now))  # noqa: B023 - asked here only
 
     def _show(self, found: Replayed | None = None) -> None:
-        """Bring the page up to date."""
+        """Update the page."""
         shown, now, namespace = found or self._concluded(), "" if found else self._now, workflow.info().namespace
         page = replay_page.page(self._input, self._plan, self._runs, shown, now=now, namespace=namespace)
         workflow.set_current_details(page)

@@ -1,4 +1,4 @@
-"""The page of a replay: what was run, what each group showed, and who is at fault."""
+"""The page of a replay: the groups, what each group showed, and the faulty machines."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from workflows import web_ui
 from workflows.messages import ReplayInput
 
 ROWS = 24
-"""Groups that the page has room for: those that showed a fault first."""
+"""The largest number of groups on the page, those with a fault first."""
 LINE = 120
 
 
 def page(
     input: ReplayInput, plan: ReplayPlan, runs: Sequence[GroupRun], found: Replayed, *, now: str, namespace: str
 ) -> str:
-    """The page as it is.
+    """Return the page.
 
     Args:
-        input: Of the replay.
-        plan: Its groups.
-        runs: That are over.
-        found: What they say so far.
-        now: What runs at present; empty: it is over.
-        namespace: Of Temporal, for the link to the job.
+        input: The input of the replay.
+        plan: The groups of the replay.
+        runs: The finished trials.
+        found: The result so far.
+        now: What runs now; empty: the replay is over.
+        namespace: The namespace of Temporal, for the link to the job.
     """
     steps, of_machines = input.spec.policy.replay.steps, web_ui.count(plan.size, "machine")
     headline = f"## {now}" if now else f"## {found.text}"

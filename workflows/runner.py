@@ -1,17 +1,17 @@
-"""How workflows run: in the SDK's sandbox, and never ahead of their histories.
+"""Runs workflows in the SDK's sandbox, and never ahead of their histories.
 
-A query that no workflow task carries ("direct") is answered from the history as it stands when a worker takes it. That
-history may end with a workflow task that nobody completed: the worker that had it died, or an update or a signal came
-at the same moment, and its task is under way. The SDK (1.35) lets the workflow take that in, answers, and keeps the run
-in its cache. When the task itself comes next, the cached run takes only what is new to it: its commands are recorded in
-an order in which no replay gives them, an update is refused as one that no worker knows, and the workflow is lost
-("TMPRL1100 Nondeterminism error"). So after a direct query a run that may be ahead of its history is dropped from the
-cache: its next task replays it from the start, as any other.
+A query that no workflow task carries (a "direct" query) is answered from the history that the server has at that
+moment. This history may end with an incomplete workflow task: its worker died, or an update or a signal arrived at the
+same moment, and the task is under way. The SDK (1.35) lets the workflow process these events, answers, and keeps the
+run in its cache. When the task itself arrives, the cached run gets only the events that are new to it. Its commands are
+then recorded in an order that no replay repeats, an update is refused as unknown, and the workflow is lost ("TMPRL1100
+Nondeterminism error"). So a run that may be ahead of its history is dropped from the cache after a direct query: its
+next task replays it from the start.
 
-Which run may be ahead? With the activations before the query it took in the history as far as ``history_length``, to
-the begin of a task. If that task was not a replay, it is completed, or came with the query: it cannot be told. What
-came without an activation is no more than the task's end and the events of its commands, which are counted, or a
-further task, in which nothing happened yet.
+Which run may be ahead? The activations before the query processed the history up to ``history_length``, which is the
+begin of a task. If that task was not a replay, it is completed, or it arrived with the query: these cases look alike.
+Events that arrived without an activation are no more than the end of the task and the events of its commands, which are
+counted, or the begin of a further task, in which nothing has happened yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from temporalio.worker import Worker, WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 DIRECT = "legacy_query"
-"""Id of the queries that no workflow task carries (the SDK's)."""
+"""The id of the SDK's queries that no workflow task carries."""
 ONE_EVENT = {
     "schedule_activity",
     "start_timer",
@@ -34,20 +34,20 @@ ONE_EVENT = {
     "upsert_workflow_search_attributes",
     "modify_workflow_properties",
 }
-"""Commands that become one event each, and always."""
+"""Commands that always become exactly one event."""
 
 
 Activate = Callable[[WorkflowActivation], WorkflowActivationCompletion]
 
 
 def events_of(completion: WorkflowActivationCompletion) -> int | None:
-    """How many events the commands of a task become; None: it cannot be told."""
+    """Return how many events the commands of a task become; None: that cannot be determined."""
     count = 0
     for command in completion.successful.commands:
         kind = command.WhichOneof("variant")
         if kind in ONE_EVENT:
             count += 1
-        elif kind == "update_response":  # accepted, or completed; one that is refused leaves no trace
+        elif kind == "update_response":  # it is accepted or completed; a refused update leaves no trace
             count += not command.update_response.HasField("rejected")
         else:
             return None
@@ -55,11 +55,11 @@ def events_of(completion: WorkflowActivationCompletion) -> int | None:
 
 
 def dropping(activate: Activate, drop: Callable[[str], None]) -> Activate:
-    """What lets a run go on, and drops it where it is ahead of its history after a direct query, or may be.
+    """Return an ``activate`` that drops a run from the cache if it may be ahead of its history after a direct query.
 
     Args:
-        activate: Lets it go on.
-        drop: Takes the run's id; it is dropped once the query is answered.
+        activate: Activates the run.
+        drop: Drops the run with an id, once the query is answered.
     """
     was_replay = True
     taken = 0
@@ -85,24 +85,24 @@ def dropping(activate: Activate, drop: Callable[[str], None]) -> Activate:
 
 
 class WorkflowRunner(SandboxedWorkflowRunner):
-    """The sandbox, whose runs a worker drops where a direct query may have taken them ahead of their histories.
+    """A sandbox whose runs a worker drops from its cache if they may be ahead of their histories after a direct query.
 
-    The context of payload conversion is computed once instead of for each payload. Ours are converted alike in all of
-    them, and the SDK (1.35) enters the sandbox for each answer, six times a payload: over a third of what a replay
-    computes.
+    The context of payload conversion is computed once instead of for each payload. Everstep converts payloads alike
+    in all contexts, and the SDK (1.35) enters the sandbox six times for each payload, which is over a third of a
+    replay's CPU time.
     """
 
     _worker: Worker | None = None
 
     def drops_from(self, worker: Worker) -> None:
-        """Drop runs from the cache of this worker, the one that the runner was given to.
+        """Drop runs from the cache of this worker, which must be the worker with this runner.
 
-        A worker that caches nothing, and a replayer, need not say so.
+        A worker without a cache, and a replayer, need not call this.
         """
         self._worker = worker
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """A run of a workflow that is new, or not in the cache."""
+        """Return a run of a workflow that is new, or not in the cache."""
         instance = super().create_instance(det)
         context = WorkflowSerializationContext(namespace=det.info.namespace, workflow_id=det.info.workflow_id)
         nowhere = StorageDriverStoreContext(target=None)

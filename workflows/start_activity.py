@@ -1,4 +1,4 @@
-"""How workflows start activities: all that an activity is, but for its code, they know from its class."""
+"""Starts activities from workflows: an activity's class has all that a workflow needs, except the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def start_activity(request: Activity[Result], bounds: Bounds | None = None) -> ActivityHandle[Result]:
-    """Start an activity; ``bounds`` are other ones than its own."""
+    """Start an activity; ``bounds`` replace the activity's own."""
     bounds = bounds or request.bounds()
     return workflow.start_activity(
         request.name,

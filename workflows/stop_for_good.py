@@ -1,4 +1,4 @@
-"""The orderly end of a job that somebody stops."""
+"""The orderly end of a job that is stopped."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def stop_for_good(state: JobState) -> str:
-    """Stop all ranks, with the time to end that the policy gives; returns what could not be reached, for people."""
+    """Stop all ranks, with the policy's time to end; returns what could not be reached, as text."""
     why, grace_s = f"stop asked for by {state.stop_requested}", state.spec.policy.stop.grace_s
-    with contextlib.suppress(ActivityError):  # the release ends what this could not
+    with contextlib.suppress(ActivityError):  # the release ends the rest
         evidence = await start_activity(
             StopRanks(job=state.placed, generation=state.generation, why=why, grace_s=grace_s, patience_s=5.0)
         )

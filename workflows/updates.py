@@ -1,7 +1,7 @@
-"""Updates of a job's code: asked for by a signal or an update, made, tried on the machines, and then due.
+"""Updates of a job's code: they are requested by a signal or an update, made, tried on the machines, and then due.
 
-What is due the job's workflow applies by an incident of its own; any other incident takes along what waits. Where the
-job continues as new while something is made or tried, the next run begins that again.
+The job's workflow applies due updates by an incident; any other incident includes the pending updates. If the job
+continues as new while a version is made or tried, the next run begins that again.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 WHY_CHARACTERS = 4000
-"""Of a traceback, as a job keeps it."""
+"""The largest number of characters of a traceback that a job keeps."""
 
 
 class Updates:
-    """Of one job.
+    """The updates of one job.
 
     Args:
-        state: The job's, changed in place.
-        show: Brings its page up to date.
+        state: The job's state, which is changed.
+        show: Updates the job's page.
     """
 
     def __init__(self, state: JobState, show: Callable[[], None]) -> None:
@@ -41,18 +41,18 @@ class Updates:
         self._show = show
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._timers: dict[int, tuple[int, asyncio.Task[None]]] = {}
-        """Version → when it is forced, and what wakes the job then."""
+        """Version → the time when it is forced, nanoseconds, and the task that wakes the job then."""
         self._telling: set[asyncio.Task[None]] = set()
         self.incident: Child | None = None
-        """That is open and may take along what waits."""
+        """The open incident, which may include pending updates."""
 
-    # What people ask for.
+    # The requests of people.
 
     def take(self, request: UpdateRequest) -> str:
-        """Take a request; returns what is done with it, for people.
+        """Accept a request; returns what is done with it, as text.
 
         Raises:
-            ValueError: it cannot be done; says why and what to do.
+            ValueError: the request is impossible; the message says why and what to do.
         """
         book = self._book()
         book.began_with(self._state.spec, workflow.time_ns(), self._launched)
@@ -66,31 +66,31 @@ class Updates:
         return answer.text
 
     def check(self, request: UpdateRequest) -> None:
-        """Refuse what cannot be done, without a trace.
+        """Refuse an impossible request, without a trace.
 
         Raises:
-            ValueError: says why and what to do.
+            ValueError: the message says why and what to do.
         """
         book = VersionBook.of([one.model_copy() for one in self._state.versions], self._state.spec.version)
         book.began_with(self._state.spec, 0, self._launched)
         if refused := answer_to(request, book, 0).refused:
             raise ValueError(refused)
 
-    # What the job has to know.
+    # The questions of the job.
 
     @property
     def due(self) -> bool:
-        """Whether something waits no longer for a recovery, and the job runs."""
+        """Return whether an update must not wait for a recovery any more, and the job runs."""
         due_ns = self._book().next_due_ns()
         return self._state.status == "running" and 0 < due_ns <= workflow.time_ns()
 
     @property
     def under_way(self) -> bool:
-        """Whether something is made or tried: what comes of it would be lost."""
+        """Return whether a version is made or tried, whose result a continue-as-new would lose."""
         return bool(self._under_way or self._telling)
 
     def anomaly(self) -> Anomaly:
-        """What opens the incident that applies what is due."""
+        """Return the anomaly that opens the incident of the due updates."""
         pending = self._book().pending()
         newest = pending[-1]
         wanted = newest.wanted
@@ -105,19 +105,19 @@ class Updates:
         )
 
     def resume(self) -> None:
-        """Go on with what an earlier run of the workflow had begun."""
+        """Continue the work that an earlier run of the workflow had begun."""
         for one in self._state.versions:
             if one.status is VersionStatus.CHECKING:
                 self._begin(one.number)
         self._set_timers()
 
     async def tell_incident(self) -> None:
-        """Tell the incident that is open what waits."""
+        """Notify the open incident of pending updates."""
         if self.incident is not None and self._state.versions:
-            with contextlib.suppress(FailureError):  # it is over: the job applies what is due itself
+            with contextlib.suppress(FailureError):  # the incident is over: the job applies due updates itself
                 await self.incident.signal("versions", self._state.versions)
 
-    # How a version comes to be.
+    # The making of a version.
 
     def _begin(self, number: int) -> None:
         if number not in self._under_way:
@@ -138,7 +138,7 @@ class Updates:
     async def _make(self, number: int) -> None:
         book = self._book()
         version, running = book.versions[number], book.versions[book.running]
-        assert running.runs is not None  # a version that runs was made
+        assert running.runs is not None  # the running version was made before
         self._say(number, "it is made")
         needed = [one.runs.id for one in book.all() if one.runs is not None]
         spec = self._state.spec
@@ -215,7 +215,7 @@ class Updates:
             telling.add_done_callback(self._telling.discard)
 
     def _set_timers(self) -> None:
-        """Wake the job when a version is forced; what has waited for another time, or for nothing any more, ends."""
+        """Wake the job when a version is forced; timers that are not needed any more are cancelled."""
         due = {one.number: one.due_ns for one in self._book().pending()}
         for number, (due_ns, waking) in list(self._timers.items()):
             if due.get(number) != due_ns:

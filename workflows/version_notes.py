@@ -1,4 +1,5 @@
-"""Versions of a job's code are noted in the ledger as they change, for the time when the job's history is gone."""
+"""Writes the versions of a job's code into the ledger when they change, because the job's history is not kept for
+ever."""
 
 from __future__ import annotations
 
@@ -18,29 +19,29 @@ NAMED = 4
 
 
 class VersionNotes:
-    """Of one job. Nothing waits for them: while an incident is open none is begun.
+    """The ledger entries of a job's versions. The job does not wait for them, and starts none during an incident.
 
     Args:
-        state: The job's.
+        state: The job's state.
     """
 
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._noted = {one.number: one for one in state.versions} if state.launched else {}
-        """As the ledger has them, or is about to."""
+        """The versions that the ledger has, or will have after the running writes."""
         self._writing: set[workflow.ActivityHandle[NumbersUsed]] = set()
 
     @property
     def under_way(self) -> bool:
-        """Whether something is written that would be lost if the job continued as new."""
+        """Return whether a write is running that would be lost if the job continued as new."""
         return bool(self._writing)
 
     def first_launch(self, *, noted: bool) -> None:
-        """Whether the entry of the first launch has the versions."""
+        """Note whether the ledger entry of the first launch has the versions."""
         self._noted = {one.number: one for one in self._state.versions} if noted else {}
 
     def look(self) -> None:
-        """Write what changed."""
+        """Write the versions that changed."""
         state = self._state
         if not state.launched or state.outcome or state.status in {"starting", "recovering"}:
             return
@@ -55,14 +56,14 @@ class VersionNotes:
 
     def _written(self, changed: list[JobVersion], writing: workflow.ActivityHandle[NumbersUsed]) -> None:
         self._writing.discard(writing)
-        if writing.cancelled() or writing.exception() is not None:  # with the next change, or the job's end
+        if writing.cancelled() or writing.exception() is not None:  # the next write repeats it
             for one in changed:
                 if self._noted.get(one.number) is one:
                     del self._noted[one.number]
 
 
 def _alike(version: JobVersion, noted: JobVersion | None) -> bool:
-    """How far a trial has come is not noted."""
+    """Return whether two states of a version are equal for the ledger; the progress of a trial is not stored."""
     if version is noted:
         return True
     if noted is None or version.status is not VersionStatus.CHECKING:

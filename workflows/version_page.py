@@ -1,4 +1,4 @@
-"""The versions of a job's code on its page in the Web UI: what runs, what waits and until when, what was refused."""
+"""The versions of a job's code on its page in the Web UI: running, pending and refused ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SHOWN = 6
 
 
 def version_rows(state: JobState) -> list[list[str]]:
-    """A row for each of the last versions: which, what became of it, which steps, who and why."""
+    """Return a row for each of the last versions: its number, its state, its steps, the author and the reason."""
     return [[f"v{one.number}", _status(one), _steps(one), _who(one)] for one in state.versions[-SHOWN:]]
 
 
 def pending_text(versions: Sequence[JobVersion]) -> str:
-    """What waits, for lists: ``v3 lazy until 14:05, v4 urgent``; empty: nothing."""
+    """Return the pending versions, e.g. ``v3 lazy until 14:05, v4 urgent``; empty: there are none."""
     return ", ".join(f"v{one.number} {_until(one)}" for one in versions if one.status is VersionStatus.PENDING)
 
 
@@ -43,7 +43,7 @@ def _steps(one: JobVersion) -> str:
     for _, begin, end in one.ranges[-3:]:
         if begin < 0:
             return "not numbered"
-        runs = one.status is VersionStatus.RUNNING  # else it ran to a step that is not known
+        runs = one.status is VersionStatus.RUNNING  # other versions ran to a step that is not known
         texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}" if runs else f"{begin} to ?")
     return ", ".join(texts)
 

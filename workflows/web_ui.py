@@ -1,4 +1,4 @@
-"""What a person sees in the Web UI: pages in markdown, and one-line summaries."""
+"""Texts for the Web UI: pages in markdown, and one-line summaries."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from workflows.version_page import version_rows
 SUMMARY_CHARACTERS = 110
 PAGE_CHARACTERS = 2800
 PICTURE_CHARACTERS = 1200
-# The Web UI renders tables without padding: an em space keeps the columns apart.
+# The Web UI renders tables without padding: an em space separates the columns.
 PAD = "\u2003"
-# … and breaks a line between a number and its unit, unless the space forbids it.
+# The Web UI breaks a line between a number and its unit, unless this space forbids it.
 NO_BREAK = "\u00a0"
 
 
 def summary(text: str) -> str:
-    """One line, cut where the timeline would cut it without saying so."""
+    """Return one line, cut with a visible mark where the timeline would cut it without one."""
     line = " ".join(text.split())
     return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 2] + " …"
 
 
 def count(number: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
+    """Return e.g. ``1 step`` or ``2 steps``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def seconds(value: float) -> str:
-    """``0.73 s``, never broken over two lines."""
+    """Return e.g. ``0.73 s``, never broken over two lines."""
     return f"{value:.2f}{NO_BREAK}s"
 
 
 def size(count: float) -> str:
-    """``12.3 MB``, never broken over two lines."""
+    """Return e.g. ``12.3 MB``, never broken over two lines."""
     return f"{count / 1e9:.2f}{NO_BREAK}GB" if count >= 1e9 else f"{count / 1e6:.1f}{NO_BREAK}MB"
 
 
 def restored_text(restored: Restored) -> str:
-    """What came of bringing copies, the worst first."""
+    """Return the results of a restore, the worst first."""
     failed = [*restored.failed, *restored.unreached]
     noun = "copy" if len(restored.moved) == 1 else "copies"
     parts = [f"{listed(restored.unreachable)} does not answer"] if restored.unreachable else []
@@ -64,14 +64,14 @@ def restored_text(restored: Restored) -> str:
 
 
 def stopped_text(evidence: Evidence, headline: str) -> str:
-    """What a stop found."""
+    """Return the result of a stop."""
     parts = [evidence.problem] if evidence.problem else []
     parts += [f"{listed(evidence.unreachable)} does not answer"] if evidence.unreachable else []
     return "; ".join([*parts, headline or "no rank ended by itself"])
 
 
 def found_text(held: Sequence[StateCopy]) -> str:
-    """Which copies there are: ``16 copies, of steps 120, 100``."""
+    """Return which copies exist, e.g. ``16 copies, of steps 120, 100``."""
     steps = sorted({copy.completed_steps for copy in held if copy.valid}, reverse=True)
     if not steps:
         return "no further copies"
@@ -79,7 +79,7 @@ def found_text(held: Sequence[StateCopy]) -> str:
 
 
 def searched_text(evidence: Evidence) -> str:
-    """Which copies are known after disks and remote storage were asked, and which of these did not answer."""
+    """Return which copies are known after a search, and which disks and remote storage did not answer."""
     silent = [
         f"{f'disk of {listed(place.machines)}' if place.machines else 'remote storage'} unknown: {place.reason}"
         for place in evidence.unlisted
@@ -88,7 +88,7 @@ def searched_text(evidence: Evidence) -> str:
 
 
 def diagnosed_text(found: Diagnosis) -> str:
-    """What tests of machines say, the worst first: ``m2 is at fault: other bits than …``."""
+    """Return the results of machine tests, the worst first, e.g. ``m2 is at fault: other bits than …``."""
     parts = []
     for one in found.machines:
         if one.verdict is Health.FAULTY:
@@ -105,32 +105,32 @@ def diagnosed_text(found: Diagnosis) -> str:
 
 
 def job_title(spec: JobSpec) -> str:
-    """Title of a job, as lists show it."""
+    """Return the title of a job in lists."""
     topology = spec.topology()
     line = " ".join([posixpath.basename(spec.script), *spec.args])
     return summary(f"{topology.world_size} ranks on {topology.machines} machines ({topology.text}): `{line}`")
 
 
 def incident_title(number: int, anomaly: Anomaly) -> str:
-    """Title of an incident, as the job's timeline shows it."""
+    """Return the title of an incident in the job's timeline."""
     return summary(f"{number:04d} {anomaly.symptom}: {anomaly.headline}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table that stays readable in the Web UI."""
+    """Return a markdown table that is readable in the Web UI."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell if cell == "---" else cell + PAD for cell in line) + " |" for line in lines)
 
 
 def link(text: str, namespace: str, workflow_id: str) -> str:
-    """To the page of a workflow, whichever of its runs is the newest."""
+    """Return a link to the page of a workflow, for the newest of its runs."""
     return f"[{text}](/namespaces/{namespace}/workflows/{workflow_id.replace('/', '%2F')})"
 
 
 def incident_page(
     headline: str, stages: Sequence[StageRecord], namespace: str, linked: Mapping[str, str], help_text: str
 ) -> str:
-    """The living page of an incident; ``linked`` are names and ids of workflows."""
+    """Return the living page of an incident; ``linked`` has names and ids of workflows."""
     rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
     links = " · ".join(link(text, namespace, workflow_id) for text, workflow_id in linked.items())
     parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, links]
@@ -138,7 +138,7 @@ def incident_page(
 
 
 def drawn(picture: str) -> str:
-    """A picture in text, as much of it as a page has room for; empty: there is none."""
+    """Return a picture in text, cut to the room of a page; empty: there is none."""
     if not picture:
         return ""
     kept: list[str] = []
@@ -151,14 +151,14 @@ def drawn(picture: str) -> str:
 
 
 def begun_text(state: JobState) -> str:
-    """From where the job was started, when that was not the beginning."""
+    """Return where the job was started, if that was not step 0."""
     if state.resume_path:
         return f"Started from {state.resume_path}."
     return f"Started from step {state.resume_from}." if state.resume_from is not None else ""
 
 
 def job_page(state: JobState, namespace: str) -> str:
-    """The living page of a job."""
+    """Return the living page of a job."""
     topology = state.spec.topology()
     rows = [
         [

@@ -280,7 +280,7 @@ class Followed:
 
 
 class GroupPace:
-    """How steadily the slowest rank of a group steps."""
+    """The pace of the slowest rank of a group."""
 
     def __init__(self) -> None:
         self._seen: list[float] = []

@@ -135,7 +135,7 @@ class MachineEvents(LedgerTable):
 
 
 class Intervals(LedgerTable):
-    """How a run spent its time; an end of NULL means that the interval is open."""
+    """The intervals of a run's time, by kind; an end of NULL means that the interval is open."""
 
     __tablename__ = "intervals"
 

@@ -1,4 +1,4 @@
-"""How the runs of jobs spent their time, by kind and by cause, from the ledger's rows."""
+"""Computes how the runs of jobs spent their time, by kind and by cause, from the ledger's rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everstep.decisions.training_time.time_lost import Cause, IncidentTimes, tim
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """How a run of a job spent a period."""
+    """The use of a period of a run's time."""
 
     ettr: Ettr
     causes: dict[Cause, float]

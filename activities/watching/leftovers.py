@@ -47,7 +47,7 @@ REMEMBERED = timedelta(days=3)
 
 @dataclass(slots=True)
 class Remains:
-    """What one run of a job may have left on machines."""
+    """The possible remains of one run of a job on machines."""
 
     workflow_id: str
     run: str

@@ -1,1 +1,1 @@
-"""The incident: stop, decide, restore, reattempt, confirm; or parked for an operator."""
+"""The incident: stop, decide, restore, reattempt and confirm; or park for an operator."""

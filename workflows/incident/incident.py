@@ -1,4 +1,4 @@
-"""One incident as its stages share it: its state, its timeline, the operator's signals, and ways to wait."""
+"""An incident, shared by its stages: its state, its timeline, the operator's signals, and ways to wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
 
 T = TypeVar("T")
 LEDGER_S = 5.0
-"""Time for entries to reach the ledger before an incident continues as new."""
+"""The longest wait for entries to reach the ledger before an incident continues as new."""
 
 
 class Abandoned(Exception):  # control flow: an operator ended the incident
@@ -39,61 +39,62 @@ class Abandoned(Exception):  # control flow: an operator ended the incident
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """Machines that are to leave a job, and those that are ready in their places."""
+    """Machines that must leave a job, and the machines that are ready to replace them."""
 
     leaving: list[Eviction]
     replaced: Replaced
     unfit: list[Eviction]
-    """Of those that came, who could not be made ready after all."""
+    """Replacements that could not be made ready."""
 
 
 class Incident:
-    """Of one workflow; its stages are functions over it."""
+    """The incident of one workflow; its stages are functions that take it as an argument."""
 
     def __init__(self, state: IncidentState) -> None:
         self.state = state
-        """All that outlives this run of the workflow."""
+        """The state that outlives this run of the workflow."""
         self.id = incident_workflow_id(state.job, state.number)
         self.timeline = IncidentTimeline(state, self.id)
         self.first_step_s = 0.0
-        """How long the last launch took to its first step; 0: no step was seen."""
+        """The time from the last launch to its first step, seconds; 0: no step was seen."""
         self.noted: Evidence | None = None
         """The evidence that the ledger has."""
         self.answer: str | None = None
-        """What an operator answered while the job is parked."""
+        """The operator's answer while the job is parked."""
         self.accepting = False
-        """The operator who resumes lets the job go on from the step that is certain."""
+        """The operator accepts that the job resumes from the step that is certain."""
         self.answered_by = ""
         """The operator who answered."""
         self.abandoned_by = ""
         self.asked_rung: Rung | None = None
-        """The rung of the ladder that an operator has to approve; None: none."""
+        """The rung of the ladder that an operator must approve; None: there is none."""
         self.overtaken = ""
-        """What else was reported to the job meanwhile, which is more urgent; empty: nothing."""
+        """A more urgent report about the job that arrived meanwhile; empty: there is none."""
         self.secured: Secured | None = None
-        """Machines that were leased while the ranks went on."""
+        """Machines that were leased while the ranks continued."""
 
     def begin_again(self) -> None:
-        """The job is tried again because somebody wants it: what was before does not count any more."""
+        """Begin again because an operator wants it: earlier attempts do not count any more."""
         self.state.operator.begun_again_ns = workflow.time_ns()
         self.state.begin_again()
 
     @property
     def looks_again(self) -> bool:
-        """Whether it continued as new while it was parked: the failure at hand is known, and asked about anew."""
+        """Return whether it continued as new while it was parked: the failure is known, but the machines must be asked
+        again."""
         return self.state.continued is Continued.PARKED
 
-    # What an operator may do.
+    # The actions of an operator.
 
     @property
     def approvable(self) -> str:
-        """What an approval lets go on, for people: ``m2 (silent-machine) may leave``."""
+        """Return what an approval allows, e.g. ``m2 (silent-machine) may leave``."""
         if self.state.evictions.waiting or self.asked_rung is None:
             return f"{named(self.state.evictions.waiting)} may leave"
         return f"{self.asked_rung} may begin for"
 
     def take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
-        """Take a signal; one that makes no sense is shown on the page."""
+        """Apply a signal; an invalid signal is shown on the page."""
         request = read_request(raw, *more)
         if isinstance(request, str):
             self.timeline.reject(f"{answer}: {request}")
@@ -110,7 +111,7 @@ class Incident:
 
     @property
     def not_to_approve(self) -> str:
-        """Why there is nothing that an operator may approve, and what to do instead; empty: there is."""
+        """Return why there is nothing to approve, and what to do instead; empty: there is something."""
         if self.timeline.stage != Stage.PARKED:
             return f"nothing is to approve: the job is not parked, its incident is at stage {self.timeline.stage}"
         if not self.state.evictions.waiting and self.asked_rung is None:
@@ -120,21 +121,21 @@ class Incident:
             )
         return ""
 
-    # Which machines the job has.
+    # The machines of the job.
 
     def silent_for(self, unreachable: list[str]) -> dict[str, float]:
-        """Since how many seconds each machine that does not answer was asked in vain."""
+        """Return for how long each machine has not answered, seconds."""
         now = workflow.time()
         return {name: now - self.state.evictions.silent_since.get(name, now) for name in unreachable}
 
     def heard(self, unreachable: list[str], asked: float) -> None:
-        """Machines were asked; ``unreachable`` did not answer since ``asked``, by the workflow's clock."""
+        """Note which machines did not answer; they were asked at the time ``asked`` of the workflow's clock."""
         self.state.evictions.silent_since = {
             name: self.state.evictions.silent_since.get(name, asked) for name in unreachable
         }
 
     async def change_machines(self, machines: list[Machine], leaving: list[Eviction]) -> None:
-        """Some machines left the job; its workflow hears of it at once."""
+        """Change the machines of the job, and notify its workflow at once."""
         ranks = dict(self.state.assignment.each())
         gone = {
             one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self.state.evictions.silent_since
@@ -146,13 +147,13 @@ class Incident:
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
         await handle.signal("incident_machines", args=[self.state.number, machines])
 
-    # Which version of its code the job runs.
+    # The version of the job's code.
 
     def change_version(self, change: VersionChange) -> asyncio.Task[None]:
-        """Another version comes with the next launch.
+        """Change the version for the next launch.
 
         Returns:
-            Is over once the job's workflow has heard of it: that goes out with the launch, which need not wait for it.
+            A task that notifies the job's workflow; the launch need not wait for it.
         """
         self.state.come(change, workflow.time_ns())
         self.state.version_changes.append(change)
@@ -161,26 +162,26 @@ class Incident:
         return asyncio.create_task(told, name="tell the job")
 
     def take_versions(self, versions: list[JobVersion]) -> None:
-        """The job knows of other versions: one was found fit, or was withdrawn."""
+        """Accept the job's newest list of versions: a version passed its trial, or was withdrawn."""
         book = self.state.book
         book.take(one for one in versions if one.number != book.running)
 
     @property
     def is_updated(self) -> bool:
-        """While it is parked somebody asked for an update that does not wait."""
+        """Return whether an update was requested while the job is parked that does not wait."""
         return bool(self.state.book.urgent())
 
-    # Waiting.
+    # Ways to wait.
 
     async def unless_abandoned(self, started: workflow.ActivityHandle[T], *, or_overtaken: bool = False) -> T:
-        """Wait for an activity, but not longer than an operator wants.
+        """Wait for an activity, until an operator ends the incident.
 
         Args:
             started: The activity.
-            or_overtaken: Nor than until something happens that is more urgent.
+            or_overtaken: Also end the wait when something more urgent happens.
 
         Raises:
-            Abandoned: an operator ended the incident, or it was overtaken.
+            Abandoned: an operator ended the incident, or something more urgent happened.
         """
         abandoned = asyncio.create_task(
             workflow.wait_condition(lambda: bool(self.abandoned_by or (or_overtaken and self.overtaken)))
@@ -193,7 +194,7 @@ class Incident:
         raise Abandoned
 
     async def unless_abandoned_child(self, child: workflow.ChildWorkflowHandle[Any, T]) -> T:
-        """Wait for a child's workflow, but not longer than an operator wants; the child goes on.
+        """Wait for a child workflow, until an operator ends the incident; the child continues.
 
         Raises:
             Abandoned: an operator ended the incident.
@@ -206,7 +207,7 @@ class Incident:
         return child.result()
 
     async def wait(self, duration: timedelta, label: str, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Wait for some time, with a label for the timeline, but not longer than an operator wants.
+        """Wait for some time, with a label for the timeline, until an operator ends the incident.
 
         Raises:
             Abandoned: an operator ended the incident.
@@ -223,17 +224,17 @@ class Incident:
             raise Abandoned
 
     async def tell_job(self, stage: str = "") -> None:
-        """Tell the job's workflow where the incident stands."""
+        """Notify the job's workflow of the incident's stage."""
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
         await handle.signal("incident_stage", args=[self.state.number, web_ui.summary(stage or self.timeline.stage)])
 
     async def renew(self, how: Continued) -> None:
-        """Continue as new where the history grows long; no activity is under way here, and nothing is lost."""
+        """Continue as new if the history is long; no activity may run at this point, so nothing is lost."""
         if not workflow.info().is_continue_as_new_suggested():
             return
         if how is Continued.REATTEMPTED:
             self.state.reattempted_in_vain()
-        with contextlib.suppress(TimeoutError):  # no recovery waits long for the ledger
+        with contextlib.suppress(TimeoutError):  # a recovery does not wait long for the ledger
             async with asyncio.timeout(LEDGER_S):
                 await self.timeline.written()
         await workflow.wait_condition(workflow.all_handlers_finished)

@@ -1,4 +1,4 @@
-"""The report of an incident, once it is over, and the ledger's entry of one that could not write it itself."""
+"""The report of a closed incident, and its ledger entry if the incident could not write that itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 def recovered_report(incident: Incident, confirmation: Confirmation) -> IncidentReport:
-    """Of one that brought its job back."""
+    """Return the report of an incident that recovered its job."""
     parked_ns = sum(end - begin for begin, end in incident.timeline.page.parked)
     seconds = max(confirmation.stepped_ns - incident.state.anomaly.seen_ns - parked_ns, 0) / 1e9
     lost_steps = incident.state.lost_steps
@@ -41,7 +41,7 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
     if incident.state.accepted:
         how = "after an operator accepted a loss"
     headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.page.headline}"
-    if resolution == "update" and incident.state.anomaly.symptom is Symptom.UPDATE:  # nothing had failed
+    if resolution == "update" and incident.state.anomaly.symptom is Symptom.UPDATE:  # there was no failure
         headline = f"Done in {seconds:.2f} s{lost}: {incident.timeline.page.headline}"
     if not confirmation.confirmed:
         resolution = NOT_CONFIRMED
@@ -58,7 +58,7 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
 
 
 def _who_left(evictions: list[Eviction]) -> str:
-    """``m1, m2``, and who had to approve it."""
+    """Return e.g. ``m1, m2``, and the operator who approved it."""
     text = listed([one.machine for one in evictions], 4)
     by: dict[str, list[str]] = {}
     for one in evictions:
@@ -70,7 +70,7 @@ def _who_left(evictions: list[Eviction]) -> str:
 
 
 def observed_report(incident: Incident) -> IncidentReport:
-    """Of one that only tells a fault, with which the job goes on."""
+    """Return the report of an incident that only records a fault while the job continues."""
     state = incident.state
     reasons = dict.fromkeys(found.finding.reason for found in state.anomaly.findings)
     looked = incident.timeline.page.stages if state.anomaly.symptom is Symptom.SLOW else []
@@ -95,13 +95,13 @@ def observed_report(incident: Incident) -> IncidentReport:
 
 
 def _observed(incident: Incident) -> str:
-    """What was seen, and of a slow job what was found."""
+    """Return the observation, and for a slow job the result of the vote."""
     headline, slow = incident.state.anomaly.headline, incident.state.slow
     return f"{headline}; {slow.conclusion}: {slow.reason}" if slow else headline
 
 
 def abandoned_report(incident: Incident) -> IncidentReport:
-    """Of one that was given up."""
+    """Return the report of an incident that was abandoned."""
     return _report(
         incident,
         headline=f"Abandoned by {incident.abandoned_by}: {incident.timeline.page.headline}",
@@ -156,12 +156,11 @@ def _report(
 
 
 class Closings:
-    """The entries that close incidents in the ledger, where the job writes them.
+    """Ledger entries that the job writes to close incidents.
 
-    No recovery waits for them, and a ledger that is away is tried for an hour. But
-    what is under way when the job's workflow ends, or continues as new, is lost:
-    it does not continue as new before they are written, and tries them once more
-    when it ends.
+    No recovery waits for them, and writes into a ledger that is away are retried for an hour. But a write is lost when
+    the job's workflow ends or continues as new. So the job continues as new only after all writes, and repeats the open
+    ones when it ends.
     """
 
     def __init__(self) -> None:
@@ -169,21 +168,21 @@ class Closings:
 
     @property
     def pending(self) -> list[WriteConclusion]:
-        """What is not written yet."""
+        """Return the entries that are not written yet."""
         return [entry for noted, entry in self._begun if not noted.done()]
 
     def write(
         self, job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
     ) -> None:
-        """Write one; it may be there already.
+        """Write an entry, which may exist already.
 
         Args:
-            job: Its name.
-            incident: Workflow id.
-            anomaly: What the incident began with.
-            opened_ns: When.
-            report: Of the incident.
-            position: Place of the entry within the incident.
+            job: The name of the job.
+            incident: The id of the incident's workflow.
+            anomaly: The anomaly that opened the incident.
+            opened_ns: The time of the opening, nanoseconds.
+            report: The report of the incident.
+            position: The position of the entry within the incident.
         """
         entry = WriteConclusion(
             incident=incident,
@@ -201,5 +200,5 @@ class Closings:
         self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
 
     def again(self) -> list[workflow.ActivityHandle[Any]]:
-        """Try what is not written yet at short intervals, for half a minute: the job is over."""
+        """Repeat the open writes at short intervals for half a minute, because the job is over."""
         return [start_activity(entry) for entry in self.pending]

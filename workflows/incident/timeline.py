@@ -1,4 +1,4 @@
-"""The timeline of one incident: its stages as they pass, on the living page, in the timeline and in the ledger."""
+"""The timeline of one incident: it shows each stage on the living page, in Temporal's timeline and in the ledger."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ with workflow.unsafe.imports_passed_through():
 
 OPERATOR_JSON = 'e.g. {"operator": "you", "note": "why"}'
 CLOSING_S = 1.0
-"""An incident that is over waits so long for the ledger."""
+"""The longest wait of a closed incident for the ledger."""
 ACCEPT_JSON = '{"operator": "you", "note": "why", "accept_loss": true}'
 
 
 class IncidentTimeline:
-    """Shows and notes what the incident's workflow reports to it."""
+    """Shows and stores the reports of the incident's workflow."""
 
     def __init__(self, state: IncidentState, id: str) -> None:
         self._state = state
@@ -35,16 +35,16 @@ class IncidentTimeline:
         self.page = state.page
         self.stage: Stage = Stage.OPEN
         self.since_ns = state.opened_ns
-        """When the stage at hand was entered."""
+        """The time when the current stage was entered, nanoseconds."""
         self.reason = ""
-        """Why the stage at hand was entered; empty: the headline says it."""
+        """Why the current stage was entered; empty: the headline says it."""
         self.to_accept = ""
-        """From where an operator may let a parked job go on although something newer may exist; empty: nothing may."""
+        """Where an operator may let a parked job resume although a newer step may exist; empty: nowhere."""
         self.to_approve = ""
         """Machines that leave a parked job once an operator approves it; empty: there are none."""
 
     def enter(self, stage: Stage, reason: str = "") -> float:
-        """A stage begins; returns when, for :meth:`leave`."""
+        """Begin a stage; returns the time, for :meth:`leave`."""
         self.stage, self.reason, self.since_ns = stage, reason, workflow.time_ns()
         severity = "page" if stage == Stage.PARKED else "info"
         workflow.upsert_search_attributes(attributes.updates({attributes.STAGE: stage, attributes.SEVERITY: severity}))
@@ -53,24 +53,24 @@ class IncidentTimeline:
         return workflow.time()
 
     def say(self, reason: str) -> None:
-        """What the stage at hand waits for."""
+        """Show what the current stage waits for."""
         self.reason = reason
         self.show()
 
     def leave(self, began: float, stage: Stage, found: str) -> None:
-        """A stage is over, with what it found."""
+        """End a stage with its result."""
         self.page.stages.append(
             StageRecord(name=stage, seconds=round(workflow.time() - began, 4), found=web_ui.summary(found))
         )
         self.show()
 
     def reject(self, text: str) -> None:
-        """Show on the page that a message made no sense."""
+        """Show on the page that a message was invalid."""
         self.page.rejected.append(text)
         self.show()
 
     def show(self) -> None:
-        """Bring the page up to date."""
+        """Update the page."""
         parked = (
             f"**Parked: needs an operator.** Send the signal `resume` or `abandon`, {OPERATOR_JSON}"
             if self.stage == Stage.PARKED
@@ -107,7 +107,7 @@ class IncidentTimeline:
         report: IncidentReport | None = None,
         launched: Launched | None = None,
     ) -> None:
-        """Write a conclusion into the timeline and the ledger, without holding up the recovery."""
+        """Write an entry into the timeline and the ledger, without delaying the recovery."""
         self.page.noted += 1
         entry = WriteConclusion(
             incident=self._id,
@@ -126,18 +126,18 @@ class IncidentTimeline:
         self._notes.append(start_activity(entry))
 
     async def written(self) -> None:
-        """Wait until every entry is in the ledger, or given up: a ledger that is down fails nothing."""
+        """Wait until every entry is in the ledger, or given up: a ledger that is down does not fail the incident."""
         await asyncio.gather(*self._notes, return_exceptions=True)
 
     async def close(self, report: IncidentReport, launched: Launched | None) -> IncidentReport:
-        """The last entry, and the end of all of them.
+        """Write the last entry, and wait for all entries.
 
         Returns:
-            The report; with what the job has to write where the ledger does not take it at once. The job waits for
-            this incident, and the next one for the job.
+            The report; it has the number of an entry that the ledger did not accept in time, which the job then writes:
+            the job waits for this incident, and the next incident waits for the job.
         """
         learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
-        if report.failures:  # what a watcher saw first was perhaps a consequence only
+        if report.failures:  # the watcher's first symptom may be a consequence of it
             learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
         if report.evicted:
             learned[attributes.EVICTED] = report.evicted

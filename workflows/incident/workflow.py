@@ -1,10 +1,9 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-Stages: vote, where the job became slow; trace, where it stands still → stop → evict, where machines have to leave →
-decide → diagnose or replay, where the ladder wants the machines tested, or the job run again on groups of them →
-restore, where state has to be brought to a machine → reattempt → confirm, again while the policy allows, else parked.
-One incident per fault; the job's workflow starts it as its child. Each stage is a file of
-``workflows/incident/stages``.
+The stages are: vote, if the job became slow; trace, if it hangs → stop → evict, if machines must leave → decide →
+diagnose or replay, if the ladder wants the machines tested, or the job repeated on groups of them → restore, if state
+must be moved to a machine → reattempt → confirm. They are repeated while the policy allows; else the job is parked.
+There is one incident per fault, a child of the job's workflow. Each stage is a file of ``workflows/incident/stages``.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="Incident")
 class IncidentWorkflow:
-    """Brings a job back after one fault."""
+    """Recovers a job from one fault."""
 
     @workflow.init
     def __init__(self, state: IncidentState) -> None:
@@ -63,36 +62,37 @@ class IncidentWorkflow:
 
     @workflow.signal(name="approve", description=f"Let the machines leave the job that it waits for. {OPERATOR_JSON}")
     def approve(self, request: Any = None, *more: Any) -> None:
-        """Let machines be evicted, or a rung of the ladder begin, for which an operator's approval is waited for."""
+        """Approve the evictions, or the rung of the ladder, that wait for an operator."""
         self.incident.take("approve", request, more)
 
     @workflow.update(name="approve", description=f"The same; it answers who leaves. {OPERATOR_JSON}")
     def approve_and_say(self, request: Any = None, *more: Any) -> str:
-        """Let machines be evicted for which an operator's approval is waited for; returns which, for people."""
+        """Approve the evictions, or the rung of the ladder, that wait for an operator; returns what was approved, as
+        text."""
         approved = self.incident.approvable
         self.incident.take("approve", request, more)
         return f"{approved} job {self.incident.state.job}"
 
     @approve_and_say.validator
     def check_approve(self, request: Any = None, *more: Any) -> None:
-        """Refuse what cannot be approved, with what to do; a refused update leaves no trace."""
+        """Refuse an approval that is not possible, with what to do; a refused update leaves no trace."""
         read = read_request(request, *more)
         if refused := read if isinstance(read, str) else self.incident.not_to_approve:
             raise ValueError(refused)
 
     @workflow.signal(name="versions", description="Sent by its job")
     def versions(self, versions: Any = None, *more: Any) -> None:
-        """Take what the job knows of the versions of its code."""
+        """Accept the job's newest list of code versions."""
         self.incident.take_versions(read_versions(versions))
 
     @workflow.signal(name="overtaken", description="Sent by its job: something else happened")
     def overtaken(self, why: Any = "", *more: Any) -> None:
-        """Look for a slow machine no longer; nothing else is left for it."""
+        """End the search for a slow machine, because something more urgent happened."""
         self.incident.overtaken = str(why)[:100] or "something else happened"
 
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> StageAtHand:
-        """The stage at hand."""
+        """Return the current stage."""
         timeline, state = self.incident.timeline, self.incident.state
         return StageAtHand(
             name=timeline.stage,
@@ -109,16 +109,16 @@ class IncidentWorkflow:
 
     @workflow.query(name="evictions", description="What the rules of eviction said, and who left the job")
     def current_evictions(self) -> EvictionState:
-        """As it is now."""
+        """Return the current state of the evictions."""
         return self.incident.state.evictions
 
     @workflow.run
     async def run(self, state: IncidentState) -> IncidentReport:
         """Bring the job back; see the module's docstring."""
-        # A task of its own gives the call stack in the Web UI the line that waits.
+        # With a task of its own, the call stack in the Web UI shows the line that waits.
         flow = asyncio.create_task(self._flow(), name="incident flow")
-        # A cancellation ends the incident here: what the flow waits for, e.g. a signal under way, may end in spite of
-        # it, and the flow would go on.
+        # A cancellation ends the incident here: what the flow waits for, e.g. a signal under way, may complete in
+        # spite of it, and the flow would continue.
         await workflow.wait([flow])
         return await flow
 
@@ -158,7 +158,7 @@ class IncidentWorkflow:
             return await self._given_up()
 
     async def _has_to_stop(self) -> bool:
-        """Whether the ranks of a job whose machine is at fault, or slow, have to end: there is one in its place."""
+        """Return whether the ranks must end because a replacement is ready for a machine that is at fault, or slow."""
         incident = self.incident
         if incident.state.continued:
             return True
@@ -176,7 +176,7 @@ class IncidentWorkflow:
             return False
 
     async def _observed(self) -> IncidentReport:
-        """The job goes on as it is."""
+        """End the incident while the job continues unchanged."""
         report = observed_report(self.incident)
         self.incident.timeline.enter(Stage.OBSERVED, report.headline)
         return await self.incident.timeline.close(report, None)
@@ -191,8 +191,8 @@ class IncidentWorkflow:
         incident, state = self.incident, self.incident.state
         report = abandoned_report(incident)
         incident.timeline.enter(Stage.ABANDONED, report.headline)
-        with contextlib.suppress(ActivityError):  # the job's release ends what this could not
-            # Ranks must not live on unowned; a launch may be under way.
+        with contextlib.suppress(ActivityError):  # the job's release ends the rest
+            # Ranks must not stay without an owner; a launch may be under way.
             why = f"generation {state.generation}: leave nothing running"
             await start_activity(StopRanks(job=state.placed, generation=state.generation, why=why))
         return await incident.timeline.close(report, incident.state.launched)

@@ -1,6 +1,6 @@
-"""The stages of an incident: functions over one ``Incident``, a file each; *find* is a part of decide, and *backoff* of
+"""The stages of an incident: a function and a file each; *find* belongs to decide, and *backoff* to
 reattempt.
 
-stop → evict → decide → diagnose, where the ladder wants it → restore, where state has
-to be brought to a machine → reattempt → confirm, again while the policy allows; else park.
+The order is stop → evict → decide → diagnose, if the ladder wants it → restore, if state
+must be moved to a machine → reattempt → confirm. It is repeated while the policy allows; else park.
 """

@@ -1,7 +1,7 @@
 """Align: before a stop that is not urgent, all ranks end the same step and save it, so that nothing is computed twice.
 
-It comes before an update of the code, and before a machine whose ranks step leaves the job. The states of these ranks
-then come from the backups, which may be some steps behind.
+This happens before an update of the code, and before a machine whose ranks still step leaves the job. The states of
+these ranks then come from the backups, which may be some steps behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def align_before_leaving(incident: Incident) -> None:
-    """Let the ranks end their step before machines leave that are secured already, and have the backups take it."""
+    """Align the ranks before secured machines leave, and wait until their backups have the step."""
     secured, spec = incident.secured, incident.state.spec
     if secured is None:
         return
@@ -30,11 +30,11 @@ async def align_before_leaving(incident: Incident) -> None:
 
 
 async def align(incident: Incident, *, backed_up: Sequence[int] = ()) -> None:
-    """Let the ranks end their step; whatever comes of it, the stop follows.
+    """Align the ranks; the stop follows even if that fails.
 
     Args:
-        incident: At hand.
-        backed_up: Ranks whose backup has to have the step as well.
+        incident: The incident.
+        backed_up: Ranks whose backup must have the step too.
     """
     state, timeline = incident.state, incident.timeline
     if not state.spec.policy.stop.align_s:

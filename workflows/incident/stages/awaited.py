@@ -1,4 +1,4 @@
-"""What an incident that is short of machines waits for: those that are silent, or others in their places."""
+"""Waits of an incident that has too few machines: for its silent machines, or for others from the pool."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ THERE_ARE_OTHERS = "there are machines for all that leave the job"
 
 
 class Awaited:
-    """Both are asked for at once, by activities that end when it is so."""
+    """Two waits at once, by activities that end when the wait is over."""
 
     def __init__(self, silent: list[Machine], missing: int, patience: timedelta) -> None:
-        """Begin to ask.
+        """Start the waits.
 
         Args:
             silent: Machines that do not answer.
-            missing: So many machines the pool has too few.
-            patience: Asked no longer than this.
+            missing: The number of machines that the pool lacks.
+            patience: The longest wait.
         """
         self._back: ActivityHandle[list[str]] | None = None
         self._others: ActivityHandle[int] | None = None
@@ -37,28 +37,28 @@ class Awaited:
 
     @property
     def came_back(self) -> bool:
-        """All that were silent answer."""
+        """Return whether all silent machines answer again."""
         back = self._back
         return back is not None and back.done() and back.exception() is None and not back.result()
 
     @property
     def there_are_others(self) -> bool:
-        """The pool has as many as were missing."""
+        """Return whether the pool has as many machines as were missing."""
         others = self._others
         return others is not None and others.done() and others.exception() is None and others.result() >= self._missing
 
     @property
     def either(self) -> bool:
-        """It can go on."""
+        """Return whether the incident can continue."""
         return self.came_back or self.there_are_others
 
     @property
     def stay_silent(self) -> bool:
-        """Those that are silent had all the time."""
+        """Return whether the silent machines did not answer in time."""
         return self._back is not None and self._back.done() and not self.came_back
 
     def cancel(self) -> None:
-        """Ask no longer."""
+        """Cancel both waits."""
         for waiting in (self._back, self._others):
             if waiting is not None:
                 waiting.cancel()

@@ -1,4 +1,4 @@
-"""Confirm: the ranks of the new generation are watched until they step."""
+"""Confirm: watch the ranks of the new generation until they step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def confirm(incident: Incident, launched: Launched, state_bytes: int) -> Confirmation:
-    """Whether the new generation steps.
+    """Return whether the new generation steps.
 
     Args:
-        incident: At hand.
-        launched: The generation.
-        state_bytes: Size of the largest state that a rank restores.
+        incident: The incident.
+        launched: The launched generation.
+        state_bytes: The size of the largest state that a rank restores, bytes.
     """
     state = incident.state
 

@@ -1,4 +1,4 @@
-"""Decide what to do, once no newer step can exist than where the job would go on, or it was asked for in vain."""
+"""Decide: plan the restart, once no newer step can exist, or the search for it was in vain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
-    """Plan; ask disks and remote storage as long as the plan demands it."""
+    """Return the plan; ask disks and remote storage as long as the plan demands it."""
     by_operator, incident.state.operator.resumed = incident.state.operator.resumed, False
     plan = await _plan(incident, evidence, by_operator=by_operator)
     if plan.by_operator:
@@ -61,7 +61,7 @@ async def _find(incident: Incident, evidence: Evidence) -> Evidence:
     try:
         found = await incident.unless_abandoned(start_activity(FindCheckpoints(job=state.placed)))
     except ActivityError as error:
-        # Not knowing is not the same as having nothing.
+        # An unknown result is not an empty result.
         reason = f"could not be asked: {error.cause or error}"[:300]
         evidence = unanswered(evidence, [machine.name for machine in state.machines], reason)
     else:

@@ -1,7 +1,7 @@
-"""Diagnose: the machines of the stopped job are tested, all at once.
+"""Diagnose: test the machines of the stopped job, all at once.
 
-Who is found at fault leaves by a rule of eviction; where all pass, or nothing is
-known, the ladder goes on. A test that could not be run is no fault.
+A machine at fault leaves by a rule of eviction. If all machines pass, or the results are unknown, the ladder continues.
+A test that could not run is no fault.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 FINDINGS_KEPT = 200
-"""Of one diagnosis, faults first."""
+"""The largest number of results of a diagnosis that are kept, faults first."""
 
 
 async def diagnose(incident: Incident, plan: RestartPlan) -> None:
-    """Test the machines; what is found is in the state of the incident."""
+    """Test the machines, and keep the results in the state of the incident."""
     state, timeline = incident.state, incident.timeline
     choice = tests_of(state)
     tests = ", ".join(choice.tests)
@@ -58,7 +58,7 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
 
 
 async def _once_more(incident: Incident, found: Diagnosis, tests: Sequence[str]) -> Diagnosis:
-    """What is found twice; where it cannot be looked for again, what was sure the first time stays."""
+    """Repeat a test, and keep faults that are found twice; a sure fault stays if the test cannot be repeated."""
     try:
         second = await _tested(incident, tests)
     except ActivityError as error:

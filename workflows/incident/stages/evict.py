@@ -1,7 +1,8 @@
-"""Evict: machines that are at fault, or gone, leave the job, and standbys take their places.
+"""Evict: machines that are at fault or lost leave the job, and standbys replace them.
 
-Standby first, stop second: a job whose ranks go on is stopped only once there is a machine for each that leaves.
-Where there are too few, or an operator has to approve, nobody leaves, and the job waits (``park``).
+The standby comes first, the stop second: a job whose ranks continue is stopped only once there is a replacement for
+each machine that leaves. If there are too few, or an operator must approve, no machine leaves, and the job waits
+(``park``).
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 UNFIT = "standby-unfit"
-"""Rule and reason code of a standby that could not be made ready for the job."""
+"""The rule and reason code of a standby that could not be made ready for the job."""
 PATIENCE = timedelta(seconds=30)
-"""Silent machines have so long to answer where there is no other in their places, before the job is parked."""
+"""Silent machines without a replacement may answer for this long before the job is parked."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
 LIKE = 3
-"""Machines that say which libraries a new one has to have: one answer is enough."""
+"""The largest number of machines that are asked for the libraries that a new machine needs: one answer is enough."""
 
 
 async def secure(incident: Incident) -> bool:
-    """Have others ready in the places of machines that are at fault while the ranks go on; returns whether there are.
+    """Make replacements for faulty machines ready while the ranks continue; returns whether there are any.
 
-    The ranks are not stopped before, and without one they are not stopped at all.
+    The ranks are not stopped earlier, and without a replacement they are not stopped at all.
     """
     plan = _judge(incident, None)
     if plan.ask:
@@ -65,7 +66,7 @@ async def secure(incident: Incident) -> bool:
 
 
 async def _with_others(incident: Incident, secured: Secured) -> Secured:
-    """Others for those that came and are not fit; where there are none, those that they came for stay in the job."""
+    """Replace replacements that are unfit; without another, the machine that should leave stays in the job."""
     places, leaving, unfit = dict(secured.replaced.machines), secured.leaving, secured.unfit
     while unfit:
         names = _names(unfit)
@@ -73,7 +74,7 @@ async def _with_others(incident: Incident, secured: Secured) -> Secured:
         fit = [new for new in places.values() if new.name not in names]
         began, again = await _replacements(incident, unfit, fit=fit, back=back)
         incident.timeline.leave(began, Stage.EVICT, _exchanged(unfit, again) if again.machines else again.why)
-        if not again.machines:  # no answer, or whom they came for is nobody's any more: evict() asks again
+        if not again.machines:  # no answer, or the replaced machines have no lease any more: evict() asks again
             break
         came = {back[name]: machine for name, machine in again.machines.items()}
         stay = {old for old, machine in came.items() if machine.name == old}
@@ -88,12 +89,12 @@ async def _with_others(incident: Incident, secured: Secured) -> Secured:
 
 
 def note_answers(incident: Incident) -> None:
-    """Keep what the rules say where nothing is done: what those in shadow mode would do is in the report."""
+    """Keep the rules' answers although nothing is done: the report shows what rules in shadow mode would do."""
     _judge(incident, None)
 
 
 async def evict(incident: Incident, evidence: Evidence) -> Evidence:
-    """Take out of a stopped job who has to leave it; returns what the machines know that it has then."""
+    """Evict machines from a stopped job; returns the evidence of its machines after that."""
     evictions, patient = incident.state.evictions, False
     if (secured := incident.secured) is not None:
         incident.secured, evictions.unfit = None, secured.unfit
@@ -116,7 +117,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 evidence, patient = await refresh_evidence(incident), False
                 continue
             if not incident.state.evictions.hang_stays and not all(waits_for_another(one.rule) for one in leaving):
-                # It may have been the software, and a restart may be enough: nobody waits for a machine then.
+                # The fault may be in the software, and a restart may be enough, so the job does not wait for a machine.
                 incident.state.evictions.hang_stays = True
                 incident.timeline.leave(began, Stage.EVICT, f"{replaced.why}; the job is tried again with them")
                 continue
@@ -130,19 +131,19 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         incident.state.waits = "; ".join(waits)
         if not evidence.unreachable or patient:
             return evidence
-        # Nobody can take its place at once: it has the time that it had before there were any.
+        # There is no replacement now: the silent machine has as long as in a job without standbys.
         evidence, patient = await _patiently(incident, evidence), True
 
 
 def _unfit(incident: Incident, others: set[str]) -> list[Eviction]:
-    """Machines of the job that could not be made ready, but for ``others`` and those that an operator lets stay."""
+    """Return the job's machines that could not be made ready, without ``others`` and those that an operator keeps."""
     kept = {*incident.state.evictions.declined, *others}
     here = {machine.name for machine in incident.state.machines} - kept
     return [one for one in incident.state.evictions.unfit if one.machine in here]
 
 
 async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
-    """Wait for silent machines, or for others in their places; returns what the machines know then."""
+    """Wait for silent machines, or for replacements; returns the evidence after that."""
     timeline = incident.timeline
     began = timeline.enter(Stage.EVICT, incident.state.waits)
     silent = [machine for machine in incident.state.machines if machine.name in evidence.unreachable]
@@ -157,7 +158,7 @@ async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
 
 
 def _question(job: str, asking: list[Eviction], tripped: str) -> str:
-    """What an operator is asked, and how that is answered."""
+    """Return the question for an operator, and how to answer it."""
     it, leaves, them = ("it", "leaves", "it") if len(asking) == 1 else ("they", "leave", "them")
     return (
         f"{named(asking)}: an operator has to approve that {it} {leaves} the job ('everstep approve {job}'); "
@@ -166,7 +167,7 @@ def _question(job: str, asking: list[Eviction], tripped: str) -> str:
 
 
 def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
-    """Those whom an operator let go: it holds until there is a machine for each."""
+    """Return the machines whose eviction is approved; an approval is valid until there is a replacement for each."""
     evictions = incident.state.evictions
     if evictions.approved_by:
         evictions.approved |= {one.machine: evictions.approved_by for one in asked}
@@ -176,7 +177,7 @@ def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
 
 
 def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
-    """What the rules say now, of what the machines know; without evidence: of the anomaly alone."""
+    """Return what the rules decide from the evidence; without evidence, from the anomaly alone."""
     state, evictions = incident.state, incident.state.evictions
     facts = EvictFacts(
         now_ns=workflow.time_ns(),
@@ -191,7 +192,7 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
 
 
 def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFinding]:
-    """All that speaks against machines of the job, whoever says so; without evidence what the anomaly has alone."""
+    """Return all findings about machines of the job; without evidence, those of the anomaly, the hang and the vote."""
     state, generation, policy = incident.state, incident.state.generation, incident.state.spec.policy
     found = list(incident.state.anomaly.findings)
     if evidence:
@@ -207,13 +208,13 @@ def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFind
 async def _replacements(
     incident: Incident, leaving: list[Eviction], *, fit: Sequence[Machine] = (), back: Mapping[str, str] = NOBODY
 ) -> tuple[float, Replaced]:
-    """Ask the pool for machines in the places of others; returns when that began, and its answer.
+    """Ask the pool for replacements; returns the start of the request, and the answer.
 
     Args:
-        incident: At hand.
-        leaving: Who leaves.
-        fit: Who has come already, besides the job's own.
-        back: Who leaves → whom it came for, and who stays where there are too few others.
+        incident: The incident.
+        leaving: The machines that leave.
+        fit: Replacements that are ready, besides the job's own machines.
+        back: Machine that leaves → machine that it replaced, which stays if there are too few others.
     """
     state, evictions = incident.state, incident.state.evictions
     began = incident.timeline.enter(Stage.EVICT, named(leaving))
@@ -234,7 +235,7 @@ async def _replacements(
 
 
 async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Replaced) -> None:
-    """Let the others come into the job."""
+    """Put the replacements into the job."""
     machines = [replaced.machines.get(machine.name, machine) for machine in incident.state.machines]
     await incident.change_machines(machines, leaving)
     for one in leaving:
@@ -243,7 +244,7 @@ async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Repla
 
 
 async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
-    """Start the job's fork server on machines that are new to it; returns those on which that is not possible."""
+    """Start the job's fork server on its new machines; returns the machines where that failed."""
     new = replaced.machines
     come = {machine.name for machine in new.values()}
     stay = [machine for machine in incident.state.machines if machine.name not in {*new, *come}]
@@ -252,7 +253,7 @@ async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
 
 
 async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) -> Eviction | None:
-    """Returns why a machine cannot come, where it cannot; ``like``: those that it has to be like."""
+    """Return why a machine cannot join; None: it can. Its libraries must equal those of the machines in ``like``."""
     state, policy = incident.state, incident.state.spec.policy
     bound_s = max(policy.silence.evict_s, 1.0)
     try:

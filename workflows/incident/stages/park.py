@@ -1,4 +1,4 @@
-"""Park: the job waits for an operator, machines that are silent, or an urgent update; nothing is lost meanwhile."""
+"""Park: the job waits for an operator, for silent machines, or for an urgent update; nothing is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def park(incident: Incident, plan: RestartPlan) -> None:
-    """Wait until somebody resumes the job, those machines answer again, or an update comes that does not wait.
+    """Wait until an operator resumes the job, silent machines answer, or an urgent update arrives.
 
     Raises:
-        Abandoned: an operator ended the incident, or nobody answered in time.
+        Abandoned: an operator ended the incident, or there was no answer in time.
     """
     timeline, state, silent = incident.timeline, incident.state, plan.verdict.awaited
     incident.answer, incident.accepting = None, False
@@ -31,7 +31,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     began = timeline.enter(Stage.PARKED, plan.verdict.text)
 
     def updates() -> list[str]:
-        """Updates that do not wait, and came meanwhile."""
+        """Return the urgent updates that arrived meanwhile."""
         urgent = incident.state.book.urgent()
         return [one.name for one in urgent if (one.number, one.asked_ns) not in known]
 
@@ -60,7 +60,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
 
 
 async def _goes_on(incident: Incident, began: float, why: str) -> None:
-    """Nobody had to say so: the machines are asked once more."""
+    """Continue without an operator: the machines are asked again."""
     timeline = incident.timeline
     timeline.leave(began, Stage.PARKED, why)
     timeline.note(Stage.PARKED, why)

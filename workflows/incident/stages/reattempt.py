@@ -1,4 +1,4 @@
-"""Reattempt: the next generation is launched, as the job is or with another version of its code."""
+"""Reattempt: launch the next generation, with the running or another version of the job's code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 FOUND_CHARACTERS = 300
-"""Of what a report says of one restart."""
+"""The largest number of characters about one restart in a report."""
 
 
 async def back_off(incident: Incident, plan: RestartPlan) -> bool:
-    """Wait before a restart; returns whether it is still to be done as planned: since it was decided, and while state
-    was restored, somebody may have withdrawn the version that was to come with it."""
+    """Wait before a restart; returns whether the plan is still valid. Its version may have been withdrawn since the
+    decision and during the restore."""
     if plan.verdict.delay_s:
         incident.timeline.enter(Stage.BACKOFF)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
@@ -36,7 +36,7 @@ async def back_off(incident: Incident, plan: RestartPlan) -> bool:
 
 
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
-    """One restart; returns its confirmation, or None when it could not be launched or watched."""
+    """Restart the job once; returns the confirmation; None: it could not be launched or watched."""
     state, timeline, target = incident.state, incident.timeline, plan.restore
     telling = None
     if plan.change is not None:
@@ -82,6 +82,6 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
 
 
 def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
-    """Note what came of a rung of the ladder."""
+    """Note the result of a rung of the ladder."""
     if plan.rung is not None:
         incident.state.ladder.came(found[:FOUND_CHARACTERS], workflow.time() - since)

@@ -1,6 +1,6 @@
-"""Replay: the script runs on groups of the job's machines, twice, and the groups are compared.
+"""Replay: run the script on groups of the job's machines, twice, and compare the groups.
 
-Who is found at fault leaves by a rule of eviction; where nobody is, the ladder goes on.
+A machine at fault leaves by a rule of eviction; if there is none, the ladder continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def replay(incident: Incident, plan: RestartPlan) -> None:
-    """Replay the job; what is found is in the state of the incident.
+    """Replay the job; the result is kept in the state of the incident.
 
     Raises:
         Abandoned: an operator ended the incident.
@@ -76,7 +76,7 @@ async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
     try:
         return await incident.unless_abandoned_child(child)
     except Abandoned:
-        # Not cancelled: Temporal fails a task for ever that cancels a child which has ended at that moment.
+        # The child is not cancelled: Temporal fails a task for ever that cancels a child which ends at that moment.
         with contextlib.suppress(FailureError):
             await child.signal(ReplayWorkflow.give_up)
         raise

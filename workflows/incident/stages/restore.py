@@ -1,4 +1,4 @@
-"""Restore: copies of state are brought to the machines whose ranks need them."""
+"""Restore: bring copies of state to the machines whose ranks need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
-    """Bring what is not in its place; returns None when all of it is, else what to decide from now."""
+    """Bring the copies that are not in their slots; returns None if all succeed, else the evidence for a new
+    decision."""
     wanted = plan.restore
     if not wanted.copies and not wanted.unverified:
         return None
@@ -42,7 +43,7 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     timeline.note(Stage.RESTORE, text)
     choose_again = state.record_restored(restored)
     if restored.unreachable:
-        # Such a machine may come back empty, and the backups that it had are gone then.
+        # Such a machine may come back without its memory, and its backups are lost then.
         return await _failed(incident)
     return plan.evidence if choose_again else None
 

@@ -1,4 +1,4 @@
-"""Stop: every rank of the failed generation is ended, and the machines are asked what they know of it."""
+"""Stop: end every rank of the failed generation, and ask the machines for their evidence."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def stop(incident: Incident) -> Evidence:
-    """Stop the generation; returns what the machines know. The failure at hand is one more."""
+    """Stop the generation and count its failure; returns the machines' evidence."""
     evidence = await _stop(incident)
     incident.state.failed(_failure(incident, evidence, first=not incident.state.failures))
     return evidence
 
 
 async def refresh_evidence(incident: Incident, *, patient: bool = False) -> Evidence:
-    """Ask the machines once more: what is known of the failure at hand may have changed.
+    """Ask the machines again, because their knowledge of the failure may have changed.
 
     Args:
-        incident: At hand.
-        patient: Wait for silent machines as long as where no other can take their places.
+        incident: The incident.
+        patient: Wait for silent machines as long as in a job without standbys.
     """
     evidence = await _stop(incident, patient=patient)
     failures = incident.state.failures
@@ -47,7 +47,8 @@ async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
         evidence = await _until_gone(incident, {} if patient else impatient(incident))
         incident.heard(evidence.unreachable, began)
     except ActivityError as error:
-        # Not knowing is no reason to go on: the job is parked, and asked again when an operator says so.
+        # Without evidence the job cannot continue: it is parked, and the machines are asked again when an operator
+        # resumes.
         evidence = Evidence(generation=state.generation, problem=str(error.cause or error)[:300])
     evidence = state.merge_evidence(evidence)
     timeline.leave(began, Stage.STOP, web_ui.stopped_text(evidence, state.headline(evidence)))
@@ -55,9 +56,9 @@ async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
 
 
 def impatient(incident: Incident) -> dict[str, Any]:
-    """How long a silent machine is asked where another may take its place: a rule says when it is gone.
+    """Return how long a silent machine is asked if another may replace it: a rule decides when it is lost.
 
-    Empty: nobody leaves the job for its silence.
+    An empty result means that no machine leaves the job for its silence.
     """
     policy = incident.state.spec.policy
     if mode_of(BY_NAME["gone-machine"], policy) not in {EvictMode.ACT, EvictMode.APPROVE}:
@@ -66,7 +67,7 @@ def impatient(incident: Incident) -> dict[str, Any]:
 
 
 async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
-    """Ask the machines to stop, again while killed ranks are not gone: that can take minutes, and is shown."""
+    """Ask the machines to stop, and repeat while killed ranks still exist: that can take minutes, and is shown."""
     state, policy = incident.state, incident.state.spec.policy
     deadline = workflow.time() + policy.stop.kill_patience_s
     told_job = False

@@ -1,6 +1,6 @@
-"""Trace: before the ranks of a job that stands still are stopped, they are looked at, to see on which machine it hangs.
+"""Trace: sample the ranks of a hung job before they are stopped, to see on which machine it hangs.
 
-Bounded in time; a trace that fails, or finds nothing, holds up nothing.
+The time is limited. A trace that fails, or has no result, delays nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 EXPLAINS = frozenset({HangConclusion.NAMES, HangConclusion.OVER_EVICTS, HangConclusion.NOT_A_MACHINE})
-"""Conclusions that explain why the job hung: they are in the incident's headline."""
+"""The results that explain why the job hung: the incident's headline shows them."""
 SYMPTOMS = frozenset({Symptom.HANG})
-"""What is worth a look at ranks that still live."""
+"""The symptoms for which the living ranks are sampled."""
 
 
 async def trace(incident: Incident) -> None:
-    """Look at the ranks, where the job stands still; what is found is in ``incident.state.hang``."""
+    """Sample the ranks of a hung job; the result is kept in ``incident.state.hang``."""
     state, timeline = incident.state, incident.timeline
     if state.anomaly.symptom not in SYMPTOMS or incident.looks_again or not state.spec.policy.hang.trace_s:
         return

@@ -1,8 +1,8 @@
-"""Vote: the ranks of a job that became slow are looked at, round by round, to see which machine slows it down.
+"""Vote: sample the ranks of a slow job, round by round, to see which machine slows it down.
 
-The job goes on meanwhile, and nothing is stopped for it. What else happens to the job ends the vote: that is more
-urgent. A round is an activity, so that a worker that dies costs the round at hand, and none before it; a round that
-failed is a vote for nobody.
+The job continues meanwhile, and is not stopped for the vote. Any other event of the job is more urgent and ends the
+vote. Each round is an activity, so a worker that dies costs only the current round. A round that failed is a vote for
+no machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def vote(incident: Incident) -> None:
-    """Look at the ranks; what is found is in ``incident.state.slow``.
+    """Sample the ranks; the result is kept in ``incident.state.slow``.
 
     Raises:
-        Abandoned: an operator ended the incident, or something happened that is more urgent.
+        Abandoned: an operator ended the incident, or something more urgent happened.
     """
     state, timeline = incident.state, incident.timeline
     began = timeline.enter(Stage.VOTE)
