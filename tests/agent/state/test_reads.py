@@ -41,9 +41,10 @@ def test_a_thread_that_is_done_after_the_agent_ended_is_no_error(part: str, monk
             with pytest.raises(TimeoutError):
                 await Reads().do(lambda: goes_on.wait(10), timeout_s=0.01)
 
+    before = set(threading.enumerate())
     loop = EndingLoop()
     loop.run_until_complete(begin())
-    [thread] = [thread for thread in threading.enumerate() if thread.name == part]
+    [thread] = [thread for thread in set(threading.enumerate()) - before if thread.name == part]
     loop.close()
     goes_on.set()
     thread.join(10)

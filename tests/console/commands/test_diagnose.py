@@ -27,10 +27,10 @@ def odd_bits(request: pb.DiagnoseRequest) -> Any:
 def bits(request: pb.DiagnoseRequest, digest: str = "a") -> Any:
     replies: Any = all_is_well(request)
     for reply in replies:
-        if reply.HasField("said") and reply.said.name == "bitwise":
-            reply.said.kind = "cpu"
-            reply.said.digests["rank 0 gradients"] = digest
-            reply.said.measures["write_bytes_per_second"] = 5e9
+        if reply.HasField("result") and reply.result.name == "bitwise":
+            reply.result.kind = "cpu"
+            reply.result.digests["rank 0 gradients"] = digest
+            reply.result.measures["write_bytes_per_second"] = 5e9
     return replies
 
 

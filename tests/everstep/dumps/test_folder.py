@@ -163,5 +163,5 @@ def test_a_running_job_that_ras_looked_at_is_not_hung(tmp_path: Path) -> None:
 
     assert both.conclusion is HangConclusion.NOT_HUNG
     assert (one.conclusion, one.machines) == (HangConclusion.UNKNOWN, ())
-    assert "one look" in one.reason
+    assert "one sample" in one.reason
     assert hangs.ranks == (5,)
