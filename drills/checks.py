@@ -1,4 +1,4 @@
-"""What a drill is refused for, before anything is started."""
+"""Checks of a drill's request before anything starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everstep.model.topology import SHORT_ORDER
 
 
 def check(request: DrillRequest) -> None:
-    """Refuse what makes no sense, or cannot be injected on this machine.
+    """Refuse a request that makes no sense, or that cannot be injected on this machine.
 
     Raises:
         ConfigError: wrong usage.
@@ -23,7 +23,7 @@ def check(request: DrillRequest) -> None:
 
 
 def check_sense(request: DrillRequest) -> None:
-    """Refuse what makes no sense on any machine.
+    """Refuse a request that makes no sense on any machine.
 
     Raises:
         ConfigError: wrong usage.

@@ -1,1 +1,1 @@
-"""Clusters of a drill's own, on this machine or on machines with a network of their own."""
+"""Clusters for drills: on this machine, or on machines with their own network."""

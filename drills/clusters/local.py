@@ -1,4 +1,4 @@
-"""A local cluster of a drill's own: in a temporary folder, with workers that can be killed on purpose."""
+"""A local cluster for drills: in a temporary folder, with workers that can be killed on purpose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def silent(_: str) -> None:
-    """Say nothing."""
+    """Ignore a line of progress."""
 
 
 class DrillCluster:
@@ -37,18 +37,18 @@ class DrillCluster:
     that every part of everstep finds it.
 
     Args:
-        machines: machines for jobs.
-        standbys: machines beside them.
-        workers: worker processes.
+        machines: number of machines for jobs.
+        standbys: number of further machines.
+        workers: number of worker processes.
         keep: leave it up at the end.
-        say: takes a line for each step.
+        say: is called with a line for each step.
 
     Raises:
-        NoCluster: on entry: it does not come up.
+        NoCluster: on entry, if it does not come up.
     """
 
     prefix = ""
-    """What comes before a command of a person that shall reach the cluster."""
+    """Prefix that a user's command needs to reach the cluster."""
 
     def __init__(
         self, *, machines: int = 4, standbys: int = 1, workers: int = 2, keep: bool = False, say: Say = silent
@@ -73,7 +73,7 @@ class DrillCluster:
             self.file = await asyncio.shield(bringing)
             self.control = await Control.connect(self.name, local=True)
         except BaseException as error:
-            # A thread cannot be cancelled: what it starts has to be there to be taken down.
+            # A thread cannot be cancelled: wait for it, so that all that it started can be taken down.
             await asyncio.gather(bringing, return_exceptions=True)
             await self._down()
             if isinstance(error, ClusterError):
@@ -97,11 +97,11 @@ class DrillCluster:
         return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
 
     def bring_up(self) -> ClusterFile:
-        """Start everything; returns when it answers."""
+        """Start the cluster; returns when all processes answer."""
         return self.up()
 
     def up(self, **more: Any) -> ClusterFile:
-        """Start everything, with more arguments of ``local.up``."""
+        """Start the cluster, with further arguments of ``local.up``."""
         sizes: dict[str, Any] = {"machines": self._machines, "standbys": self._standbys, "workers": self._workers}
         return local.up(self.name, **sizes, progress=self.say, **more)
 
@@ -111,7 +111,7 @@ class DrillCluster:
 
     @property
     def home(self) -> Path:
-        """Folder of the cluster."""
+        """The folder of the cluster."""
         return self.folder / "clusters" / self.name
 
     @property
@@ -125,11 +125,11 @@ class DrillCluster:
         return self.control.machines
 
     def processes(self) -> dict[str, int]:
-        """Name → pid of the cluster's own processes that live."""
+        """Name → pid of the cluster's live processes."""
         return local.processes(self.file)
 
     def tree(self) -> Tree:
-        """The processes that may be observed: everything below the cluster's supervisor, if it is there."""
+        """The processes to observe: all below the cluster's supervisor, if it runs."""
         supervisor = local.supervisor_of(self.home)
         return Tree(supervisor.pid if supervisor else 0)
 
@@ -140,7 +140,7 @@ class DrillCluster:
 
     async def _down(self) -> None:
         seen = set()
-        with suppress(TreeUnknown):  # it never came up: what carries the cluster's id is looked for below
+        with suppress(TreeUnknown):  # it never came up: its processes are found below by the cluster's id
             seen = {found for pid in self.tree().pids() if (found := cluster_processes.identify(pid))}
         try:
             await asyncio.to_thread(local.down, self.name, progress=self.say)

@@ -1,4 +1,4 @@
-"""A cluster of a drill whose machines have a network of their own, TLS and, where a drill needs it, PostgreSQL."""
+"""A cluster for drills whose machines have their own network, TLS and, if needed, PostgreSQL."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from everstep.errors import CannotInject, ClusterError, NoCluster
 from everstep.model.machine import Machine
 
 CONTROL_ADDRESS, FIRST_ADDRESS = "10.99.0.1", "10.99.0.11"
-"""Nobody else is in that network."""
+"""Addresses of the control host and of the first machine; the network is private."""
 LEDGER = "ledger"
 """Name of the ledger's server among the cluster's processes."""
 
 
 class NetworkCluster(DrillCluster):
-    """As :class:`DrillCluster`; each machine is a network namespace, and so is the control host.
+    """A :class:`DrillCluster` whose machines and control host are network namespaces.
 
     While it is open the thread that opened it, and all that it starts from then
     on, are on the control host. Temporal's library keeps threads of its own for as
     long as a process lives, so a process can have one such cluster.
 
     Args:
-        with_postgres: The ledger is a PostgreSQL server of the cluster's own.
-        options: As for :class:`DrillCluster`.
+        with_postgres: Whether the cluster runs a PostgreSQL server for its ledger.
+        options: Arguments of :class:`DrillCluster`.
 
     Raises:
-        NoCluster: on entry: it does not come up.
+        NoCluster: on entry, if it does not come up.
     """
 
     def __init__(self, *, with_postgres: bool = False, **options: Any) -> None:
@@ -54,8 +54,8 @@ class NetworkCluster(DrillCluster):
         self._open = ExitStack()
 
     async def __aenter__(self) -> Self:
-        # Not in threads of the loop: those that exist stay where they are when this one enters the network.
-        choice = temporal_server.find(self.say)  # nothing can be loaded from there
+        # Not in the loop's threads: existing threads stay outside when this thread enters the network.
+        choice = temporal_server.find(self.say)  # the namespace has no way to a download
         if choice.address:
             raise NoCluster(
                 f"there is no cluster to drill on: the server {choice.address} cannot be reached from a network of its "
@@ -80,7 +80,7 @@ class NetworkCluster(DrillCluster):
             await super().__aexit__(kind, error, trace)
 
     def bring_up(self) -> ClusterFile:
-        """Start everything; returns when it answers."""
+        """Start the cluster; returns when all processes answer."""
         certificates = Certificates(self.folder / "certificates")
         certificates.make(self.addresses)
         ledger = self._postgres.command() if self._postgres else None
@@ -94,7 +94,7 @@ class NetworkCluster(DrillCluster):
 
         return self.up(
             base_address=FIRST_ADDRESS,
-            # What is forked from a template is in the network of the template: each agent starts its fork servers.
+            # A forked process is in its template's network, so here each agent starts its fork servers itself.
             commands=Commands(agent=agent, template=None, ledger=ledger),
             agents_ca=certificates.authority,
             ledger_url=self._postgres.url() if self._postgres else "",
@@ -119,7 +119,7 @@ def network_of(cluster: DrillCluster, fault: str) -> Network:
     """The network of a cluster's machines.
 
     Raises:
-        CannotInject: they have none of their own.
+        CannotInject: the machines have no network of their own.
     """
     if not isinstance(cluster, NetworkCluster):
         raise CannotInject(f"{fault}: the machines of this cluster have no network of their own")
@@ -127,7 +127,7 @@ def network_of(cluster: DrillCluster, fault: str) -> Network:
 
 
 def missing(*, with_postgres: bool = False) -> str:
-    """What such a cluster lacks here; empty: nothing."""
+    """What this computer lacks for such a cluster; empty: nothing."""
     if said := network.missing():
         return said
     if not shutil.which("openssl"):

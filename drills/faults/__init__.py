@@ -1,1 +1,1 @@
-"""The faults that drills inject, a file for each or for a family that shares its code; ``all.py`` lists them."""
+"""The faults that drills inject, one file for each fault or family of faults; ``all.py`` lists them."""

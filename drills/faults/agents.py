@@ -47,16 +47,16 @@ from everstep.system.procfs import children
 Then = Literal["", "kill-rank", "kill-machine"]
 LAUNCH_LIMIT_S = 60.0
 TRANSFER_LIMIT_S = 60.0
-"""A backup is on its way within this long."""
+"""A backup starts within this time, seconds."""
 REACH_LIMIT_S = 300.0
-"""A job has started and reached the step within this long."""
+"""A job has started and reached the step within this time, seconds."""
 HANG_LIMIT_S = 30.0
 HANG_S = (1.0, 2.0, 4.0)
-"""For how long an agent hangs in a soak, seconds: for some steps, and not much longer than from a fault to the next
-gate."""
+"""Times for which an agent hangs in a soak, seconds: some steps, and not much more than from a fault to the
+next gate."""
 SLOW_MB_S = 4.0
-"""Rate of backups when one has to be caught in the middle, MB/s: a rank of the example has 1.1 MB, and steps of 0.2 s
-(``STEP_S``), so that there is always one on its way."""
+"""Rate of backups when a drill must hit one in the middle, MB/s: a rank of the example has 1.1 MB and steps of 0.2 s
+(``STEP_S``), so a backup is always under way."""
 
 
 class KillAgent(OnMachine, Fault):
@@ -77,14 +77,14 @@ class KillAgent(OnMachine, Fault):
     gone: bool = Field(False, description="It stays away for longer than a silent machine is waited for.")
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a second fault after a first one that is another's."""
+        """Refuse a second fault when another fault opens the incident."""
         super().refuse(drill, spec)
         if self.then and self.during:
             raise ConfigError(f"--then {self.then} goes without --during")
 
     @property
     def opening(self) -> FaultOptions:
-        """A launch needs that a rank was killed."""
+        """With ``--during`` a killed rank opens the incident, since it causes the launch."""
         return _KilledOnMachine(machine=self.machine) if self.during else self
 
     def describe(self, spec: JobSpec) -> str:
@@ -93,7 +93,7 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault, and what follows it."""
+        """The fault, and the second fault after it."""
         return (self.name, STRIKE) if self.then else (self.name,)
 
     @property
@@ -102,12 +102,12 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def struck_again(self) -> bool:
-        """Once it is back."""
+        """The second fault strikes once the agent is back."""
         return bool(self.then)
 
     @property
     def strike_delay(self) -> int | None:
-        """Before what follows the job waits."""
+        """The job waits at a step before the second fault."""
         return THEN_AFTER if self.then else None
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -130,17 +130,17 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def step_s(self) -> float | None:
-        """A job whose agent is silent steps meanwhile."""
+        """The steps last long enough for the job to step while its agent is silent."""
         return settings.STEP_S if self.gone else None
 
     @property
     def steps_after(self) -> int:
-        """Until the agent is back."""
+        """The steps that the job makes until the agent is back."""
         return settings.SILENT_STEPS if self.gone else super().steps_after
 
     @property
     def incidents_in_soaks(self) -> int:
-        """The launch may be another incident's."""
+        """The launch may belong to another incident."""
         return 2 if self.during else super().incidents_in_soaks
 
     async def strike(self, context: DrillContext) -> None:
@@ -175,7 +175,7 @@ class KillAgent(OnMachine, Fault):
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """It was killed within the launch."""
+        """The agent must have been killed within the launch."""
         if not self.during or facts.seen.absorbed is None:
             return []
         killed_ns = facts.seen.absorbed.killed_ns
@@ -184,23 +184,23 @@ class KillAgent(OnMachine, Fault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """The plain one as often as the others together."""
+        """Draw the plain fault as often as the variants together."""
         drawn = super().draw(rng, topology, alone=alone)
         how = rng.choice(({}, {}, {}, {"during": "launch"}, {"then": "kill-rank"}, {"then": "kill-machine"}))
         return drawn | (how if alone else {})
 
 
 class _KilledOnMachine(OnMachine, KillRank):
-    """The first rank of a machine is killed, so that there is a launch on it; by default the last rank of the job."""
+    """The first rank of a machine is killed, which causes a launch there; by default the job's last rank."""
 
     @property
     def launches_due(self) -> int:
-        """The launch itself is broken."""
+        """One launch more, since the fault breaks a launch."""
         return super().launches_due + 1
 
 
 class KillForkServer(OnMachine, Fault):
-    """The fork server of a job dies on a machine."""
+    """The job's fork server on a machine dies."""
 
     name = "kill-forkserver"
     summary = "SIGKILL of a job's fork server; its ranks live on"
@@ -211,16 +211,16 @@ class KillForkServer(OnMachine, Fault):
 
     @property
     def absorbed(self) -> bool:
-        """The ranks live on."""
+        """The job continues: the ranks stay alive."""
         return True
 
     @property
     def step_s(self) -> None:
-        """The job waits for it."""
+        """None: the job waits for a new fork server, so its steps need no set length."""
         return None
 
     async def strike(self, context: DrillContext) -> None:
-        """Kill it, and wait until another one is ready."""
+        """Kill the fork server, and wait until a new one is ready."""
         await context.reach(context.request.at_step)
         before = await context.fork_server(context.target)
         if not before:
@@ -242,7 +242,7 @@ class HangPeer(OnMachine, ForSeconds, Fault):
     delays_backups = True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse what would be a lost machine, and a job without backups."""
+        """Refuse a hang that would count as a lost machine, and a job without backups."""
         super().refuse(drill, spec)
         if self.seconds > HANG_LIMIT_S:
             raise ConfigError(f"--seconds {self.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
@@ -254,7 +254,7 @@ class HangPeer(OnMachine, ForSeconds, Fault):
 
     @property
     def is_silent(self) -> bool:
-        """Backups are what it is about: the ranks have to step."""
+        """The agent reports nothing while its ranks step and back up their state."""
         return True
 
     async def strike(self, context: DrillContext) -> None:
@@ -275,7 +275,7 @@ class HangPeer(OnMachine, ForSeconds, Fault):
 
 
 class HangAgents(OnRanks, ForSeconds, Fault):
-    """The agents of several machines hang at once, so that the breaker has to be asked."""
+    """The agents of several machines hang at once, so that the breaker must decide."""
 
     name = "hang-agents"
     summary = "SIGSTOP of the agents of several machines at once, then SIGKILL of a rank of another one"
@@ -284,11 +284,11 @@ class HangAgents(OnRanks, ForSeconds, Fault):
     count: int = Field(2, ge=1, description="Of so many machines, the last ones.", json_schema_extra={"metavar": "N"})
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The first rank by default: its machine's agent does not hang."""
+        """By default the first rank, since its machine's agent does not hang."""
         return list(dict.fromkeys(self.ranks)) or [0]
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse so few machines that the breaker does not trip, or so many that none is left."""
+        """Refuse too few machines to trip the breaker, or so many that none is left."""
         super().refuse(drill, spec)
         most = max(spec.policy.evict.share * spec.machines, spec.policy.evict.at_least)
         if not most < self.count < spec.machines:
@@ -300,7 +300,7 @@ class HangAgents(OnRanks, ForSeconds, Fault):
             raise ConfigError(f"--rank {hung[0]} is on a machine whose agent hangs: name another one")
 
     def describe(self, spec: JobSpec) -> str:
-        """The machines, and for how long."""
+        """The machines, and the length of the hang."""
         return f"SIGSTOP to the agents of {' and '.join(self.hung_machines(spec))} for {self.seconds:g} s"
 
     def hung_machines(self, spec: JobSpec) -> list[str]:
@@ -312,16 +312,16 @@ class HangAgents(OnRanks, ForSeconds, Fault):
 
     @property
     def patience(self) -> dict[str, Any]:
-        """A machine that is silent leaves soon."""
+        """The policy evicts a silent machine soon."""
         return settings.GONE_POLICY
 
     @property
     def parked_for_a_while(self) -> bool:
-        """Until the agents answer again."""
+        """The job is parked until the agents answer again."""
         return True
 
     async def strike(self, context: DrillContext) -> None:
-        """Stop the agents, then kill a rank of another machine; then let them resume."""
+        """Stop the agents, then kill a rank of another machine, then let the agents resume."""
         await context.reach(context.request.at_step)
         names = self.hung_machines(context.spec)
         hung = [cluster_processes.identify(context.agent(one)) for one in context.machines if one.name in names]
@@ -341,13 +341,13 @@ class HangAgents(OnRanks, ForSeconds, Fault):
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """An operator was asked."""
+        """The job must have waited for an operator."""
         asked = any("would be evicted" in text for text in facts.texts)
         return [] if asked else ["nobody was notified that the breaker tripped"]
 
 
 class KillPeer(OnMachine, Fault):
-    """An agent dies in the middle of a backup that it receives."""
+    """An agent dies while it receives a backup."""
 
     name = "kill-peer"
     summary = "SIGKILL of an agent in the middle of a backup; once it is back, the owner's machine or rank is killed"
@@ -373,16 +373,16 @@ class KillPeer(OnMachine, Fault):
 
     @property
     def struck_again(self) -> bool:
-        """Once it is back."""
+        """The second fault strikes once the agent is back."""
         return True
 
     @property
     def strike_delay(self) -> int:
-        """Before what follows the job waits."""
+        """The job waits at a step before the second fault."""
         return THEN_AFTER
 
     def loss(self, spec: JobSpec) -> Loss:
-        """A rank whose backup the machine has, or its machine."""
+        """The loss of a rank whose backup is on the machine, or of that rank's machine."""
         owner = owners(spec, self.machine_index(spec))[0]
         return Loss(ranks=(owner,)) if self.then == "kill-rank" else Loss((spec.topology().machine(owner),))
 
@@ -390,10 +390,10 @@ class KillPeer(OnMachine, Fault):
         return {"backup_rate_mb_s": SLOW_MB_S}
 
     async def strike(self, context: DrillContext) -> None:
-        """Kill the agent while a backup is on its way into it."""
+        """Kill the agent while it receives a backup."""
         index, step = context.machines.index(context.target), context.request.at_step
         before = context.agent(context.target)
-        # Seen in the files: who hears of it from an agent, late, finds nothing on its way any more.
+        # Read from the files: an agent's report would arrive after the backup has ended.
         await context.until(lambda: context.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
 
         def caught() -> bool:

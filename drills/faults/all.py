@@ -1,4 +1,4 @@
-"""The list of all faults, and how a drill is made from names."""
+"""The list of all faults, and drills made from names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def fault_named(name: str) -> type[Fault]:
     """The fault of a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such fault.
     """
     fault = _BY_NAME.get(name)
     if fault is None:
@@ -89,7 +89,7 @@ def make_fault(name: str, options: Mapping[str, Any]) -> Fault:
     """A fault with its options.
 
     Raises:
-        ConfigError: there is no such fault, or it has no such option, or not this value of it.
+        ConfigError: there is no such fault, or an option or its value is wrong.
     """
     kind = fault_named(name)
     try:
@@ -99,10 +99,10 @@ def make_fault(name: str, options: Mapping[str, Any]) -> Fault:
 
 
 def drill_request(fault: str, **options: Any) -> DrillRequest:
-    """A drill from names, as the command line has them: options of the fault and of the job.
+    """Make a drill from the names of the command line: options of the fault and of the job.
 
-    For a fault that strikes within the incident of another one, ``during`` names that one, and options that the fault
-    does not have are those of the other.
+    If the fault strikes within the incident of another fault, ``during`` names the other fault, and options that the
+    first fault does not have go to the other.
 
     Raises:
         ConfigError: an option makes no sense.
@@ -124,7 +124,7 @@ def drill_request(fault: str, **options: Any) -> DrillRequest:
 
 
 def _parsed(value: Any) -> Any:
-    """A fault from an object with its name and its options; errors are of the kind that pydantic collects."""
+    """Parse a fault from an object with its name and options; errors are of the kind that pydantic collects."""
     if not isinstance(value, Mapping):
         return value
     try:
@@ -138,29 +138,29 @@ AnyFault = Annotated[
     BeforeValidator(_parsed),
     PlainSerializer(lambda fault: {"fault": fault.name, **fault.model_dump(exclude_unset=True, exclude={"opened_by"})}),
 ]
-"""Any fault, as JSON: an object with its name as ``fault``, and the options that were chosen."""
+"""Any fault, as JSON: an object with its name as ``fault``, and the chosen options."""
 
 
 def option_of(name: str, field: FieldInfo) -> str:
-    """The option of the command line for a field."""
+    """The command-line option of a field."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     return str(extra.get("option", f"--{name.replace('_', '-')}"))
 
 
 def is_hidden(field: FieldInfo) -> bool:
-    """Whether a field is no option of the command line."""
+    """Whether a field has no command-line option."""
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("hidden"))
 
 
 def shown_options(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields that are options of the command line: first what is struck."""
+    """The fields with a command-line option; those that choose the target are first."""
     first = ("ranks", "machine")
     shown = [(name, field) for name, field in model.model_fields.items() if not is_hidden(field)]
     return sorted(shown, key=lambda option: option[0] not in first)
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """The values that a field may have, where they are listed."""
+    """The possible values of a field, if they are a list."""
     named = get_origin(field.annotation) is not None and all(isinstance(one, str) for one in get_args(field.annotation))
     return tuple(one for one in get_args(field.annotation) if one) if named else ()
 
@@ -182,7 +182,7 @@ def _usage(fault: type[Fault]) -> Iterator[str]:
 
 
 def _in_words(kind: type[Fault] | type[JobOptions], error: ValidationError) -> str:
-    """The first thing that is wrong with options, in the words of the command line."""
+    """The first error in options, in the words of the command line."""
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""What is away for some seconds: a link, the way to the control host, the ledger's server, all workers."""
+"""Parts that are away for some seconds: a link, the way to the control host, the ledger's server, all workers."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 RECOVERED_LIMIT_S = 60.0
-"""The job has recovered within this long beyond the drill's own seconds."""
+"""The job has recovered within this time after the drill's own ``--seconds``, seconds."""
 LEDGER_LIMIT_S = 20.0
-"""The end of a job is written for 30 s; it is to be in the ledger."""
+"""Time for the end of a job to reach the ledger, seconds; workers try to write it for 30 s."""
 NOTICED_S = 2.0
-"""Beyond the time after which a job counts as hanging: what is over sooner heals by itself."""
+"""Margin over the time after which a job counts as hanging, seconds; a shorter outage heals by itself."""
 NEAR_S = 10.0
-"""A machine that is away for about as long as it may be silent may leave, or stay."""
+"""A machine may leave or stay if its outage differs from the allowed silence by less than this, seconds."""
 AWAY_S = (6.0, 12.0)
-"""For how long something is away in a soak, seconds."""
+"""Times for which a part is away in a soak, seconds."""
 LINK_DOWN_S = (6.0, 30.0)
-"""For how long a link is down in a soak, seconds: the job recovers by itself, or hangs for too long."""
+"""Times for which a link is down in a soak, seconds: the job recovers by itself, or counts as hanging."""
 
 
 class Away(Fault):
-    """Something is away, on machines that have a network of their own."""
+    """A part is away, on machines that have their own network."""
 
     needs_network = True
     holds_up_backups = True
@@ -58,7 +58,7 @@ class ForSeconds(FaultOptions):
 
 
 class LinkDown(OnMachine, ForSeconds, Away):
-    """A machine reaches nobody."""
+    """A machine loses its link: no traffic to or from it passes."""
 
     name = "link-down"
     summary = "a machine's link is down: it reaches nobody"
@@ -69,7 +69,7 @@ class LinkDown(OnMachine, ForSeconds, Away):
     unreachable = True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse what would not be noticed."""
+        """Refuse an outage that no part would notice."""
         super().refuse(drill, spec)
         pace_s = settings.STEP_S if drill.step_seconds is None else drill.step_seconds
         least = max(spec.policy.hang.floor_s, spec.policy.hang.factor * pace_s) + NOTICED_S
@@ -81,11 +81,11 @@ class LinkDown(OnMachine, ForSeconds, Away):
         return OUTAGES
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """The machine, where it is away for too long."""
+        """The machine, if it is away for too long."""
         return [self.struck_machine(spec)] if self.seconds > spec.policy.silence.evict_s + NEAR_S else []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """The machine, where it is away for about as long as it may be silent."""
+        """The machine, if its outage is about as long as the allowed silence."""
         return {self.struck_machine(spec)} if self.seconds > spec.policy.silence.evict_s - NEAR_S else set()
 
     async def strike(self, context: DrillContext) -> None:
@@ -97,7 +97,7 @@ class LinkDown(OnMachine, ForSeconds, Away):
 
 
 class CutOff(OnMachine, ForSeconds, Away):
-    """The control host does not reach a machine, and its peers do."""
+    """The control host does not reach a machine, but the machine's peers do."""
 
     name = "cut-off"
     summary = "a machine and the control host do not reach each other; other machines reach it"
@@ -115,7 +115,7 @@ class CutOff(OnMachine, ForSeconds, Away):
         return True
 
     async def strike(self, context: DrillContext) -> None:
-        """Cut the machine off for some seconds, and see that it is."""
+        """Cut the machine off for some seconds, and check that it is cut off."""
         await context.reach(context.request.at_step)
         with network_of(context.cluster, self.name).cut_off(context.target.name):
             began_ns = time.time_ns()
@@ -138,7 +138,7 @@ class BetweenMachines(OnMachine):
     )
 
     def ends(self, spec: JobSpec) -> tuple[str, str]:
-        """The two machines, in the job's order; by default the struck one and the one before it."""
+        """The two machines, in the job's order; by default the struck machine and the machine before it."""
         names = machine_names(spec.machines)
         index = self.machine_index(spec)
         one, other = sorted(self.between or (names[index - 1], names[index]), key=names.index)
@@ -171,7 +171,7 @@ class CutLink(BetweenMachines, Away):
 
     @property
     def launches_due(self) -> int:
-        """One launch is in vain: its ranks do not reach each other."""
+        """One launch more, since in the first one ranks do not reach each other."""
         return super().launches_due + 1
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -203,14 +203,14 @@ class KillPostgres(PartDown):
     needs_postgres = True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse what the ledger could not have in the end."""
+        """Refuse a drill whose end the ledger could not record."""
         super().refuse(drill, spec)
         if self.seconds > LEDGER_LIMIT_S:
             raise ConfigError(f"--seconds {self.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
 
     @property
     def steps_needed(self) -> int:
-        """The job has to show that it steps while the server is away."""
+        """Enough steps to show that the job steps while the server is away."""
         return STEPS_AGAIN
 
     async def strike(self, context: DrillContext) -> None:
@@ -221,10 +221,10 @@ class KillPostgres(PartDown):
             await asyncio.gather(asyncio.sleep(self.seconds), self._steps_again(context))
 
     async def _steps_again(self, context: DrillContext) -> None:
-        """Until all ranks have completed steps that none had completed when they were struck.
+        """Wait until all ranks have completed steps that no rank had completed at the fault.
 
         Raises:
-            ClusterError: they do not.
+            ClusterError: they do not within the time limit.
         """
         wanted, limit_s = context.request.at_step + STEPS_AGAIN, self.seconds + RECOVERED_LIMIT_S
         try:
@@ -234,13 +234,13 @@ class KillPostgres(PartDown):
             raise ClusterError(f"step {wanted} was not completed within {limit_s:.0f} s of the fault") from None
 
     async def gather(self, context: DrillContext, facts: DrillFacts) -> None:
-        """What the ledger does not have in the end."""
+        """Add what the ledger still lacks at the end."""
         facts.ledger_lacks = await gather.ledger_lacks(context.cluster, context.spec.name, facts.incidents)
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """No recovery waits for the ledger, and the ledger has all of it in the end."""
+        """No recovery may wait for the ledger, and the ledger must have all of it at the end."""
         away = facts.seen.absorbed
         stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
         late = away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns
@@ -266,21 +266,21 @@ class KillWorkers(PartDown):
 
 
 def workers(context: DrillContext) -> list[str]:
-    """Names of the cluster's workers."""
+    """The names of the cluster's workers."""
     return [name for name in context.cluster.processes() if name.startswith("worker-")]
 
 
 @asynccontextmanager
 async def down(context: DrillContext, names: list[str], mark: str = "") -> AsyncIterator[None]:
-    """Processes of the cluster are killed, and started again after the block, which ends once they run.
+    """Kill processes of the cluster, and start them again after the block; it ends once they run.
 
     Args:
         context: The drill.
         names: Names of the processes.
-        mark: Id of the fault that this is; empty: it is a part of another one.
+        mark: Id of the fault; empty: the kill is a part of another fault.
 
     Raises:
-        ClusterError: one of them did not run.
+        ClusterError: a process did not run.
     """
     home, pids = context.cluster.file.home, context.cluster.processes()
     if absent := [name for name in names if name not in pids]:

@@ -26,16 +26,16 @@ from everstep.errors import CannotInject, ConfigError
 from everstep.model.job import JobSpec
 
 FIRST = 1
-"""Number of a job's first version, which a rollback goes back to here."""
+"""Number of a job's first version; rollbacks in these drills go back to it."""
 
 
 class Needs(NamedTuple):
-    """The faults that open an incident with a stage that not every incident has."""
+    """The faults whose incident has a certain stage."""
 
     kinds: tuple[type[FaultOptions], ...]
     names: str
     why: str
-    """What does not happen after other faults."""
+    """Why other faults do not fit."""
 
 
 OF_FAULTS = {
@@ -75,23 +75,23 @@ class ControlFault(Fault):
 
     @property
     def opening(self) -> Fault:
-        """The other fault."""
+        """The other fault, which opens the incident."""
         assert isinstance(self.opened_by, Fault)
         return self.opened_by
 
     @property
     def process(self) -> str:
-        """The process that dies, in words."""
+        """The process that dies, as text."""
         raise NotImplementedError
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where it dies."""
+        """The stage or event at which it dies."""
         version = {"version": FIRST} if self.in_stage == "rollback" else {}
         return {"in_stage": self.in_stage, "moment": self.moment, **version}
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a stage that the incident of the other fault does not have."""
+        """Refuse a stage that the other fault's incident does not have."""
         opening, stage = self.opening, self.in_stage
         opening.refuse(drill, spec)
         if not self._opens_incident(opening):
@@ -121,7 +121,7 @@ class ControlFault(Fault):
         return fault.by_ranks or fault.takes_machines or fault.is_update or fault.is_slowed or sure
 
     def why_not(self) -> str:
-        """Whether the other fault can be injected."""
+        """Why the other fault cannot be injected; empty: it can."""
         return self.opening.why_not()
 
     def describe(self, spec: JobSpec) -> str:
@@ -130,29 +130,29 @@ class ControlFault(Fault):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What the injector does is the other fault."""
+        """The marks of the other fault, which the injector injects."""
         return self.opening.marks
 
     @property
     def incidents_in_soaks(self) -> int:
-        """It opens none."""
+        """Zero: this fault opens no incident itself."""
         return 0
 
     def victim(self, processes: Callable[[], Mapping[str, int]]) -> dict[str, Any]:
-        """What the entry says of the process; by default it is the worker that meets the entry."""
+        """The part of the entry that names the process; by default it is the worker that meets the entry."""
         return {}
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """Where the process dies, after what workers meet of the other fault."""
+        """The entries of the other fault for workers, then the entry at which the process dies."""
         entry = {"id": f"{self.name}-{spec.name}", "fault": self.name, "job": spec.name}
         return [*self.opening.worker_entries(spec, plan, processes), entry | self.place | self.victim(processes)]
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """What the other fault needs."""
+        """Prepare the other fault."""
         return self.opening.prepared(context)
 
     async def strike(self, context: DrillContext) -> None:
-        """Do what the other fault is."""
+        """Inject the other fault."""
         await self.opening.strike(context)
 
 
@@ -186,7 +186,7 @@ class KillWorker(ControlFault):
         return f"SIGKILL to the worker at event {self.at_event} of {self.opening.swept(spec.name)}"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """Where the worker dies."""
+        """The entries for workers, with the one at which the worker dies."""
         *before, entry = super().worker_entries(spec, plan, processes)
         if self.at_event is not None:
             del entry["in_stage"], entry["moment"]
@@ -195,7 +195,7 @@ class KillWorker(ControlFault):
 
     @contextmanager
     def prepared(self, context: DrillContext) -> Iterator[None]:
-        """The history is watched, where an event of it kills the worker."""
+        """Watch the history, if an event of it kills the worker."""
         with super().prepared(context), watched(context):
             yield
 
@@ -212,7 +212,7 @@ class KillTemporal(ControlFault):
         return "Temporal server"
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse no stage."""
+        """Refuse a drill without a stage."""
         if not self.in_stage:
             raise ConfigError(f"--in-stage is missing: use one of {', '.join((REPORT, *STAGES))}")
         super().refuse(drill, spec)

@@ -1,4 +1,4 @@
-"""Copies of training state that are damaged behind the back of who wrote them, and then needed."""
+"""Copies of training state are damaged without their owner's knowledge, and then a restore needs them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Where = Literal["buffer", "backup", "file"]
 
 
 class DamagedCopy(OnRanks, Fault):
-    """The newest copy of a rank is damaged, and what has the better ones is killed."""
+    """A rank's newest copy is damaged, and the processes with intact copies are killed."""
 
     @property
     def strike_delay(self) -> int:
-        """The job waits at the step."""
+        """The job waits at the step of the fault."""
         return 0
 
     def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
@@ -37,16 +37,16 @@ class DamagedCopy(OnRanks, Fault):
         Args:
             context: The drill.
             rank: The rank.
-            step: The step that the job waits at.
+            step: The step at which the job waits.
             on_disk: The newest step on disk.
 
         Raises:
-            ClusterError: it is not there.
+            ClusterError: there is no such copy.
         """
         raise NotImplementedError
 
     async def strike(self, context: DrillContext) -> None:
-        """Damage the copy once all that is saved at the step is saved; then kill what has the better ones."""
+        """Damage the copy once all saves of the step are complete; then kill the processes with intact copies."""
         step = await context.held_up()
         every = context.spec.checkpoint.disk_every_steps
         on_disk = step - step % every if every else 0
@@ -77,7 +77,7 @@ class FlipBit(DamagedCopy):
             refuse_without_disk(self, drill, spec)
 
     def describe(self, spec: JobSpec) -> str:
-        """The ranks, and which copy."""
+        """The ranks, and the place of the copy."""
         rank = self.struck_ranks(spec)[0]
         peer = placement_of(spec).peers[rank]
         machine = f"m{spec.topology().machine(peer)}" if peer is not None else "no machine"
@@ -85,7 +85,7 @@ class FlipBit(DamagedCopy):
         return f"{super().describe(spec)} {copy}"
 
     def loss(self, spec: JobSpec) -> Loss:
-        """What has the better copies."""
+        """The processes and machines that have intact copies."""
         rank = self.struck_ranks(spec)[0]
         if self.where == "buffer":
             return Loss(ranks=(rank,))
@@ -93,7 +93,7 @@ class FlipBit(DamagedCopy):
         return Loss(tuple(sorted(holders)))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """In own memory as where a state is large: damage is found once the step is chosen."""
+        """In own memory, checksums are as for a large state: damage is detected after the step is chosen."""
         wanted = {"file": settings.disk_settings(disk), "buffer": {"verify_at_stop_mb": 0.0}, "backup": {}}
         return wanted[self.where]
 
@@ -108,7 +108,7 @@ class FlipBit(DamagedCopy):
 
 
 class TruncateFile(DamagedCopy):
-    """A file is cut short."""
+    """A file of a checkpoint is cut short."""
 
     name = "truncate-file"
     summary = "a rank's newest checkpoint on disk is cut short, and then needed"
@@ -116,7 +116,7 @@ class TruncateFile(DamagedCopy):
     line = "the newest file on disk of {ranks} is cut short"
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a job without files."""
+        """Refuse a job without checkpoints on disk."""
         super().refuse(drill, spec)
         refuse_without_disk(self, drill, spec)
 

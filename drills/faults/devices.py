@@ -1,7 +1,7 @@
-"""Devices of a machine that break, so that its inspections have something to find; the job continues.
+"""Devices of a machine break, so that its inspections have a fault to detect; the job continues.
 
-What needs hardware that refuses to answer, and cannot be shown here: ``gpu-power`` and ``gpu-driver-hangs``, which are
-sure only in their gravest form.
+Two faults cannot be shown here, since they need hardware that does not answer: ``gpu-power`` and
+``gpu-driver-hangs``, which name a machine for sure only in their worst form.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from everstep.model.job import JobSpec
 from everstep.system import private_files as private
 
 GPUS = 8
-"""Of a machine, as most have."""
+"""GPUs of a machine; most machines have this many."""
 FLAP_S = 0.5
-"""A link that flaps is down for so long."""
+"""A link that flaps is down for this time, seconds."""
 KERNEL_LOG = Path("/dev/kmsg")
 HOT: dict[str, object] = {"temperature_c": 95}
-"""A GPU that is too hot; 87 degrees is where an H100 slows down."""
+"""Readings of a GPU that is too hot; an H100 slows down at 87 degrees C."""
 GPU = "{gpu}"
-"""Stands in a line for the address of a GPU on PCI."""
+"""Placeholder in a line for the PCI address of a GPU."""
 FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 XIDS = (79, 48, 94, 13, 31, 45)
-"""Xids that a soak draws: of a machine that is broken, and those that programs cause too."""
+"""Xids that a soak draws: some prove a broken machine, some are also caused by programs."""
 
 
 REST = {
@@ -58,11 +58,11 @@ REST = {
     "-fatal": "RLW_CTRL Fatal XC0 i0 Link 07",
     "-action": "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
 }
-"""Suffix of an Xid's reason code → what the driver writes after the number."""
+"""Suffix of an Xid's reason code → the driver's text after the number."""
 
 
 def xid_line(code: int, suffix: str = "") -> str:
-    """The line that the driver writes about an Xid."""
+    """The driver's line in the kernel log for an Xid."""
     return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
 
 
@@ -84,62 +84,62 @@ FAKE_GPUS: dict[str, dict[str, object]] = {
     "gpu-recovery-action": {"recovery_action": 2},
     "gpu-row-remap-failed": {"remap_failed": True},
 }
-"""Reason code → what is wrong with a fake GPU (``agent.monitor.gpu.fake``)."""
+"""Reason code → the faulty readings of a fake GPU (``agent.monitor.gpu.fake``)."""
 SURE: tuple[str, ...] = (*LINES, *FAKE_GPUS)
 """Reason codes of faults that name their machine for sure, and that a drill can show."""
 
 
 class DeviceFault(Fault):
-    """A device breaks; an incident reports it, or the machine is replaced while its ranks step."""
+    """A device breaks: an incident reports it, or the machine is replaced while its ranks step."""
 
     own_job = True
     meets = "nothing"
 
     @property
     def absorbed(self) -> bool:
-        """Without a second fault."""
+        """The job continues unless there is a second fault."""
         return not self.follows
 
     @property
     def only_reported(self) -> bool:
-        """Without a second fault."""
+        """An incident only reports it, unless there is a second fault."""
         return not self.follows
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault, and what follows it."""
+        """The fault, and the second fault after it."""
         return (self.name, STRIKE) if self.follows else (self.name,)
 
     @property
     def struck_again(self) -> bool:
-        """What follows is that a rank is killed."""
+        """The second fault kills a rank once the first one is detected."""
         return bool(self.follows)
 
     @property
     def strike_delay(self) -> int | None:
-        """Before what follows the job waits."""
+        """The job waits at a step before the second fault."""
         return THEN_AFTER if self.follows else None
 
     @property
     def patience(self) -> dict[str, Any]:
-        """No machine leaves a job that is struck once more there."""
+        """With a second fault on the machine, the policy evicts no machine."""
         return super().patience | settings.NOBODY_LEAVES
 
     def loss(self, spec: JobSpec) -> Loss:
-        """What follows kills the first rank of the machine."""
+        """The second fault kills the first rank of the machine."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(ranks=(ranks[0],)) if self.follows == "kill-rank" else Loss()
 
     def break_device(self, context: DrillContext) -> None:
-        """Break it now.
+        """Break the device now.
 
         Raises:
-            CannotInject: this computer does not let us.
+            CannotInject: this computer does not allow it.
         """
         raise NotImplementedError
 
     async def strike(self, context: DrillContext) -> None:
-        """Break it once the job has reached the step, and wait until that is found and reported."""
+        """Break the device once the job has reached the step, and wait until it is detected and reported."""
         await context.reach(context.request.at_step)
         broken_ns = time.time_ns()
         await asyncio.to_thread(self.break_device, context)
@@ -153,7 +153,7 @@ class DeviceFault(Fault):
 
 
 class ThenKillRank(FaultOptions):
-    """A rank of the machine may be killed after the fault."""
+    """An option of faults: a rank of the machine is killed after the fault."""
 
     then: Literal["", "kill-rank"] = Field("", description="A rank of the machine is killed with it.")
 
@@ -163,7 +163,7 @@ class ThenKillRank(FaultOptions):
 
 
 class Everywhere(FaultOptions):
-    """The fault may strike all machines at once."""
+    """An option of faults: the fault strikes all machines at once."""
 
     everywhere: bool = Field(False, description="On all machines of the job at once.")
 
@@ -172,7 +172,7 @@ class Everywhere(FaultOptions):
         return self.everywhere
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse few machines: they share nothing."""
+        """Refuse too few machines to show a shared fault."""
         super().refuse(drill, spec)
         if self.everywhere and self.follows:
             raise ConfigError("--everywhere goes without --then")
@@ -182,7 +182,7 @@ class Everywhere(FaultOptions):
 
 
 class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
-    """The driver's line about a GPU error."""
+    """The driver logs a GPU error (an Xid)."""
 
     name = "xid"
     summary = (
@@ -196,12 +196,12 @@ class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
 
     @property
     def finding(self) -> ExpectedFinding:
-        """What the table of Xids says."""
+        """The finding for this Xid, from the table of Xids."""
         reason = xid.xid_of(self.code)
         return ExpectedFinding(reason.code, reason.owner, reason.verdict, reason.sure)
 
     def why_not(self) -> str:
-        """Whether a line can be written."""
+        """Why no line can be written into the kernel log; empty: it can."""
         return _no_kernel_log()
 
     def break_device(self, context: DrillContext) -> None:
@@ -214,11 +214,11 @@ class GpuFault(OnMachine, DeviceFault):
     gpu: ClassVar[dict[str, object]]
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Fake GPUs, all of them in order."""
+        """Give the machines fake GPUs, all of them healthy."""
         return fake_gpus(context)
 
     def break_device(self, context: DrillContext) -> None:
-        """Give the first one its fault."""
+        """Give the first fake GPU its fault."""
         for machine in struck_machines(context):
             write_fake_gpus(context, machine.name, self.gpu)
 
@@ -234,7 +234,7 @@ class GpuLost(ThenKillRank, GpuFault):
 
 
 class MachineFault(OnMachine, Everywhere, DeviceFault):
-    """Any fault that names its machine for sure."""
+    """A fault that names its machine for sure."""
 
     name = "machine-fault"
     summary = "any fault that names its machine for sure: a line of the kernel, or a fake GPU"
@@ -254,21 +254,21 @@ class MachineFault(OnMachine, Everywhere, DeviceFault):
 
     @property
     def finding(self) -> ExpectedFinding:
-        """It names the machine for sure."""
+        """The finding, which names the machine for sure."""
         known = reason_of(self.reason)
         owner = Owner.MACHINE if self.reason in FAKE_GPUS or known is None else known.owner
         return ExpectedFinding(self.reason, owner, sure=True)
 
     def why_not(self) -> str:
-        """Whether a line can be written."""
+        """Why no line can be written into the kernel log; empty: it can."""
         return _no_kernel_log() if self.reason in LINES else ""
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Fake GPUs, where one of them is to break."""
+        """Give the machines fake GPUs, if one of them is to break."""
         return fake_gpus(context) if self.reason in FAKE_GPUS else super().prepared(context)
 
     def break_device(self, context: DrillContext) -> None:
-        """Write the line, or give a GPU its fault."""
+        """Write the line into the kernel log, or give a fake GPU its fault."""
         if self.reason in LINES:
             _write_kernel_lines(context, LINES[self.reason])
             return
@@ -287,13 +287,13 @@ class GpuHot(GpuFault):
 
 
 class CardFault(DeviceFault):
-    """The second network card of machines, in network namespaces."""
+    """A fault of the second network card of machines, in network namespaces."""
 
     needs_network = True
 
     @contextmanager
     def prepared(self, context: DrillContext) -> Iterator[None]:
-        """All cards have a link again in the end."""
+        """Give all cards their link back at the end."""
         try:
             yield
         finally:
@@ -309,12 +309,12 @@ class CardFault(DeviceFault):
 
     @property
     def found_later(self) -> tuple[str, ...]:
-        """Two outages within five minutes are an alert too many, and they are of two drills here."""
+        """Two outages within five minutes raise one more finding, although they are of two drills here."""
         return OUTAGES
 
 
 class NicDown(OnMachine, CardFault):
-    """A card has no link."""
+    """A card loses its link."""
 
     name = "nic-down"
     summary = "a machine's second network card has no link, in network namespaces"
@@ -360,11 +360,11 @@ class ReadOnly(OnMachine, DeviceFault):
     found = ExpectedFinding("fs-readonly", Owner.MACHINE, sure=True)
 
     def why_not(self) -> str:
-        """Whether a file system can be mounted."""
+        """Why no file system can be mounted; empty: it can."""
         return mounts.why_not(Path(tempfile.gettempdir()))
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """A file system of its own."""
+        """Mount a separate file system for the machine."""
         return mounts.small(context.disk, 1 << 30)
 
     def break_device(self, context: DrillContext) -> None:
@@ -373,7 +373,7 @@ class ReadOnly(OnMachine, DeviceFault):
 
 @contextmanager
 def fake_gpus(context: DrillContext) -> Iterator[None]:
-    """The struck machines have fake GPUs; they stay, since GPUs that vanish are a fault too."""
+    """Give the struck machines fake GPUs; they stay afterwards, since vanished GPUs are a fault too."""
     for machine in struck_machines(context):
         write_fake_gpus(context, machine.name, {})
     try:
@@ -384,15 +384,15 @@ def fake_gpus(context: DrillContext) -> Iterator[None]:
 
 
 def write_fake_gpus(context: DrillContext, machine: str, first: dict[str, object]) -> None:
-    """Let a machine have its GPUs, the first one with a fault or none; always as many, for one that is missing is a
-    fault too."""
+    """Write a machine's fake GPUs, the first with or without a fault; always the same number, since a missing
+    GPU is a fault too."""
     others: list[dict[str, object]] = [{} for _ in range(max(context.spec.ranks_per_machine, GPUS) - 1)]
     path = power.state_folder(context.cluster.file, machine) / FAKE_GPUS_FILE
     private.replace(path, json.dumps({"gpus": [first, *others]}))
 
 
 def reason_of(code: str) -> Reason | None:
-    """The reason of the kernel log that has this code, or None."""
+    """The kernel-log reason with this code, or None."""
     known = (*(rule.reason for rule in rules.RULES), *xid.REASONS)
     return next((reason for reason in known if reason.code == code), None)
 
@@ -403,12 +403,12 @@ def _no_kernel_log() -> str:
 
 
 def _write_kernel_lines(context: DrillContext, line: str) -> None:
-    """Write a line into the kernel log for each struck machine: its agent takes those that are for it.
+    """Write a line into the kernel log for each struck machine; its agent reads only its own lines.
 
     Raises:
         CannotInject: this process may not write there.
     """
-    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # that no drill before had
+    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # unique among all drills
     text = line.replace(GPU, gpu)
     try:
         for machine in struck_machines(context):

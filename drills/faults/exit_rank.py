@@ -1,4 +1,4 @@
-"""A rank leaves by itself."""
+"""A rank exits by itself."""
 
 from __future__ import annotations
 

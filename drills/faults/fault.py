@@ -1,4 +1,4 @@
-"""A fault that can be injected: what is done for it from outside, and what only its kind is judged by."""
+"""A fault that can be injected: the injector's work, and the checks for this kind of fault."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from everstep.model.job import JobSpec
 
 
 class Fault(FaultOptions):
-    """One fault of the vocabulary. A subclass overrides what is different for it."""
+    """One fault of the vocabulary. A subclass overrides what differs."""
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """What has to be there from before the job starts until it is over, for something to break."""
+        """Prepare what the fault will break; it stays from before the job's start until its end."""
         return nullcontext()
 
     async def strike(self, context: DrillContext) -> None:
-        """Do what the fault is, once the job has reached the step.
+        """Inject the fault once the job has reached the step.
 
         Raises:
             ClusterError: the job or the cluster is not as it would have to be.
-            CannotInject: nothing does it from outside.
+            CannotInject: the injector cannot inject it.
         """
         raise CannotInject(f"{self.name}: nothing here injects it")
 
     async def gather(self, context: DrillContext, facts: DrillFacts) -> None:
-        """Add to the facts what only such a fault is judged by: what the ledger has of a machine whose device broke."""
+        """Add facts for this kind of fault; by default the ledger's events of a machine whose device broke."""
         if self.finding:
             facts.machine_events = await machine_events(context)
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """What is wrong beside what is judged after every fault.
+        """Problems that only this kind of fault can have.
 
         Args:
             drill: The drill.
             spec: Its job.
-            facts: What is known after it.
+            facts: The facts after the drill.
             reports: The reports of its incidents.
         """
         return []
 
 
 def fault_of(drill: DrillRequest) -> Fault:
-    """The fault of a drill, which can be injected."""
+    """The fault of a drill, in its form that can be injected."""
     assert isinstance(drill.fault, Fault)
     return drill.fault
 
@@ -66,11 +66,11 @@ def opening_of(drill: DrillRequest) -> Fault:
 
 
 async def inject(context: DrillContext) -> None:
-    """Do what a drill's fault is, once the job has reached the step, and what follows it; then let the job go.
+    """Inject a drill's fault once the job has reached the step, then the second fault; then let the job continue.
 
     Raises:
         ClusterError: the job or the cluster is not as it would have to be.
-        CannotInject: it is a fault of another kind.
+        CannotInject: the injector cannot inject it.
     """
     try:
         await fault_of(context.request).strike(context)
@@ -82,13 +82,13 @@ async def inject(context: DrillContext) -> None:
 
 
 class RankFault(Fault):
-    """A fault that ranks act out by themselves, at a step (``everstep/rank/drill_faults.py``)."""
+    """A fault that ranks perform themselves, at a step (``everstep/rank/drill_faults.py``)."""
 
     by_ranks = True
     action: ClassVar[str] = ""
-    """What a rank does to itself."""
+    """The action of the rank."""
     point: ClassVar[str] = "step"
-    """Where in the step it does so: at its begin, in it, or in a save."""
+    """The point of the step: its begin, its middle, or a save."""
 
     times: int = Field(
         1, ge=1, le=20, description="Strike so often, after each recovery again.", json_schema_extra={"metavar": "N"}
@@ -96,15 +96,15 @@ class RankFault(Fault):
 
     @property
     def repeats(self) -> int:
-        """As often as ``--times`` says."""
+        """The value of ``--times``."""
         return self.times
 
     def details(self, spec: JobSpec) -> Entry:
-        """What the entry of each rank says beside its place."""
+        """Further fields of each rank's entry."""
         return {}
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Any) -> list[Entry]:
-        """An entry for each rank and each time; those of one time act together."""
+        """One entry for each rank and each time; entries of one time act together."""
         ranks, made = self.struck_ranks(spec), list[Entry]()
         entry: Entry = {"fault": self.action, "at_step": at_step, "point": self.point, **self.details(spec)}
         for again in range(self.repeats):

@@ -1,4 +1,4 @@
-"""File systems of a machine that are too small: for its own checkpoints, for others' backups, for its disk."""
+"""File systems of a machine that are too small: for own checkpoints, for backups of other machines, for the disk."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from everstep.model.job import JobSpec
 from everstep.slots.format import own_slots
 
 AMPLE = 4 << 30
-"""Room at the beginning, bytes; a memory file system takes only what is used."""
+"""Room at the beginning, bytes; a memory file system uses only the memory of its files."""
 REPORTS = 300_000
-"""Of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more."""
+"""Size of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more."""
 GENERATIONS = 3
-"""Whose reports may lie there at once: parking takes some attempts."""
+"""Number of generations whose reports may exist at once: a job is parked after some attempts."""
 SPARE = 64 << 10
 DISK_SPARE = 16 << 10
-"""Less than the share of a disk that its inspection calls full, also where a checkpoint is small."""
+"""Free room on the disk, bytes: less than its inspection allows, even with small checkpoints."""
 START_LIMIT_S = 60.0
 REPORTED_LIMIT_S = 20.0
-"""A problem with backups or disks is reported within this long."""
+"""A problem with backups or disks is reported within this time, seconds."""
 
 Fits = Literal["nothing", "own"]
 
@@ -53,12 +53,12 @@ class FullFileSystem(OnMachine, Fault):
     own_job = True
 
     def why_not(self) -> str:
-        """Whether a file system can be mounted."""
+        """Why no file system can be mounted; empty: it can."""
         return mounts.why_not(Path(tempfile.gettempdir()))
 
     @property
     def strike_delay(self) -> int | None:
-        """The job waits at the step, unless it is parked."""
+        """The job waits at the step of the fault, unless it is parked."""
         return None if self.parks else 0
 
 
@@ -82,35 +82,35 @@ class MemoryFull(FullFileSystem):
             refuse_without_backups(self, spec)
 
     def describe(self, spec: JobSpec) -> str:
-        """The machine, and what fits."""
+        """The machine, and the contents that still fit."""
         room = "nothing" if self.parks else "its own ranks only"
         return f"shared memory of {self.struck_machine(spec)} has room for {room}"
 
     @property
     def parks(self) -> bool:
-        """Without room for its own checkpoints."""
+        """The job is parked if there is no room for its own checkpoints."""
         return self.fits == "nothing"
 
     parked_words = ("no room",)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault, and what is killed."""
+        """The fault, and the second fault."""
         return (self.name,) if self.parks else super().marks
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machine of a rank that needs the backups there."""
+        """The loss of a machine with a rank that needs the backups there."""
         if self.parks:
             return Loss()
         return Loss((spec.topology().machine(owners(spec, self.machine_index(spec))[0]),))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Checkpoints on disk, where they are needed."""
+        """Checkpoints on disk, if the drill needs them."""
         return {} if self.parks else settings.disk_settings(disk)
 
     @contextmanager
     def prepared(self, context: DrillContext) -> Iterator[None]:
-        """The machine has another shared memory: its agent and fork servers keep files there, and start anew on it."""
+        """Give the machine a new shared memory; its agent and fork servers, which keep files there, start again."""
         size = SPARE + REPORTS * GENERATIONS * context.spec.ranks_per_machine if self.parks else AMPLE
         target, cluster = context.target, context.cluster.file
         with ExitStack() as mounted:
@@ -127,10 +127,10 @@ class MemoryFull(FullFileSystem):
                 readiness.agent_serves(cluster, target.name, target.address)
 
     async def strike(self, context: DrillContext) -> None:
-        """Let the machine's own slots be all that its shared memory has room for; then kill who needs the backups
-        there."""
+        """Shrink the machine's shared memory until only its own slots fit; then kill a machine that needs the
+        backups there."""
         if self.parks:
-            return  # it was too small from the beginning
+            return  # its memory was too small from the beginning
         agent = cluster_processes.identify(context.agent(context.target))
         if agent is None:
             raise ClusterError(f"the agent of {context.target.name} is gone")
@@ -141,7 +141,7 @@ class MemoryFull(FullFileSystem):
             START_LIMIT_S,
             f"the ranks of {context.target.name} were not started",
         )
-        cluster_processes.send(agent, signal.SIGSTOP)  # before their first save, so that no backup gets in before
+        cluster_processes.send(agent, signal.SIGSTOP)  # before the first save, so that no backup fits
         try:
             slots = [own_slots(folder, rank) for rank in ranks]
             await context.until(
@@ -149,7 +149,7 @@ class MemoryFull(FullFileSystem):
                 START_LIMIT_S,
                 "nothing was saved, or not all slots were allocated",
             )
-            # The next generation's reports still fit, as where a machine is only nearly full; a backup does not.
+            # The next generation's reports still fit, as on a machine that is nearly full; a backup does not.
             mounts.shrink(context.memory, SPARE + REPORTS * len(ranks))
             context.mark(self.name)
         finally:
@@ -183,7 +183,7 @@ class DiskFull(FullFileSystem):
             )
 
     def loss(self, spec: JobSpec) -> Loss:
-        """All copies in memory of the machine's ranks."""
+        """The loss of all copies in memory of the machine's ranks."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(tuple(sorted({holder for rank in ranks for holder in with_peer(spec, rank)})), disks=False)
 
@@ -192,11 +192,11 @@ class DiskFull(FullFileSystem):
         return {"disk_every_steps": settings.DISK_EVERY}
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """A file system of its own under the checkpoints."""
+        """Mount a separate file system for the machine's checkpoints."""
         return mounts.small(context.disk, AMPLE)
 
     async def strike(self, context: DrillContext) -> None:
-        """Leave no room for a second checkpoint on the machine's disk; then take the memory that makes disks needed."""
+        """Leave no room for a second checkpoint on the machine's disk; then strike, so that disks are needed."""
         ranks = context.spec.topology().ranks(context.machines.index(context.target))
         await context.until(
             lambda: all(context.stored.disk_steps(rank) for rank in ranks),
@@ -214,6 +214,6 @@ class DiskFull(FullFileSystem):
 
 
 def _allocated(path: Path) -> bool:
-    """Whether a checkpoint file has memory for all of its slots; the rank sees to it after its first save."""
+    """Whether a checkpoint file has memory for all of its slots; the rank allocates it after its first save."""
     found = path.stat()
     return found.st_blocks * 512 >= found.st_size

@@ -11,14 +11,14 @@ from everstep.model.topology import Topology
 
 
 class Hang(OnRanks, RankFault):
-    """The other ranks wait for one, whose machine leaves the job where there is another one."""
+    """A rank hangs and the other ranks wait for it; its machine leaves the job if there is a standby."""
 
     hangs = True
     may_hang = True
 
     @property
     def stages(self) -> Sequence[str]:
-        """Before the stop all ranks are traced."""
+        """All ranks are traced before the stop."""
         return ("trace", *WITH_EVICTION)
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -66,7 +66,7 @@ class SkipCollective(Hang):
     seldom = True
 
     def standbys(self, topology: Topology) -> int:
-        """gloo records no point to point: all machines of a pipeline may leave."""
+        """Enough standbys for all machines of a pipeline: gloo records no point-to-point, so all may leave."""
         return topology.pp
 
 
@@ -81,7 +81,7 @@ class HangDataloader(Hang):
 
 
 class WrongOrder(RankFault):
-    """The script is at fault, and no machine."""
+    """Ranks call collectives in a different order: the script is at fault, no machine is."""
 
     name = "wrong-order"
     summary = "odd ranks call two collectives in another order than even ones: the script's fault, and of no machine"

@@ -16,7 +16,7 @@ Signal = Literal["KILL", "SEGV", "ABRT"]
 
 
 class KillRank(OnRanks, RankFault):
-    """Ranks are killed, several of them at once."""
+    """One or several ranks are killed at once."""
 
     name = "kill-rank"
     summary = "a rank gets the signal; several at once"
@@ -36,6 +36,6 @@ class KillRank(OnRanks, RankFault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """One rank or two, and a signal."""
+        """Draw one or two ranks, and a signal."""
         count = min(rng.choice((1, 1, 2)), topology.world_size)
         return {"ranks": sorted(rng.sample(range(topology.world_size), count)), "signal": rng.choice(get_args(Signal))}

@@ -1,4 +1,4 @@
-"""Machines that are killed with all that they have: they come back empty, or not at all and are replaced."""
+"""Machines lose power with all their data: they come back empty, or stay away and are replaced."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from everstep.model.topology import AXES, Topology
 from everstep.rank import drill_faults as faults
 
 HOLD = "standby"
-"""Id of the hold in which the machine is lost that is to take the place of another one."""
+"""Id of the hold during which the chosen standby is lost."""
 SICK = "gpu-lost"
-"""What is wrong with a sick standby."""
+"""Reason code of a sick standby's fault."""
 CHOSEN_LIMIT_S = 90.0
-"""The incident has a machine, or waits for one, within this long."""
+"""The incident has a machine, or waits for one, within this time, seconds."""
 
 
 class LostMachines(Fault):
-    """Machines lose power: every process of theirs dies, their memory is lost, and their disks are."""
+    """Machines lose power: all their processes die, and their memory and disks are lost."""
 
     meets = "opening"
     shared_disk = True
@@ -50,18 +50,18 @@ class LostMachines(Fault):
     )
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a standby where nobody is replaced."""
+        """Refuse ``--standby`` if no machine is replaced."""
         super().refuse(drill, spec)
         if self.standby and not self.gone:
             raise ConfigError(f"--standby goes with {self.name} --gone: nobody is replaced else")
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault is the strike."""
+        """The fault itself is the strike."""
         return (STRIKE,)
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
-        """Positions of the machines."""
+        """Positions of the lost machines in the job."""
         raise NotImplementedError
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -73,21 +73,21 @@ class LostMachines(Fault):
 
     @property
     def parked_for_a_while(self) -> bool:
-        """Where a machine comes late."""
+        """The job is parked for a while if a machine arrives late."""
         return self.standby == "late"
 
     @property
     def strike_delay(self) -> int | None:
-        """An inspection has to find first that a standby is sick."""
+        """The job waits at the step while an inspection detects the sick standby."""
         return 0 if self.standby == "sick" else None
 
     @property
     def stages(self) -> Sequence[str]:
-        """Those of an incident where memory was lost, or a machine for good."""
+        """The stages of an incident after a loss of memory, or of a machine for good."""
         return WITH_EVICTION if self.gone else WITH_RESTORE
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Those that do not come back."""
+        """The machines that do not come back."""
         return [f"m{index}" for index in self.loss(spec).machines] if self.gone else []
 
     @property
@@ -95,14 +95,14 @@ class LostMachines(Fault):
         return self.standby == "dies"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """A standby dies while the incident waits in the stage in which it is made ready."""
+        """A hold in the stage that prepares the standby, so that the standby can die there."""
         if self.standby != "dies":
             return []
         place = {"job": spec.name, "in_stage": "prepare", "moment": "begin"}
         return [{"id": HOLD, "fault": "hold", **place, "until": f"{plan}.standby"}]
 
     async def strike(self, context: DrillContext) -> None:
-        """Kill them; before and after, do to the standby what the options say."""
+        """Kill the machines; before and after, apply the fault of the standby, if any."""
         await context.reach(context.request.at_step)
         if self.standby == "sick":
             await _falls_sick(context)
@@ -117,7 +117,7 @@ class LostMachines(Fault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """Half of them stay away."""
+        """Draw a machine, which stays away half of the time."""
         drawn = super().draw(rng, topology, alone=alone)
         return drawn | ({"gone": True} if rng.random() < 0.5 else {})
 
@@ -170,7 +170,7 @@ class KillGroup(LostMachines):
 
 
 async def _falls_sick(context: DrillContext) -> None:
-    """The first machine to spare falls sick, and an inspection finds it."""
+    """Make the first spare machine sick, and wait until an inspection detects it."""
     first = (await _spare(context))[0].machine
     context.seen.standby = first.name
     context.off.callback(write_fake_gpus, context, first.name, {})
@@ -179,7 +179,7 @@ async def _falls_sick(context: DrillContext) -> None:
 
 
 async def _dies(context: DrillContext) -> None:
-    """The machine that was chosen is lost too, while it is made ready."""
+    """Kill the chosen machine too, while it is prepared."""
     hold = next(fault for fault in context.planned.workers if fault["id"] == HOLD)
     try:
         await context.until(
@@ -194,7 +194,7 @@ async def _dies(context: DrillContext) -> None:
 
 
 async def _comes_late(context: DrillContext) -> None:
-    """A machine can be had again once the job waits for it."""
+    """Make a machine available again once the job waits for it."""
     await _parked(context)
     state = await pool_state(context.cluster.control)
     cordoned = [one for one in state.machines.values() if one.place is PoolPlace.CORDONED] if state else []
@@ -203,7 +203,7 @@ async def _comes_late(context: DrillContext) -> None:
 
 
 async def _spare(context: DrillContext) -> list[PoolMachine]:
-    """Machines to spare, in the order in which they are taken.
+    """Spare machines, in the order in which the pool leases them.
 
     Raises:
         ClusterError: there is none.
@@ -217,7 +217,7 @@ async def _spare(context: DrillContext) -> list[PoolMachine]:
 
 
 async def _chosen(context: DrillContext) -> str:
-    """The machine that the pool has given to the job in the place of another one."""
+    """The machine that the pool has leased to the job as a replacement."""
     job, had = context.spec.name, {machine.name for machine in context.machines}
     deadline = time.monotonic() + CHOSEN_LIMIT_S
     while time.monotonic() < deadline:
@@ -242,7 +242,7 @@ async def _parked(context: DrillContext) -> None:
     """
     deadline = time.monotonic() + CHOSEN_LIMIT_S
     while time.monotonic() < deadline:
-        with suppress(EverstepError):  # the control plane may be what was struck
+        with suppress(EverstepError):  # the fault may have struck the control plane
             if (await context.cluster.control.state(context.spec.name)).status == "parked":
                 return
         await asyncio.sleep(LOOK_S)

@@ -29,14 +29,14 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 
 KEEP = 8
-"""Checkpoints on disk of a drill that has to go back to before a NaN: memory moves on before it is seen, and on a busy
-computer two checkpoints on disk do too."""
+"""Number of checkpoints on disk in a drill that must go back to before a NaN: at its detection, memory and, on a
+busy computer, two checkpoints on disk are already later."""
 DISK_STEPS = 2
-"""The checkpoint that was under way as the fault struck, and the one before it."""
+"""Checkpoints that may be lost in steps back: the one under way at the fault, and the one before it."""
 
 
 class NotFinite(RankFault):
-    """Steps are done again with other losses than before, from a checkpoint on disk."""
+    """A loss or gradient norm is not finite: steps are done again from a checkpoint on disk, with other losses."""
 
     point = "begin"
     own_job = True
@@ -44,7 +44,7 @@ class NotFinite(RankFault):
 
     @property
     def step_s(self) -> float:
-        """Long enough for a backup, and to go back before the job ends."""
+        """Steps are long enough for a backup, and to go back before the job ends."""
         return settings.STEP_S
 
     @property
@@ -58,12 +58,12 @@ class NotFinite(RankFault):
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """It was reported as what it is."""
+        """It must be reported as not finite."""
         return [] if not self.shows_not_finite else not_finite_problems(drill.at_step, spec, facts, reports)
 
 
 class Nan(OnRanks, OnMachine, NotFinite):
-    """The forward pass of a rank has a NaN."""
+    """The forward pass of a rank produces a NaN."""
 
     name = "nan"
     summary = "NaN in a rank's forward pass; bound to a machine it comes again there at that step"
@@ -72,12 +72,12 @@ class Nan(OnRanks, OnMachine, NotFinite):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the fault stays with a machine, whichever ranks run there: it is broken."""
+        """Whether the fault stays with a broken machine, whichever ranks run there."""
         return self.machine != "" and not self.ranks
 
     @property
     def repeats(self) -> int:
-        """What is bound to a machine is there after each recovery, until the job is parked."""
+        """A fault that is bound to a machine repeats after each recovery, until the job is parked."""
         return max(self.times, RecoveryPolicy().retry.max_failures_at_step) if self.is_bound else self.times
 
     def describe(self, spec: JobSpec) -> str:
@@ -85,7 +85,7 @@ class Nan(OnRanks, OnMachine, NotFinite):
         return f"NaN in the forward pass of {self.machine}" if self.is_bound else super().describe(spec)
 
     def details(self, spec: JobSpec) -> Entry:
-        """The machine that it is bound to."""
+        """The machine to which the fault is bound."""
         return {"machine": self.machine} if self.is_bound else {}
 
     @classmethod
@@ -114,7 +114,7 @@ class MachineBitflip(OnMachine, NotFinite):
     finite: bool = Field(False, description="Numbers are wrong and finite; a check on another machine aborts the job.")
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse what nobody would find."""
+        """Refuse a fault that no test or replay would show."""
         super().refuse(drill, spec)
         if self.shows_every != 1 and not self.only_in_job:
             raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
@@ -124,7 +124,7 @@ class MachineBitflip(OnMachine, NotFinite):
             raise ConfigError(f"--only-in-job: nobody would find it: {why}")
 
     def describe(self, spec: JobSpec) -> str:
-        """The machine, and where else it shows."""
+        """The machine, and the places where the fault shows."""
         tests = "none" if self.only_in_job else "each"
         line = f"a bit of a gradient flips on {self.struck_machine(spec)} again and again, and in {tests} of its tests"
         line += "; all numbers stay finite" if self.finite else ""
@@ -133,12 +133,12 @@ class MachineBitflip(OnMachine, NotFinite):
         return f"{line}, and in {f'every {self.shows_every} runs' if self.shows_every else 'none'} of its replays"
 
     def details(self, spec: JobSpec) -> Entry:
-        """The machine, and where it shows."""
+        """The machine, and the places where the fault shows."""
         shows = {"only_in_job": self.only_in_job, "shows_every": self.shows_every, "finite": self.finite}
         return {"machine": self.struck_machine(spec), **shows}
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """With ``--finite`` also what aborts a job whose gradients have wrong bits, on another machine."""
+        """With ``--finite`` also entries for another machine that abort the job when gradients have wrong bits."""
         made = super().rank_entries(at_step, spec, plan)
         if not self.finite:
             return made
@@ -147,7 +147,7 @@ class MachineBitflip(OnMachine, NotFinite):
         return [*made, {"id": "check", "fault": "check", "of": made[0]["id"], **at}]
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """Tests of machines read the plan of the agents, which is that of the workers."""
+        """Entries for diagnostic tests of machines, which read the workers' plan."""
         if self.only_in_job:
             return []
         machine = self.struck_machine(spec)
@@ -155,21 +155,21 @@ class MachineBitflip(OnMachine, NotFinite):
 
     @property
     def patience(self) -> dict[str, Any]:
-        """A replay that is short, and repeats as often as the fault needs to show."""
+        """A policy with a short replay that repeats often enough for the fault to show."""
         if not self.only_in_job:
             return super().patience
         return settings.DRILL_POLICY | settings.SHORT_REPLAY | {"replay.fault_share": 1.0 / (self.shows_every or 2)}
 
     @property
     def parks(self) -> bool:
-        """Where no replay shows it, only a person can help."""
+        """The job is parked if no replay shows the fault."""
         return self.shows_every == 0
 
     parked_words = ("not reproduced on groups of", "is missed with probability")
 
     @property
     def shows_not_finite(self) -> bool:
-        """Unless all numbers stay finite."""
+        """Yes, unless all numbers stay finite."""
         return not self.finite
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -177,29 +177,29 @@ class MachineBitflip(OnMachine, NotFinite):
 
     @property
     def incidents_due(self) -> int:
-        """A NaN is seen once the restart that follows its tests is confirmed: the replay is another incident's."""
+        """One more incident if a NaN is detected after the restart that follows its tests: it has the replay."""
         return self.repeats + (self.only_in_job and not self.finite)
 
     @property
     def launches_due(self) -> int:
-        """What aborts is launched in vain before the tests, and before the replay."""
+        """Further launches if the job aborts: one before the tests, one before the replay."""
         return super().launches_due + self.finite * (1 + self.only_in_job)
 
     def swept(self, job: str) -> str:
-        """Where there is one, the replay's history is swept."""
+        """The replay's workflow, if there is one."""
         return replay_workflow_id(job, 1 if self.finite else 2, 1) if self.only_in_job else super().swept(job)
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine that its tests find, after a NaN or after a check, or that the job alone shows."""
+        """Draw a machine whose fault shows in tests, after a NaN or a check, or only in the job."""
         can_replay = 2 * replica_machines(topology) <= topology.machines
         how = rng.choice(({}, {"finite": True}, {"only_in_job": True} if can_replay else {}))
         return super().draw(rng, topology, alone=alone) | how
 
 
 def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]) -> list[str]:
-    """What is wrong with the incidents of a NaN: it has to be reported as what it is, with the ranks that had it first,
-    and the job has to go back as far as it takes and no further."""
+    """Problems with the incidents of a NaN: they must report it with the ranks that had it first, and the job must go
+    back as far as needed and no further."""
     found = []
     for report in reports:
         cause = report.failures[0].symptom if report.failures else None
@@ -215,7 +215,7 @@ def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports:
 
 
 def first_bad(facts: DrillFacts, spec: JobSpec) -> list[str]:
-    """The ranks that reported a NaN in an earlier step than others, with their machines; none where all did at once."""
+    """The ranks that reported a NaN before all others, with their machines; empty if all did in one step."""
     steps: dict[int, int] = {}
     with_loss = 0
     for rank, records in facts.records.of.items():

@@ -1,4 +1,4 @@
-"""A rank takes memory until the kernel kills it."""
+"""A rank allocates memory until the kernel kills it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from everstep.model.finding import Health, Owner
 from everstep.model.job import JobSpec
 
 ROOTS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
-"""Where groups are made, by version of cgroups, and which file has their limit."""
+"""Folder of control groups and file of their limit, for both versions of cgroups."""
 LIMIT = 64 << 20
-"""Bytes that the processes of the group may take beside what they had before."""
+"""Memory that the group's processes may allocate in addition, bytes."""
 
 
 class OutOfMemory(OnRanks, RankFault):
-    """The rank joins a group of processes with little memory, and takes more."""
+    """The rank joins a control group with little memory, and allocates more."""
 
     name = "oom"
     summary = "a rank takes memory until the kernel kills it, in a group of processes of its own"
@@ -34,7 +34,7 @@ class OutOfMemory(OnRanks, RankFault):
         return {"group": str(_root()[0] / process_group.name())}
 
     def why_not(self) -> str:
-        """Whether the group can be made."""
+        """Why the control group cannot be made; empty: it can."""
         try:
             with small_group():
                 return ""
@@ -42,13 +42,13 @@ class OutOfMemory(OnRanks, RankFault):
             return str(error)
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """The group is there as long as the job."""
+        """Make the control group; it exists as long as the job."""
         return small_group()
 
 
 @contextmanager
 def small_group() -> Iterator[None]:
-    """The group, as long as the block lasts.
+    """Make the control group while the block runs.
 
     Raises:
         CannotInject: it cannot be made.

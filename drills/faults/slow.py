@@ -1,4 +1,4 @@
-"""Steps that take longer: a machine that has little CPU, a slow link, and work that is uneven by itself."""
+"""Steps that take longer: a machine with little CPU, a slow link, and uneven work."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from everstep.model.job import JobSpec
 from everstep.model.slow import SlowConclusion
 
 MEASURE_S = 3.0
-"""For so long it is measured how much CPU time ranks have."""
+"""The CPU time of ranks is measured over this time, seconds."""
 UNEVEN_MS = 30
-"""More to compute than the other ranks have, milliseconds of CPU time."""
+"""Additional work of one rank, milliseconds of CPU time."""
 LINK_BYTES = 14e6
-"""A second, between two machines with a slow link, by ``--factor`` less: the example exchanges 1.4 MB a step."""
+"""Rate of a link before it is divided by ``--factor``, bytes per second: the example exchanges 1.4 MB a step."""
 FIRST, SECOND = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-"""Where groups of processes are made, by version of cgroups."""
+"""Folders of control groups, for both versions of cgroups."""
 PERIOD_US = 20_000
-"""A group has its share anew so often, microseconds: short beside a step, so that all of a step is slow."""
+"""Period of a group's CPU share, microseconds: short compared to a step, so that all of a step is slow."""
 LEAST_US = 1_000
-"""The kernel gives no group less."""
+"""Smallest share that the kernel accepts, microseconds."""
 
 
 class SlowFault(Fault):
-    """Steps continue and take longer, until an incident says why."""
+    """Steps continue and take longer, until an incident names the cause."""
 
     not_soaked = "takes two minutes, of which a job needs one to know its own pace: the wide drills have it"
     sizes: ClassVar[dict[str, Any]] = {"machines": 4, "ranks_per_machine": 1, "tp": 1, "pp": 1}
-    """Ranks have many peers that do the same."""
+    """Sizes with many ranks that do the same work."""
     least_step = settings.SLOW_AT
     is_slowed = True
     alone = True
@@ -58,22 +58,22 @@ class SlowFault(Fault):
 
     @property
     def absorbed(self) -> bool:
-        """No rank is hurt."""
+        """The job continues: no rank ends."""
         return True
 
     @property
     def only_reported(self) -> bool:
-        """Unless the machine is replaced."""
+        """Yes, unless the machine is replaced."""
         return True
 
     @property
     def step_s(self) -> float:
-        """Shorter than in other drills: a job has to know its own pace."""
+        """Steps are shorter than in other drills, since everstep must learn the job's pace first."""
         return settings.SLOW_STEP_S
 
     @property
     def steps_after(self) -> int:
-        """Until it was noticed, voted on and seen to be faster again."""
+        """Steps until the slowdown was detected, voted on and seen to end."""
         return settings.SLOW_STEPS
 
     @property
@@ -82,7 +82,7 @@ class SlowFault(Fault):
 
     @asynccontextmanager
     async def slowed(self, context: DrillContext) -> AsyncIterator[None]:
-        """Steps are slow as long as the block lasts; by default the script does it by itself."""
+        """Make steps slow while the block runs; by default the script itself does it."""
         yield
 
     async def strike(self, context: DrillContext) -> None:
@@ -96,13 +96,13 @@ class SlowFault(Fault):
             context.seen.absorbed = Absorbed(began_ns, time.time_ns())
 
     def is_right(self, found: object, machines: Sequence[str], spec: JobSpec) -> str:
-        """What is wrong with a conclusion and the machines that it names; by default none is slow."""
+        """Why a conclusion and its machines are wrong; by default no machine may be named."""
         return "a machine was named, and none is slow" if found == SlowConclusion.MACHINE or machines else ""
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """An incident said what slows the job down."""
+        """An incident must name the cause of the slowdown."""
         found = next((report.slow for report in reports if report.slow), None)
         if found is None:
             return ["no incident looked for a slow machine"]
@@ -111,7 +111,7 @@ class SlowFault(Fault):
 
 
 class SlowMachine(OnMachine, SlowFault):
-    """The ranks of a machine have less CPU time."""
+    """The ranks of a machine get less CPU time."""
 
     name = "slow-machine"
     summary = (
@@ -120,7 +120,7 @@ class SlowMachine(OnMachine, SlowFault):
     )
 
     def why_not(self) -> str:
-        """Whether the group can be made."""
+        """Why the control group cannot be made; empty: it can."""
         try:
             with little_cpu([], 1.0):
                 return ""
@@ -129,16 +129,16 @@ class SlowMachine(OnMachine, SlowFault):
 
     @property
     def is_replaced(self) -> bool:
-        """Its own past says that it is slow."""
+        """Yes: the machine is slow compared to its own past."""
         return True
 
     def is_right(self, found: object, machines: Sequence[str], spec: JobSpec) -> str:
-        """The machine has to be named."""
+        """The conclusion must name the machine."""
         return "" if machines == [self.struck_machine(spec)] else "the slow machine was not named"
 
     @asynccontextmanager
     async def slowed(self, context: DrillContext) -> AsyncIterator[None]:
-        """The ranks, and the fork server, are in a group with a part of what they had."""
+        """Move the ranks and the fork server into a control group with a part of their CPU time."""
         pids = [*await _ranks(context), await context.fork_server(context.target)]
         cpus = await _cpus(pids) / self.factor
         context.cluster.say(f"{context.target.name}: its ranks have {cpus:.3f} CPUs from now on")
@@ -156,7 +156,7 @@ class UnevenWork(OnRanks, SlowFault):
     line = "{ranks} always computes more; all compute more"
 
     def load(self, at_step: int) -> list[str]:
-        """More for the rank from the first step on, and for all from a step on."""
+        """More work for the rank from the first step on, and for all ranks from a later step on."""
         rank = self.ranks[0] if self.ranks else 0
         heavy = [UNEVEN, str(rank), "0", str(UNEVEN_MS)]
         return [*LIGHT, *heavy, UNEVEN, "-1", str(at_step), str(round(UNEVEN_MS * self.factor))]
@@ -170,12 +170,12 @@ class SlowLink(BetweenMachines, SlowFault):
     needs_network = True
 
     def why_not(self) -> str:
-        """Whether there is a program that makes links slow."""
+        """Why links cannot be made slow; empty: the program for it is installed."""
         return "" if shutil.which("tc") else "there is no program tc (package iproute2)"
 
     @asynccontextmanager
     async def slowed(self, context: DrillContext) -> AsyncIterator[None]:
-        """The link has a limit."""
+        """Limit the rate of the link."""
         one, other = self.ends(context.spec)
         with network_of(context.cluster, self.name).slow_link(one, other, LINK_BYTES / self.factor):
             yield
@@ -192,7 +192,7 @@ async def _ranks(context: DrillContext) -> list[int]:
 
 
 async def _cpus(pids: Sequence[int]) -> float:
-    """How many CPUs some processes have, on average."""
+    """The average number of CPUs that some processes use."""
     before, began = sum(used(pid).cpu_s for pid in pids), time.monotonic()
     await asyncio.sleep(MEASURE_S)
     return (sum(used(pid).cpu_s for pid in pids) - before) / (time.monotonic() - began)
@@ -200,10 +200,10 @@ async def _cpus(pids: Sequence[int]) -> float:
 
 @contextmanager
 def little_cpu(pids: Iterable[int], cpus: float) -> Iterator[None]:
-    """Some processes, and what they start, have so many CPUs together as long as the block lasts.
+    """Limit processes, and all that they start, to this many CPUs together while the block runs.
 
     Raises:
-        CannotInject: the group cannot be made.
+        CannotInject: the control group cannot be made.
     """
     quota = str(max(round(cpus * PERIOD_US), LEAST_US))
     is_first = (FIRST / "cpu.cfs_quota_us").exists() or FIRST.is_dir()

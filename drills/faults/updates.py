@@ -1,4 +1,4 @@
-"""Other code for the job, requested by a signal, three times the same; good code, and code that fails."""
+"""Updates of a job's code, each requested by the same signal three times: good code, and code that fails."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from everstep.model.version import JobVersion, VersionStatus
 from everstep.rank import drill_faults as faults
 
 PARKED, AGAIN = "parked", "update"
-"""What a job may be in the middle of when it is requested, beside faults: it is parked, or another update is under
-way."""
+"""States of a job in which an update may be requested, besides faults: parked, or in another update."""
 WHILE = {
     "kill-rank": "the job recovers from the loss of a rank",
     PARKED: "the job is parked",
@@ -50,15 +49,15 @@ WHILE = {
     "kill-temporal": "Temporal is down",
     "kill-agent": "an agent is down",
 }
-"""What an update may be requested in the middle of."""
+"""States of the job in which an update may be requested → the state as text."""
 RATE, OTHER_RATE = 1e-3, 4e-3
-"""Learning rates of the example that updates bring: the steps under them give other losses."""
+"""Learning rates of the example that updates set: steps with them have other losses."""
 LR_FROM = "--lr-from"
-"""The example's option for them."""
+"""The example's option for learning rates."""
 SIGNALS = 3
-"""The same signal comes so often: it is applied once."""
+"""The same signal is sent this many times; the update is applied once."""
 TRIED_LIMIT_S = 120.0
-"""A version was tried within this long, also where a part is away meanwhile."""
+"""A version has been tried within this time, even if a part is away meanwhile, seconds."""
 ASK_AGAIN_S = 0.2
 RIDES: tuple[dict[str, Any], ...] = (
     {"lazy": True, "then": "kill-rank"},
@@ -66,25 +65,25 @@ RIDES: tuple[dict[str, Any], ...] = (
     {"lazy": True, "then": "kill-forkserver"},
     {"lazy": True, "window": 2.0},
 )
-"""What a lazy update rides on in a soak."""
+"""Options of lazy updates in a soak: the fault whose recovery applies them, or a window."""
 FAILS_AFTER = (0, 1, 2)
 """Steps after which a bad version fails in a soak: before the next gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedUpdate:
-    """What becomes of an update, and what it costs."""
+    """The expected result of an update, and its cost."""
 
     incidents: int
     generations: int
     resolution: str
     """Resolution of the last incident."""
     versions: tuple[VersionStatus, ...]
-    """Status of the job's versions in the end, in order."""
+    """Final status of the job's versions, in order."""
 
 
 class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
-    """An update of the job's code: urgent, or lazy with something to ride on."""
+    """An update of the job's code: urgent, or lazy, to be applied by a recovery."""
 
     is_update = True
     steps_done_anew = True
@@ -98,25 +97,25 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
     )
     gone: bool = Field(False, description="With --then kill-machine: the machine does not come back.")
     neutral: bool = Field(False, json_schema_extra=NOT_ON_THE_COMMAND_LINE)
-    """It changes no loss: for a job that is compared with one without updates."""
+    """The update changes no loss, for a job that is compared with one without updates."""
 
     @property
     def requested_during(self) -> str:
-        """What the job is in the middle of when the update is requested."""
+        """The state of the job when the update is requested; empty: it steps."""
         return ""
 
     @property
     def expected(self) -> ExpectedUpdate:
-        """What becomes of it."""
+        """The expected result of the update."""
         raise NotImplementedError
 
     @property
     def lines(self) -> str:
-        """What is put into the script."""
+        """The lines that are put into the script."""
         return ""
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a lazy update that rides on nothing, or on two things."""
+        """Refuse a lazy update that nothing applies, or that has two causes to be applied."""
         super().refuse(drill, spec)
         if self.lazy != bool(self.then or self.window) or (self.then and self.window):
             raise ConfigError(
@@ -126,24 +125,24 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
             raise ConfigError(f"--during {self.requested_during} goes with an urgent update, without --lazy")
 
     def what(self) -> str:
-        """The code that comes, in words."""
+        """The new code, as text."""
         raise NotImplementedError
 
     def describe(self, spec: JobSpec) -> str:
-        """The code, and when it is applied."""
+        """The new code, and when it is applied."""
         when = f"forced after {self.window:g} s" if self.window else "lazy" if self.lazy else "urgent"
         during = f", requested while {WHILE[self.requested_during]}" if self.requested_during else ""
         return f"an update ({when}) to {self.what()}{during}"
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The request, and what is killed with it."""
+        """The request, and the fault that applies a lazy update."""
         strikes = self.then or self.requested_during == "kill-rank"
         return (self.name, STRIKE) if strikes else (self.name,)
 
     @property
     def follows(self) -> str:
-        """What a lazy update rides on."""
+        """The fault whose recovery applies a lazy update."""
         return self.then
 
     @property
@@ -151,7 +150,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         return self.gone
 
     def loss(self, spec: JobSpec) -> Loss:
-        """What a lazy update rides on; the ranks of a fork server can be killed only with it."""
+        """The loss whose recovery applies a lazy update; for a fork server, its ranks die with it."""
         if self.then == "kill-machine":
             return Loss((self.machine_index(spec),))
         kills = self.requested_during == "kill-rank" or self.then in ("kill-rank", "kill-forkserver")
@@ -159,21 +158,21 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
 
     @property
     def patience(self) -> dict[str, Any]:
-        """The job waits at a step until the update was tried."""
+        """A policy for a job that waits at a step until the update was tried."""
         return settings.GONE_PATIENT if self.gone else settings.PATIENT_POLICY
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Checkpoints on disk, where a machine is lost."""
+        """Checkpoints on disk, if a machine is lost."""
         return settings.disk_settings(disk) if self.then == "kill-machine" else {}
 
     @property
     def parked_for_a_while(self) -> bool:
-        """Where it is requested of a parked job."""
+        """Yes, if the update is requested while the job is parked."""
         return self.requested_during == PARKED
 
     @property
     def stages(self) -> Sequence[str]:
-        """Before the stop all ranks end the same step."""
+        """All ranks end the same step before the stop."""
         return ("align", *STAGES)
 
     @property
@@ -192,7 +191,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         """A machine that does not come back."""
         return [f"m{index}" for index in self.loss(spec).machines] if self.gone else []
 
-    # What is done.
+    # Injection.
 
     async def strike(self, context: DrillContext) -> None:
         """Request the update, and wait until the job may continue: it must not end before it was updated."""
@@ -232,7 +231,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         await _settled(context)
 
     async def _ride(self, context: DrillContext) -> None:
-        """Strike what the update rides on, or wait until it is forced."""
+        """Inject the fault whose recovery applies the update, or wait until the window ends."""
         if self.then:
             if self.then == "kill-forkserver" and (server := await context.fork_server(context.target)):
                 os.kill(server, signal.SIGKILL)
@@ -247,7 +246,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         await _tried(context)
 
     async def _request(self, context: DrillContext, number: int) -> None:
-        """Write the code, and signal until Temporal has it, as often as the drill wants."""
+        """Write the code, and send the signal as often as the drill needs; retry until Temporal accepts it."""
         spec = context.spec
         folder = context.planned.plan.with_name(f"{context.planned.plan.name}.code-{number}")
         note = f"update {number + 1} of {context.planned.plan}"
@@ -285,13 +284,13 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         return request
 
     async def gather(self, context: DrillContext, facts: DrillFacts) -> None:
-        """The versions of the job, as it knows them in the end."""
+        """Add the final versions of the job."""
         facts.versions = (await context.cluster.control.state(context.spec.name)).versions
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """It became what it deserves, and each step ran under the version that the record says."""
+        """The update must have its expected result, and each step must have run under the recorded version."""
         expected, versions = self.expected, facts.versions
         found = [f"{one.name} ran {len(one.ranges)} times" for one in versions[1:] if len(one.ranges) > 1]
         became = tuple(one.status for one in versions)
@@ -302,7 +301,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
             resolution = reports[-1].resolution if reports else "nothing"
             found.append(f"the last incident's resolution is {resolution}, and should be {expected.resolution}")
         if expected.resolution == "rollback":
-            # The operator who requested it is what a person needs first.
+            # A reader first needs the operator who requested it.
             suspect = [one for one in versions if one.number > 1]
             nameless = [one for one in suspect if "by drill" not in one.why]
             found += [f"nobody says who asked for {one.name}: {one.why}" for one in nameless]
@@ -327,7 +326,7 @@ class Update(UpdateFault):
 
     @property
     def expected(self) -> ExpectedUpdate:
-        """One incident that applies it, with what it meets."""
+        """One incident that applies the update, with the fault that it meets."""
         running, replaced = VersionStatus.RUNNING, VersionStatus.REPLACED
         if self.during == PARKED:
             tries = RecoveryPolicy().retry.max_failures_at_step
@@ -341,21 +340,21 @@ class Update(UpdateFault):
         return "other learning rates" if self.during == AGAIN else "another learning rate"
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """A job is parked where a rank dies again and again."""
+        """Entries for a job that is to be parked: a rank dies again and again."""
         if self.during != PARKED:
             return []
         kills = KillRank(ranks=self.struck_ranks(spec), times=RecoveryPolicy().retry.max_failures_at_step)
         return kills.rank_entries(at_step, spec, plan)
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The incident that is under way waits in its stop for the drill."""
+        """A hold: the incident under way waits in its stop for the drill."""
         if self.during not in ("kill-rank", AGAIN):
             return []
         place = {"job": spec.name, "in_stage": "stop", "moment": "middle"}
         return [{"id": f"stop-{spec.name}", "fault": "hold", **place, "until": f"{plan}.tried"}]
 
     def request_of(self, spec: JobSpec, folder: Path, number: int) -> dict[str, Any]:
-        """With another learning rate, where the script is the example."""
+        """The request, with another learning rate if the script is the example."""
         request = super().request_of(spec, folder, number)
         if self._changes_losses(spec):
             request["args"] = [*spec.args, LR_FROM, "0", str((RATE, OTHER_RATE)[number])]
@@ -365,7 +364,7 @@ class Update(UpdateFault):
         return not self.neutral and Path(spec.script) == example("gpt.py")
 
     def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
-        """The job that changes by itself, at the steps at which it was updated, what its updates changed."""
+        """A job whose script makes the same changes itself, at the steps of the updates."""
         if not self._changes_losses(spec):
             return spec
         applied = sorted(one.ranges[-1] + (one.number,) for one in versions if one.number > 1 and one.ranges)
@@ -374,7 +373,7 @@ class Update(UpdateFault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """As often urgent as lazy; a lazy one rides on something, or is forced."""
+        """Draw urgent and lazy updates equally often; a lazy one waits for a recovery or a window."""
         return rng.choice(({}, {"during": "kill-workers"}, {"during": "kill-agent"}, *RIDES)) if alone else {}
 
 
@@ -390,7 +389,7 @@ class BadVersion(UpdateFault):
 
     @property
     def expected(self) -> ExpectedUpdate:
-        """It is refused, or taken back: by the incident that brought it where it fails before its first step."""
+        """It is refused or rolled back; before its first step, the incident that applied it rolls it back."""
         running = VersionStatus.RUNNING
         if self.at_start:
             return ExpectedUpdate(0, 1, "", (running, VersionStatus.REFUSED))
@@ -399,7 +398,7 @@ class BadVersion(UpdateFault):
 
     @property
     def absorbed(self) -> bool:
-        """What cannot be imported costs nothing."""
+        """Code that cannot be imported is refused, so the job continues."""
         return self.at_start
 
     @property
@@ -430,14 +429,14 @@ class BadVersion(UpdateFault):
 
 
 def _rate(versions: Sequence[JobVersion], number: int) -> str:
-    """The learning rate that a version brought."""
+    """The learning rate that a version set."""
     asked = next(one for one in versions if one.number == number).request.args
     assert asked
     return asked[-1]
 
 
 async def _tried(context: DrillContext) -> None:
-    """Until nothing is made or tried any more."""
+    """Wait until the requested version has been made and tried."""
 
     def tried(state: JobState) -> bool:
         asked = _asked(context, state)
@@ -447,7 +446,7 @@ async def _tried(context: DrillContext) -> None:
 
 
 async def _settled(context: DrillContext) -> None:
-    """Until the job runs and nothing waits any more, or is over."""
+    """Wait until the job runs and the version no longer waits, or the job has ended."""
 
     def settled(state: JobState) -> bool:
         return bool(state.outcome) or (state.status == "running" and _waits(context, state) is False)
@@ -456,26 +455,26 @@ async def _settled(context: DrillContext) -> None:
 
 
 def _asked(context: DrillContext, state: JobState) -> JobVersion | None:
-    """The version that was asked for last; None: the job does not know it yet, or not any more."""
+    """The last requested version; None: the job does not have it."""
     folder = context.seen.asked[-1]
     return next((one for one in reversed(state.versions) if one.request.code == folder), None)
 
 
 def _waits(context: DrillContext, state: JobState) -> bool | None:
-    """Whether it was not applied yet; None: the job does not know it."""
+    """Whether the last requested version still waits; None: the job does not have it."""
     asked = _asked(context, state)
     return None if asked is None else asked.status in WAITS
 
 
 async def _stopping(context: DrillContext) -> None:
-    """Until the incident that is open waits in its stop for the drill."""
+    """Wait until the open incident waits in its stop for the drill."""
     hold = context.planned.workers[0]
     plan = context.planned.worker_plan
     await context.until(lambda: faults.fired(plan, hold) is not None, TRIED_LIMIT_S, "no incident came to its stop")
 
 
 async def _let_stop(context: DrillContext) -> None:
-    """Let the incident go on, once it has heard of the version from the job: so it takes it along."""
+    """Let the incident continue once the job has notified it of the version, so that it applies it."""
     deadline = time.monotonic() + TRIED_LIMIT_S
     while not await _has_heard(context):
         if time.monotonic() >= deadline:
