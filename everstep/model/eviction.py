@@ -82,8 +82,6 @@ class EvictionState(BaseModel):
     """When each machine left that left without an operator, nanoseconds of the wall clock."""
     waiting: list[Eviction] = Field(default_factory=list)
     """Machines that leave the job once an operator approves it; the job is parked meanwhile."""
-    approved_by: str = ""
-    """The operator who has just approved the evictions in ``waiting``; empty: not approved yet."""
     approved: dict[str, str] = Field(default_factory=dict)
     """Machine → the operator who approved its eviction; valid until another machine has its place."""
     declined: list[str] = Field(default_factory=list)

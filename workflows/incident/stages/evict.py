@@ -168,11 +168,7 @@ def _question(job: str, asking: list[Eviction], tripped: str) -> str:
 
 def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
     """Return the machines whose eviction is approved; an approval is valid until there is a replacement for each."""
-    evictions = incident.state.evictions
-    if evictions.approved_by:
-        evictions.approved |= {one.machine: evictions.approved_by for one in asked}
-        evictions.approved_by = ""
-    who = evictions.approved
+    who = incident.state.evictions.approved
     return [one.model_copy(update={"approved_by": who[one.machine]}) for one in asked if one.machine in who]
 
 
