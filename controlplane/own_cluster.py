@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from activities.clusters.cluster import Listing
+from activities.clusters.cluster import Cluster, Listing
 from activities.clusters.listed import ListedCluster
 from activities.notices import program
 from controlplane.inventory import load
@@ -19,7 +19,7 @@ PROVISION_S = 50.0
 """Time limit for the site's program that adds machines, seconds; the machines may arrive later."""
 
 
-def own_cluster() -> ListedCluster | None:
+def own_cluster() -> Cluster | None:
     """The list of machines for this worker: the local cluster, or the inventory that the environment names.
 
     Returns:
