@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; Ctrl-C and SIGTERM tear down what is up, then KeyboardInterrupt is raised."""
+    """Run to the end; after Ctrl-C or SIGTERM the cluster is torn down, then KeyboardInterrupt is raised."""
 
     async def guarded() -> T:
         task = asyncio.ensure_future(work)

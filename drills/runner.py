@@ -1,4 +1,4 @@
-"""Running a drill: job, fault, facts, verdict."""
+"""Runs a drill: job, fault, facts, verdict."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from everstep.rank import environment
 from workflows.messages import JobResult
 
 LIMIT_S = 600.0
-"""A drill's job must have ended within this long."""
+"""A drill's job must have ended within this time, seconds."""
 LOOK_S = 1.0
-"""Between two looks whether a job is parked."""
+"""Time between two checks whether a job is parked, seconds."""
 
 
 class References:
@@ -48,7 +48,7 @@ class References:
         self._known: dict[str, Records] = {}
 
     async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
-        """The records of this job without a fault; runs it if it has not run yet."""
+        """The step records of this job without a fault; the job is run if it has not run yet."""
         clean = without_fault(spec)
         key = clean.model_dump_json()
         if key not in self._known:
@@ -70,9 +70,9 @@ class Drill:
     """One request, run once or several times on one cluster.
 
     Args:
-        cluster: an open cluster with enough machines.
-        request: what to inject, into which job.
-        references: to share runs without a fault between drills.
+        cluster: open cluster with enough machines.
+        request: the fault and the job.
+        references: runs without a fault, which drills can share.
     """
 
     def __init__(self, cluster: DrillCluster, request: DrillRequest, references: References | None = None) -> None:
@@ -95,7 +95,7 @@ class Drill:
         plan = cluster.home / "drills" / name / "faults.json"
         env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
         spec = self.request.spec(name, env, disk=cluster.home / "disk")
-        (cluster.home / "disk").mkdir(exist_ok=True)  # as a mount would be there
+        (cluster.home / "disk").mkdir(exist_ok=True)  # it is at the same path everywhere, like a mount
         machines = cluster.machines[: spec.machines]
         plan_of_faults = planned(self.request, spec, plan, cluster)
         plan_of_faults.write()
@@ -116,7 +116,7 @@ class Drill:
         return judge(self.request, spec, facts)
 
     async def _watched(self, context: DrillContext) -> DrillFacts:
-        """Run the job to its end while the fault is injected and copies of ranks are looked for."""
+        """Run the job to its end, inject the fault, and check for double ranks meanwhile."""
         facts = DrillFacts(seen=context.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
@@ -149,7 +149,7 @@ class Drill:
             self.cluster.say(f"the fault could not be injected as planned: {error}")
 
     async def _to_its_end(self, spec: JobSpec, facts: DrillFacts) -> JobResult | None:
-        """Wait for the job; one that is parked is given up, after it was noted."""
+        """Wait for the job's end; a parked job is recorded as parked, and abandoned."""
         ending = asyncio.create_task(_ended(self.cluster, spec))
         try:
             while not ending.done():
@@ -192,7 +192,7 @@ class Drill:
 
 
 async def run_drill(request: DrillRequest, *, say: Say = silent, keep: bool = False) -> DrillResult:
-    """One drill on a cluster of its own, torn down afterwards.
+    """Run one drill on a new cluster, which is torn down afterwards.
 
     Raises:
         ConfigError: the request makes no sense.
@@ -210,7 +210,7 @@ async def run_drills(
     keep: bool = False,
     each: Callable[[DrillResult], None] = lambda _: None,
 ) -> list[DrillResult]:
-    """The same drill several times on one cluster; ``each`` takes a run when it is over.
+    """Run one drill several times on one cluster; ``each`` is called after each run.
 
     Raises as :func:`run_drill` does.
     """
@@ -222,7 +222,7 @@ async def run_drills(
         drill = Drill(cluster, request)
         for _ in range(repeat):
             result = await drill.run()
-            shown = keep and not cluster.prefix  # another network's addresses lead a browser elsewhere
+            shown = keep and not cluster.prefix  # a browser cannot reach addresses of another network
             result.links = [link for incident in result.incidents if shown and (link := cluster.control.link(incident))]
             result.cluster, result.prefix = (str(cluster.home), cluster.prefix) if keep else ("", "")
             results.append(result)
@@ -236,7 +236,7 @@ async def run_drills(
 
 
 def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
-    """The cluster that a fault needs, not up yet."""
+    """The cluster that a fault needs; it is not up yet."""
     standbys = max(request.standbys, request.opening.standbys(request.spec("drill", {}).topology()))
     options: dict[str, Any] = {"machines": machines, "standbys": standbys, "keep": keep, "say": say}
     if request.opening.needs_network:
@@ -245,7 +245,7 @@ def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say
 
 
 async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
-    """The end of a job; None when it did not come in time, and then it is stopped."""
+    """The result of a job; None: it did not end in time and was stopped."""
     try:
         async with asyncio.timeout(LIMIT_S):
             return await cluster.control.result(spec.name)
@@ -258,15 +258,15 @@ async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
 
 
 def _placed(spec: JobSpec, folder: Path) -> JobSpec:
-    """The job with ``{run}`` in its arguments replaced by a folder that no other run has."""
+    """The job with ``{run}`` in its arguments replaced by a folder for this run alone."""
     folder.mkdir(parents=True, exist_ok=True)
     return spec.model_copy(update={"args": [argument.replace("{run}", str(folder)) for argument in spec.args]})
 
 
 def without_fault(spec: JobSpec) -> JobSpec:
-    """The same job as far as its losses go: no fault, no disk, no waiting at the end of a step, and every patience.
+    """A job with the same losses: without fault, disk and waits at the end of steps, and with a patient policy.
 
-    One run of it serves all drills that differ in these only.
+    Drills that differ only in these share one run of it.
     """
     args = list(spec.args)
     for option, values in ((PACE, 1), (UNEVEN, 3)):

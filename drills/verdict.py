@@ -19,24 +19,24 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 MAX_LOST = 1
-"""A fault may cost at most the step that was under way, by design of the every-step checkpoint."""
+"""Most steps that a fault may cost: the step under way, by design of the every-step checkpoint."""
 MAX_PACE = 1.5
-"""Step time while a peer's agent hangs, in step times before: far above what a busy machine does to a median."""
+"""Limit of step time while a peer's agent hangs over step time before: far above the noise of a busy machine."""
 AWAY_STEPS = 2
-"""A part that was back within so many steps' time was not away for long enough to show anything."""
+"""A part that was back within the time of this many steps was away too briefly to prove anything."""
 LAG = 2
-"""Backups that are so many steps behind show that their peer takes none."""
+"""Backups that are this many steps behind prove that their peer accepts none."""
 MAX_BLIND_S = 10.0
-"""Nobody looked for two copies of a rank for so long: they could have come and gone. Far above what a busy machine
-does to a look every 0.1 s."""
+"""Longest allowed time without a sample for double ranks, seconds; far above the delays of a busy machine, with
+a sample every 0.1 s."""
 SHOWN = 5
-"""Differences that are named."""
+"""Number of differences that are named."""
 FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
-"""Words of which one names what is wrong with a copy."""
+"""Words for damage; a text about a damaged copy has at least one of them."""
 
 
 def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResult:
-    """What came of a drill."""
+    """Judge a drill: make its result from the facts."""
     observed = request.only_reported
     told = [incident for incident in facts.incidents if observed or not is_observed(incident)]
     reports = [incident.report for incident in told if incident.report]
@@ -92,17 +92,17 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
 
 
 def _faults(request: DrillRequest) -> list[Fault]:
-    """The fault, and the one that opens the incident that it strikes in."""
+    """The fault, and the other fault that opens the incident if there is one."""
     return [fault_of(request), *([] if request.fault is request.opening else [opening_of(request)])]
 
 
 def _none(differences: list[str] | None) -> bool | None:
-    """Whether there are none; None: nobody could look."""
+    """Whether there are no differences; None: not known."""
     return None if differences is None else not differences
 
 
 def _differences(spec: JobSpec, facts: DrillFacts) -> list[str]:
-    """Where the run differs from the one without a fault; of the example all can be compared, so it has to be."""
+    """Differences from the run without a fault; for the example, all values must have been compared."""
     if facts.comparison is None:
         return []
     found = (facts.comparison.losses or [])[:SHOWN] + (facts.comparison.state or [])[:SHOWN]
@@ -112,7 +112,7 @@ def _differences(spec: JobSpec, facts: DrillFacts) -> list[str]:
 
 
 def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> None:
-    """Fill in when it was seen and over, counted from the fault that opened the incident."""
+    """Fill in the times of detection and recovery, counted from the fault that opened the incident."""
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
     result.step_s = None if fault_ns is None else facts.records.step_s(0, fault_ns)
@@ -149,7 +149,7 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
 
 
 def _opens(request: DrillRequest, fault_id: str, ids: Collection[str]) -> bool:
-    """Whether a fault is the one that the clock starts with."""
+    """Whether a fault starts the clock."""
     if STRIKE in ids:
         return fault_id == STRIKE
     return request.fault is request.opening or not fault_id.startswith(request.fault.name)
@@ -195,7 +195,7 @@ def _not_absorbed(facts: DrillFacts, result: DrillResult) -> list[str]:
 
 
 def _stood(facts: DrillFacts, begin_ns: int, end_ns: int) -> bool:
-    """Whether the job did not step in a time in which it should have."""
+    """Whether the job made no step in a time in which it should step."""
     step_s = facts.records.step_s(0, begin_ns) or 0.0
     return (end_ns - begin_ns) / 1e9 > AWAY_STEPS * step_s and not facts.records.stepped_between(begin_ns, end_ns)
 
@@ -224,7 +224,7 @@ def _not_recovered(
 
 
 def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
-    """Only a person can help, and has to be notified why."""
+    """Problems of a drill whose job should be parked with the right reason."""
     why = request.opening.parked_words
     notified = any(all(words in text for words in why) for text in facts.texts)
     return [
@@ -234,7 +234,7 @@ def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
 
 
 def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
-    """What the incidents say was lost, against what the step records show."""
+    """Compare the lost steps in the incidents with the step records."""
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
         return []
@@ -243,7 +243,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
         f"{report.lost_steps} steps lost, {most} would have done"
         for report in reports
         if report.lost_steps and report.lost_steps > most
-        if not request.opening.shows_not_finite  # judged by where it went back to
+        if not request.opening.shows_not_finite  # judged by the step to which it went back
     ]
     # The step under way may have been reported and not completed: one more per failure.
     failures = sum(max(len(report.failures), 1) for report in reports)
@@ -253,7 +253,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
 
 
 def copies_told(request: DrillRequest, facts: DrillFacts, result: DrillResult) -> list[str]:
-    """Whether what happened to copies was told: damage, machines that came back empty, full file systems."""
+    """Problems with reports on copies: damage, machines that came back empty, full file systems."""
     promise = facts.seen.promise
     found = [promise.reason] if promise and promise.begins_again else []
     for copy in facts.seen.damaged:
@@ -288,7 +288,7 @@ def _not_clean(facts: DrillFacts) -> list[str]:
 
 
 def together(results: list[DrillResult]) -> dict[str, Any]:
-    """Several runs as one answer: the keys of a run (times are medians, counts the worst), ``runs`` and ``summary``."""
+    """Merge several runs: the keys of a run (medians of times, worst counts), ``runs`` and ``summary``."""
     told = summary(results)
     first = results[0].model_dump()
     lost = [result.steps_lost for result in results if result.steps_lost is not None]
@@ -310,7 +310,7 @@ def together(results: list[DrillResult]) -> dict[str, Any]:
 
 
 def summary(results: list[DrillResult]) -> dict[str, Any]:
-    """Median, p90 and maximum of the times of several runs, and how many were right."""
+    """Median, p90 and maximum of the times of several runs, and the number of successful runs."""
     found: dict[str, Any] = {"runs": len(results), "ok": sum(result.ok for result in results)}
     for name in ("detected_s", "recovered_s"):
         times = sorted(t for result in results if (t := getattr(result, name)) is not None)

@@ -1,1 +1,1 @@
-"""Doing it: faults that ranks and workers act out, and what is done to them from outside."""
+"""The injection of faults: by ranks and workers themselves, and from outside."""

@@ -1,4 +1,4 @@
-"""A drill under way, as those who inject from outside see it."""
+"""A drill under way, with the helpers of the injector."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from everstep.rank import drill_faults as faults
 
 LOOK_S = 0.05
 BACK_LIMIT_S = 60.0
-"""A killed part must be back within this long."""
+"""A killed part must be back within this time, seconds."""
 QUIET_S = 6.0
-"""Backups that did not change for so long are what they are: a peer that failed is tried again every 5 s."""
+"""Backups that did not change for this time are final, seconds: a failed peer is tried again every 5 s."""
 CATCH_UP_S = 2.0
-"""A second fault waits for backups for so long: a job takes some ten steps meanwhile."""
+"""A second fault waits this long for backups, seconds: the job makes about ten steps meanwhile."""
 SETTLE_LIMIT_S = 20.0
-"""Backups and disks of a job that stands still are complete within this long."""
+"""Backups and disks of a job that waits at a step are complete within this time, seconds."""
 
 
 INCIDENT_LIMIT_S = 240.0
-"""An incident in which machines are tested, or a slow one is looked for, is over within this long."""
+"""An incident with diagnostic tests or a vote on a slow machine is over within this time, seconds."""
 
 
 @dataclass
@@ -51,11 +51,11 @@ class DrillContext:
     request: DrillRequest
     spec: JobSpec
     machines: list[Machine]
-    """Of the job."""
+    """The machines of the job."""
     planned: Planned
     seen: DrillObservations = field(default_factory=DrillObservations)
     off: ExitStack = field(default_factory=ExitStack)
-    """Machines without power; what is left of the drill begins once they have it again."""
+    """The machines without power; closing it gives them power again."""
 
     def __post_init__(self) -> None:
         self.stored = StoredCopies(self.cluster.file, self.spec, self.machines)
@@ -63,28 +63,28 @@ class DrillContext:
 
     @property
     def memory(self) -> Path:
-        """Shared memory of the struck machine."""
+        """The shared memory of the struck machine."""
         return self.cluster.file.shm / self.target.name
 
     @property
     def disk(self) -> Path:
-        """Where the struck machine has its checkpoints on disk."""
+        """The folder of the struck machine's checkpoints on disk."""
         return power.state_folder(self.cluster.file, self.target.name) / "checkpoints"
 
     # Waiting.
 
     async def reach(self, step: int, machines: list[Machine] | None = None) -> None:
-        """Wait until all ranks have completed so many steps."""
+        """Wait until all ranks have completed this many steps."""
         async with self.cluster.control.feed(self.spec.name, machines or self.machines, LOOK_S) as feed:
             async for picture in feed.pictures():
                 if picture.step is not None and picture.step >= step:
                     return
 
     async def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait until something holds.
+        """Wait until a condition holds.
 
         Raises:
-            ClusterError: it does not within so many seconds.
+            ClusterError: it does not within this many seconds.
         """
         deadline = time.monotonic() + seconds
         while not await asyncio.to_thread(holds):
@@ -96,7 +96,7 @@ class DrillContext:
         """Wait until an incident of the job is over.
 
         Raises:
-            ClusterError: none is in time.
+            ClusterError: no incident is over in time.
         """
         deadline = time.monotonic() + INCIDENT_LIMIT_S
         while time.monotonic() < deadline:
@@ -108,19 +108,19 @@ class DrillContext:
         raise ClusterError(f"no incident was over within {INCIDENT_LIMIT_S:.0f} s")
 
     async def held_up(self) -> int:
-        """Wait until all ranks wait for us; returns the steps that they have completed."""
+        """Wait until all ranks wait for the injector; returns the number of steps that they have completed."""
         holds = self.planned.holds
         while not all(self.fired(hold["id"]) for hold in holds):  # noqa: ASYNC110 - other processes say so, by files
             await asyncio.sleep(LOOK_S)
         return int(holds[0]["at_step"])
 
     async def settled(self, step: int, *, backups: bool = True, disk: int | None = None) -> None:
-        """Wait until all that a job saves at a step is saved.
+        """Wait until all saves of a step are complete.
 
         Args:
-            step: that the job stands at.
-            backups: wait for them too, until nothing changes: who is behind sends every other step only.
-            disk: newest step that is due on all disks.
+            step: step at which the job waits.
+            backups: wait for backups too, until they no longer change: a rank that is behind skips every second step.
+            disk: newest step that must be on all disks.
         """
         stored, ranks = self.stored, range(self.spec.topology().world_size)
         await self._all_hold(ranks, step, stored.own_steps, "saved in memory")
@@ -158,23 +158,23 @@ class DrillContext:
     # Marks.
 
     def fired(self, name: str) -> dict[str, object] | None:
-        """When something was done, or None."""
+        """The mark of an action; None: it has not happened."""
         return faults.fired(self.planned.plan, {"id": name})
 
     def mark(self, name: str, **details: object) -> None:
-        """Note that something was done, now unless ``time_ns`` says when."""
+        """Record that an action happened, at ``time_ns`` or now."""
         faults.claim(self.planned.plan, {"id": name}, **details)
 
     # Agents.
 
     async def power_on(self) -> None:
-        """Machines that stayed away come back, empty."""
+        """Let machines that stayed away come back, empty."""
         self.off.close()
         for machine in self.machines:
             await self._comes(machine, lambda described: described.pid > 0)
 
     def agent(self, machine: Machine) -> int:
-        """Pid of a machine's agent.
+        """The pid of a machine's agent.
 
         Raises:
             ClusterError: it does not run.
@@ -185,20 +185,20 @@ class DrillContext:
         return pid
 
     async def agent_back(self, machine: Machine, before: int) -> int | None:
-        """When another agent than the one of that pid answers; None: not within the limit."""
+        """The time at which an agent with another pid answers; None: not within the limit."""
         return await self._comes(machine, lambda described: described.pid not in (0, before))
 
     async def fork_server(self, machine: Machine) -> int:
-        """Pid of the job's fork server on a machine; 0: none."""
+        """The pid of the job's fork server on a machine; 0: there is none."""
         return _fork_server(await self.cluster.control.agents.get(machine.address).describe(), self.spec.name)
 
     async def fork_server_back(self, machine: Machine, before: int) -> int | None:
-        """When another fork server than the one of that pid is ready; None: not within the limit."""
+        """The time at which a fork server with another pid is ready; None: not within the limit."""
         job = self.spec.name
         return await self._comes(machine, lambda described: _fork_server(described, job) not in (0, before))
 
     async def processes_back(self, before: Mapping[str, int]) -> int | None:
-        """When other processes of the cluster than those of these pids run by these names; None: not within the
+        """The time at which processes with these names, but other pids, run; None: not within the
         limit."""
         deadline = time.monotonic() + BACK_LIMIT_S
         while time.monotonic() < deadline:
@@ -223,7 +223,7 @@ class DrillContext:
     async def listen(
         self, seconds: float, machines: list[Machine] | None = None, *, enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Take down for a while, or until it is enough, what the agents tell of backups and disks."""
+        """Collect the agents' reports about backups and disks, for some time or until they suffice."""
         tasks = [asyncio.create_task(self._listen_to(machine)) for machine in machines or self.machines]
         try:
             deadline = time.monotonic() + seconds
@@ -246,10 +246,10 @@ class DrillContext:
     # The second fault.
 
     async def second_fault(self, *, exact: bool) -> None:
-        """Kill what has to be killed, and note what that may cost.
+        """Inject the second fault, and record the steps that it may cost.
 
         Args:
-            exact: the job stands still and all copies are known: what is left decides what it may cost.
+            exact: the job waits and all copies are known, so the copies that are left decide the cost.
         """
         loss = self.request.opening.loss(self.spec)
         if loss.ranks:
@@ -257,7 +257,7 @@ class DrillContext:
             await self._kill_ranks(loss)
         else:
             await asyncio.to_thread(self._take_power, loss, exact)
-        self.planned.let_go()  # into the next collective, where they notice who is missing
+        self.planned.let_go()  # into the next collective, where they detect missing ranks
 
     async def _kill_ranks(self, loss: Loss) -> None:
         async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
@@ -289,9 +289,9 @@ class DrillContext:
                 self.off.enter_context(off.pop_all())
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
-        """Whether backups have just caught up with the steps: the placement promises nothing else.
+        """A check that backups have caught up with the steps, which the placement's promise needs.
 
-        Those that do not catch up are struck all the same, and cost what they cost.
+        After ``CATCH_UP_S`` it holds anyway, so that the strike happens.
         """
         deadline = math.inf
 
@@ -304,12 +304,12 @@ class DrillContext:
         return caught_up
 
     def _promise(self, loss: Loss, *, exact: bool) -> Promise:
-        """What a strike may cost at most: by the placement where it promises something, else by what is left."""
+        """The most steps that a strike may cost: by the placement's promise, else by the copies that are left."""
         placed = promise_of(self.spec, loss)
         if placed.steps is not None and not exact:
             return placed
         best = best_step(self.stored.left(loss, self.seen.damaged))
-        # A step may have been completed and not saved yet, unless the job stands still.
+        # A step may be completed and not saved yet, unless the job waits.
         lost = max(self.stored.newest() - best, 0) + (not exact)
         if best == 0:
             return Promise(lost, "no step is left of which every rank has a sound copy", begins_again=True)
@@ -317,10 +317,10 @@ class DrillContext:
 
 
 def copies_seen(found: Collection[RankCopies], contexts: Sequence[DrillContext]) -> int:
-    """How many ranks had two copies.
+    """The number of ranks that had two copies at once.
 
-    A machine whose link is down cannot be told to end its ranks. Where another one takes its place, they wait for peers
-    that are gone: that they do not step is held by ``Records.overlaps``.
+    A machine whose link is down cannot be notified to end its ranks. If it is replaced, they wait for peers that are
+    gone; ``Records.overlaps`` checks that they do not step.
     """
     away = {context.target.name for context in contexts if context.request.opening.unreachable}
     return sum(not away & set(one.machines) for one in found)

@@ -1,4 +1,4 @@
-"""Faults of the control plane, met inside a worker: it dies in a stage, or at an event, of an incident.
+"""Faults of the control plane inside a worker: it dies in a stage, or at an event, of an incident.
 
 A worker loads this when ``EVERSTEP_FAULTS`` is in *its* environment; nothing
 here runs otherwise. The plan (everstep/rank/drill_faults.py) is read anew at each place,
@@ -11,7 +11,7 @@ so that one cluster serves many drills. Three kinds of entry:
     work is under way), or at its ``end`` (its work is done, its result is
     not yet reported). With a ``version`` the activity launches that one of the
     code. The stage ``report`` comes before the incident: the worker has seen a
-    fault and tells the job of it.
+    fault and reports it to the job.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
     Not a fault: the activity waits there until the file ``until`` is there, so
@@ -35,7 +35,7 @@ so that one cluster serves many drills. Three kinds of entry:
        WorkflowTaskScheduled that comes with it. The worker dies as the report
        arrives (drills/inject/last_report.py), for the next task is taken within
        milliseconds;
-    5. looks at the history from outside (drills/inject/history_watch.py): for
+    5. polls of the history from outside (drills/inject/history_watch.py): for
        all others, such as WorkflowExecutionStarted.
 
     Results of activities that run at once come one after the other then, each
@@ -79,17 +79,17 @@ from everstep.rank import environment
 Fault = dict[str, Any]
 
 MIDDLE_S = 0.02
-"""An activity is in its middle after this long; a shorter one at its end."""
+"""An activity is in its middle after this time, seconds; for a shorter one the middle is its end."""
 LOOK_S = 0.004
-"""Between two questions whether a history is at rest."""
+"""Time between two queries whether a history is at rest, seconds."""
 REST_S = 1.0
-"""A result waits so long for the one before it and for the workflow task under way."""
+"""A result waits at most this long for the result before it and for the current workflow task, seconds."""
 RECOVERS = ("Incident", "Replay")
-"""Types of workflows that faults strike in."""
+"""Types of workflows in which faults strike."""
 
 
 def plugins() -> list[DrillPlugin]:
-    """What a worker of a drill's cluster loads; nothing in any other."""
+    """The plugins of a worker in a drill's cluster; empty in any other cluster."""
     return [DrillPlugin()] if os.environ.get(environment.FAULTS) else []
 
 
@@ -104,12 +104,12 @@ class DrillPlugin(SimplePlugin):
         """Of workflows with a fault at an event: the newest event as the last result was about to be reported."""
 
     def configure_worker(self, config: Any) -> Any:
-        """Keep the client, to look at histories with."""
+        """Keep the worker's client, which reads histories."""
         self.client = config["client"]
         return super().configure_worker(config)
 
     async def durable(self, workflow_id: str) -> int:
-        """Number of the newest durable event of a workflow; 0 when there is none."""
+        """The number of a workflow's newest durable event; 0: there is none."""
         described = await self._describe(workflow_id)
         return described.history_length if described else 0
 
@@ -156,7 +156,7 @@ class _Activity(ActivityInboundInterceptor):
         return result
 
     async def _report(self, result: Any) -> None:
-        """Die with the result reported, where the event is of those that the report brings about."""
+        """Die with the result reported, if the report causes the event."""
         info = activity.info()
         assert info.workflow_id is not None
         for plan, fault in _pending("at_event"):
@@ -186,7 +186,7 @@ class _Activity(ActivityInboundInterceptor):
                 if moment == "end":
                     await self._drill.turn(info.workflow_id)
                 newest = await self._drill.durable(info.workflow_id)
-                # The next event that this activity brings about is its own ActivityTaskStarted: the
+                # The next event that this activity causes is its own ActivityTaskStarted: the
                 # server knows it, and writes it down together with the result.
                 if newest + (moment == "end") >= fault["at_event"]:
                     die(plan, fault, place=place, newest=newest)
@@ -198,7 +198,7 @@ class _Reports(client.Interceptor):
 
 
 class _Report(client.OutboundInterceptor):
-    """A watcher that tells a job of a fault."""
+    """A watcher that reports a fault to a job."""
 
     async def start_workflow_update(self, input: client.StartWorkflowUpdateInput) -> client.WorkflowUpdateHandle[Any]:
         if input.update != REPORT:
@@ -215,7 +215,7 @@ class _Report(client.OutboundInterceptor):
 
 
 async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], Awaitable[None]]) -> Any:
-    """Do some work, and call ``meet`` at its begin, in its middle and at its end."""
+    """Run some work, and call ``meet`` at its begin, in its middle and at its end."""
     running: asyncio.Future[Any] | None = None
     try:
         await meet("begin")
@@ -234,7 +234,7 @@ async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], 
 
 
 class _FaultRunner(WorkflowRunner):
-    """The worker's own runner, with a look after each workflow task of an incident."""
+    """The worker's own runner, with a check after each workflow task of an incident."""
 
     def __init__(self, inner: WorkflowRunner) -> None:
         self._inner = inner
@@ -270,26 +270,26 @@ def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
 
 
 def _launches(input: ExecuteActivityInput, version: int) -> bool:
-    """Whether a launch is of that version of the code."""
+    """Whether an activity launches this version of the code."""
     given = input.args[0]
     return isinstance(given, LaunchRanks) and given.job.spec.version == version
 
 
 def _swept(fault: Fault) -> str:
-    """In which workflow's history the event is."""
+    """The id of the workflow whose history has the event."""
     return str(fault.get("workflow_id") or incident_workflow_id(fault["job"], 1))
 
 
 def _advances(job: Any) -> bool:
-    """Whether an activation's job moves the workflow on: not a query, not a removal from the cache."""
+    """Whether an activation's job advances the workflow: not a query, not a removal from the cache."""
     return job.WhichOneof("variant") not in ("query_workflow", "remove_from_cache")
 
 
 def _pending(kind: str) -> Iterator[tuple[Path, Fault]]:
-    """The faults of this worker's plan that have not fired."""
+    """The entries of this worker's plan that have not fired."""
     try:
         loaded = faults.load_plan()
-    except ValueError:  # it is being written
+    except ValueError:  # it is being written now
         return
     if loaded is None:
         return
@@ -307,16 +307,16 @@ async def _strike(plan: Path, fault: Fault, place: str) -> None:
 
 
 async def _hold(plan: Path, fault: Fault, place: str) -> None:
-    """Wait, once over all workers, until the file that the entry names is there."""
+    """Wait, once over all workers, until the entry's file exists."""
     until, deadline = Path(fault["until"]), time.monotonic() + faults.HOLD_S
     if faults.claim(plan, fault, place=place):
         while not await asyncio.to_thread(until.exists) and time.monotonic() < deadline:
             if activity.in_activity():
-                activity.heartbeat()  # its work may be over; without a sign it is tried elsewhere, not held
+                activity.heartbeat()  # its work may be over; without a heartbeat Temporal would retry it elsewhere
             await asyncio.sleep(0.01)
 
 
 def die(plan: Path, fault: Fault, **details: Any) -> None:
-    """Fire once over all workers: SIGKILL this worker, or the process that the fault names."""
+    """Fire once over all workers: SIGKILL this worker, or the process in the entry."""
     if faults.claim(plan, fault, **details):
         os.kill(fault.get("pid") or os.getpid(), signal.SIGKILL)

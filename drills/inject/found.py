@@ -1,4 +1,4 @@
-"""Waiting for an inspection to find what a drill broke."""
+"""Waits until an inspection detects the device that a drill broke."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.machine import Machine
 
 TOLD_LIMIT_S = 20.0
-"""An incident tells it, or the ledger has it, within this long after that."""
+"""After the detection, an incident reports it or the ledger has it within this time, seconds."""
 FOUND_LIMIT_S = 60.0
-"""An inspection has found what is broken within this long; the longest default period is 30 s."""
+"""An inspection detects the fault within this time, seconds; the longest default period is 30 s."""
 OUTAGES = ("nic-down", "nic-flap", "nic-flap-repeated")
-"""Reason codes of a link that was down."""
+"""Reason codes for a link that was down."""
 
 
 async def await_finding(context: DrillContext) -> None:
-    """Wait until the agents of the struck machines have found it, and note when.
+    """Wait until the agents of the struck machines have detected the fault, and record the time.
 
     Raises:
-        ClusterError: they do not.
+        ClusterError: they do not within the time limit.
     """
     expected = context.request.opening.finding
     assert expected is not None
@@ -32,10 +32,10 @@ async def await_finding(context: DrillContext) -> None:
 
 
 async def await_reason(context: DrillContext, machines: Sequence[Machine], reason: str) -> None:
-    """Wait until inspections of all these machines find something.
+    """Wait until inspections of all these machines report a finding with this reason.
 
     Raises:
-        ClusterError: they do not.
+        ClusterError: they do not within the time limit.
     """
     left, deadline = list(machines), time.monotonic() + FOUND_LIMIT_S
     while time.monotonic() < deadline:
@@ -55,12 +55,12 @@ async def _finds(context: DrillContext, machine: Machine, reason: str) -> bool:
 
 
 def struck_machines(context: DrillContext) -> list[Machine]:
-    """The machines on which something breaks."""
+    """The machines on which a device breaks."""
     return context.machines if context.request.opening.strikes_all else [context.target]
 
 
 async def await_told(context: DrillContext) -> None:
-    """Wait until an incident tells it, or the ledger has it; what is not told is for the judge to see."""
+    """Wait until an incident reports it or the ledger has it; if neither happens, the judge decides."""
     expected = context.request.opening.finding
     assert expected is not None
     deadline = time.monotonic() + TOLD_LIMIT_S
@@ -79,7 +79,7 @@ async def await_told(context: DrillContext) -> None:
 
 
 async def _generation(context: DrillContext) -> int:
-    """The newest one that the job's other machines have ranks of."""
+    """The newest generation with ranks on the job's other machines."""
     others = [machine for machine in context.machines if machine is not context.target]
     async with context.cluster.control.feed(context.spec.name, others, LOOK_S) as feed:
         async for picture in feed.pictures():
@@ -89,7 +89,7 @@ async def _generation(context: DrillContext) -> int:
 
 
 async def await_healed(context: DrillContext) -> None:
-    """Wait until the machines' inspections find it no more: it would be told to the next job on this cluster."""
+    """Wait until inspections no longer report the fault: else the next job on this cluster would get it."""
     reasons = context.request.opening.found_later
     for machine in struck_machines(context) if reasons else ():
         if not await _healed(context, machine, reasons):
@@ -102,7 +102,7 @@ async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str
     while time.monotonic() < deadline:
         with contextlib.suppress(AgentError):
             for reason in reasons:
-                await agent.clear(reason)  # what an event told counts for some time
+                await agent.clear(reason)  # a finding from an event counts for some time
             reply = await agent.inspect(timeout_s=1.0)
             if not any(found.reason in reasons for state in reply.inspections for found in state.findings):
                 return True
@@ -111,7 +111,7 @@ async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str
 
 
 async def machine_events(context: DrillContext) -> list[str]:
-    """What the ledger has of the struck machine."""
+    """The ledger's events of the struck machine."""
     ledger = await context.cluster.control.ledger()
     if ledger is None:
         return []

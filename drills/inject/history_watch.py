@@ -1,8 +1,8 @@
-"""Looks at a workflow's history from outside, and kills a worker as soon as an event is durable.
+"""Watches a workflow's history from outside, and kills a worker as soon as an event is durable.
 
-Of a local server it looks at the store, where the table ``executions`` has the
-number of the next event; that takes ten microseconds. Another server is asked.
-A process of its own does it, since workers and drills have other work, which
+For a local server it reads the store: the table ``executions`` has the number
+of the next event, and a read takes ten microseconds. Any other server is queried.
+A separate process does this, since workers and drills have other work, which
 may take milliseconds.
 
 Run as ``python -m drills.inject.history_watch`` with a ``HistoryWatch`` as JSON
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from drills.inject.context import DrillContext
 
 LOOK_S, ASK_S = 0.0003, 0.004
-"""Between two looks at a store, and between two questions."""
+"""Time between two reads of a store, and between two queries, seconds."""
 WORKER = "worker-0"
-"""Name of the process that is killed."""
+"""Name of the worker process that is killed."""
 ENDS_S = 5.0
-"""The process has so long to end when it is told to."""
+"""Time for the watching process to end after SIGTERM, seconds."""
 
 
 class HistoryWatch(BaseModel):
-    """Which workflow is looked at, and whom an event kills."""
+    """The workflow to watch, and the worker to kill."""
 
     store: Path
-    """Of the server, where there is one; else the server is asked."""
+    """Store of a local server; else the server is queried."""
     address: str
     namespace: str
     workflow_id: str
@@ -53,11 +53,11 @@ class HistoryWatch(BaseModel):
     """Pid of the worker."""
     plan: Path
     fault: dict[str, Any]
-    """With ``at_event``."""
+    """The entry of the plan, with ``at_event``."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Look, in another process, until the block ends."""
+        """Watch in another process until the block ends."""
         looking = subprocess.Popen(
             [sys.executable, "-P", "-m", "drills.inject.history_watch"], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -73,7 +73,7 @@ class HistoryWatch(BaseModel):
 
 @contextlib.contextmanager
 def watched(context: DrillContext) -> Iterator[None]:
-    """Look at the history whose event kills the first worker while a drill runs; nothing for other faults.
+    """While a drill runs, watch the history whose event kills the first worker; other faults need no watch.
 
     Raises:
         ClusterError: that worker does not run.
@@ -100,7 +100,7 @@ def watched(context: DrillContext) -> Iterator[None]:
 
 
 def look(asked: HistoryWatch) -> None:
-    """Look until the event is durable, and kill the worker; or until another place has killed it."""
+    """Watch until the event is durable, and kill the worker; or until another place has killed it."""
     worker = os.pidfd_open(asked.worker)
     with contextlib.ExitStack() as held:
         held.callback(os.close, worker)
@@ -111,7 +111,7 @@ def look(asked: HistoryWatch) -> None:
             newest, pause_s = _of_server(held.enter_context(asyncio.Runner()), asked), ASK_S
         while faults.fired(asked.plan, asked.fault) is None:
             if (number := newest()) >= asked.fault["at_event"]:
-                with contextlib.suppress(ProcessLookupError):  # another place killed it, and says so
+                with contextlib.suppress(ProcessLookupError):  # another place killed it, and left a mark
                     signal.pidfd_send_signal(worker, signal.SIGKILL)
                     faults.claim(asked.plan, asked.fault, place="seen in the history", newest=number, pid=asked.worker)
                 return
@@ -119,7 +119,7 @@ def look(asked: HistoryWatch) -> None:
 
 
 def _of_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[], int]:
-    """Number of the newest event by the server's store; 0: there is no such workflow yet."""
+    """The number of the newest event in the server's store; 0: there is no such workflow yet."""
     row: list[Any] = []
 
     def newest() -> int:
@@ -134,7 +134,7 @@ def _of_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[], int]:
 
 
 def _of_server(runner: asyncio.Runner, asked: HistoryWatch) -> Callable[[], int]:
-    """The same, by the server's answer."""
+    """The number of the newest event, by a query of the server; 0: there is no such workflow yet."""
     client = runner.run(Client.connect(asked.address, namespace=asked.namespace))
 
     async def described() -> int:

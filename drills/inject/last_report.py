@@ -1,9 +1,9 @@
-"""A worker dies as an activity's result reaches Temporal: it is durable, and nobody takes the workflow task after it.
+"""A worker dies as an activity's result reaches Temporal: it is durable, and no worker gets the next workflow task.
 
 A worker takes that task within milliseconds, so that no kill from within comes
-in time. Here a process of its own does both: it kills the worker, which stands
-at the end of the activity, and then sends the result in its place, as a message
-that was under way when its sender died. To Temporal the two are the same.
+in time. Here a separate process does both: it kills the worker, which waits at
+the end of the activity, and then sends the result in its place, as a message
+that was under way when its sender died. Temporal cannot see a difference.
 
 Run as ``python -m drills.inject.last_report`` by that worker, with a
 ``LastReport`` as JSON on standard input.
@@ -27,23 +27,23 @@ from temporalio.client import Client
 from everstep.rank import drill_faults as faults
 
 SETTLE_S = 0.1
-"""From the death of the worker until Temporal does not wait for its polls any more, and from the report
-until what follows from it is durable; a new worker needs longer to start."""
+"""Time after the worker's death until Temporal drops its polls, and time after the report until its events
+are durable, seconds; a new worker needs longer to start."""
 ALIVE_S = 0.1
-"""Between two signs of life of the activity meanwhile."""
+"""Time between two heartbeats of the activity meanwhile, seconds."""
 
 
 class LastReport(BaseModel):
-    """What a worker leaves to be done when it is dead."""
+    """The work that a worker leaves to another process for after its death."""
 
     address: str
-    """Of Temporal's frontend."""
+    """Address of Temporal's frontend."""
     namespace: str
     workflow_id: str
     token: str
     """The activity's task token, in hexadecimal digits."""
     result: str
-    """Its result: a serialized ``Payloads`` message, in hexadecimal digits."""
+    """The activity's result: a serialized ``Payloads`` message, in hexadecimal digits."""
     worker: int
     """Pid of the worker."""
     place: str
@@ -53,7 +53,7 @@ class LastReport(BaseModel):
 
 
 async def die(client: Client, plan: Path, fault: dict[str, Any], result: Any) -> None:
-    """Have this worker killed and ``result``, of the activity that calls, reported; return only if that failed."""
+    """Have this worker killed and the calling activity's ``result`` reported; returns only if that failed."""
     info = activity.info()
     assert info.workflow_id is not None
     payloads = Payloads(payloads=await client.data_converter.encode([result]))
@@ -75,15 +75,15 @@ async def die(client: Client, plan: Path, fault: dict[str, Any], result: Any) ->
     )
     sending = asyncio.ensure_future(sender.communicate(report.model_dump_json().encode()))
     while not sending.done():
-        activity.heartbeat()  # its work is over, and it shall not be tried elsewhere
+        activity.heartbeat()  # its work is over, and Temporal must not retry it elsewhere
         await asyncio.wait([sending], timeout=ALIVE_S)
 
 
 async def send(report: LastReport) -> None:
-    """Kill the worker, whose child this process is, report the result, and write down which event was the newest then.
+    """Kill the worker, which is this process's parent, report the result, and record the newest event at that time.
 
     Raises:
-        RPCError: the result was not taken; the worker is dead and nothing is written down.
+        RPCError: Temporal did not accept the result; the worker is dead and no mark is written.
     """
     client = await Client.connect(report.address, namespace=report.namespace)
     if os.getppid() != report.worker:

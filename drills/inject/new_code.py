@@ -1,7 +1,7 @@
 """The code that a drill's update brings: the folder of the job's code, with some lines put into the script.
 
-The lines work on any script that reports its steps to everstep, and come where a person might have put them: after
-the docstring and the imports from ``__future__``.
+The lines work in any script that reports its steps to everstep. They are inserted after the docstring and the
+imports from ``__future__``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _everstep.Run.checkpoint = _wider
 
 
 def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
-    """Write the folder of a job's code anew, with lines put into the script.
+    """Write a copy of a job's code, with lines inserted into the script.
 
     Args:
         spec: The job as it was started.
-        folder: Which must not be there.
-        lines: Of Python.
-        note: A comment: two versions of the same lines differ by it.
+        folder: The new folder, which must not exist.
+        lines: Lines of Python.
+        note: A comment that makes two versions of the same lines differ.
 
     Raises:
         CannotInject: the script has no place for them.
@@ -77,7 +77,7 @@ def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
 
 
 def _after_the_head(body: Sequence[ast.stmt]) -> int:
-    """Number of lines of a module's docstring and of what it imports from the future."""
+    """The number of lines of a module's docstring and of its imports from ``__future__``."""
     at = 0
     for place, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

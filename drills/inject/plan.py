@@ -1,4 +1,4 @@
-"""The plan of a drill: faults that ranks and workers act out, and what is done to them from outside."""
+"""The plan of a drill: faults for ranks and workers, and the injector's faults from outside."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from everstep.rank import drill_faults as faults
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The faults of one drill and the files that say so."""
+    """The faults of one drill, and the files of its plan."""
 
     plan: Path
-    """For ranks; the injector's own marks lie beside it."""
+    """The plan for ranks; the injector's own marks lie beside it."""
     ranks: list[Entry]
     outside: list[Entry]
-    """Done by the injector itself."""
+    """Entries for the injector itself."""
     worker_plan: Path
     workers: list[Entry]
     holds: list[Entry] = field(default_factory=list)
-    """Where the job waits for the injector."""
+    """Entries at which the job waits for the injector."""
 
     def write(self) -> None:
-        """Write the plans, each as a whole or not at all: ranks and workers read them at any time."""
+        """Write each plan atomically, since ranks and workers read them at any time."""
         for path, content in ((self.plan, [*self.ranks, *self.holds]), (self.worker_plan, self.workers)):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".new")
@@ -51,7 +51,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     """The plan of a drill.
 
     Raises:
-        CannotInject: the part to be killed is not ours.
+        CannotInject: the part to be killed is not of this cluster.
     """
     ranks = request.opening.rank_entries(request.at_step, spec, plan)
     workers = request.fault.worker_entries(spec, plan, cluster.processes)
@@ -60,7 +60,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     if request.waits_at_hold:
         holds = [_hold(plan, 0, request.hold_step, "step")]
     elif (at_step := request.strike_hold) is not None:
-        # All of them at once, and before they do anything together that would let others complete the step.
+        # All at once, and before a collective that would let other ranks complete the step.
         holds = [_hold(plan, rank, at_step, "begin") for rank in range(spec.topology().world_size)]
     return Planned(plan, ranks, outside, cluster.worker_plan, workers, holds)
 

@@ -1,4 +1,4 @@
-"""A group of processes (a cgroup) of the drill's own, with limits."""
+"""A control group (cgroup) for a drill, with limits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from everstep.errors import CannotInject
 
 
 def name(kind: str = "") -> str:
-    """Name of the group of this process, by kind of its limits."""
+    """The name of this process's group, with the kind of its limits."""
     return f"everstep-drill-{kind}{os.getpid()}"
 
 
 @contextlib.contextmanager
 def made(root: Path, limits: Mapping[str, str], what: str, kind: str = "") -> Iterator[Path]:
-    """The group's folder, as long as the block lasts.
+    """Make a control group while the block runs; yields its folder.
 
     Args:
-        root: Where groups are made.
-        limits: File of the group → what is written to it, in order.
-        what: What the group has, for the error.
-        kind: Part of its name.
+        root: Folder in which groups are made.
+        limits: File of the group → text to write to it, in order.
+        what: Description of the group in errors.
+        kind: Part of the group's name.
 
     Raises:
         CannotInject: it cannot be made.
@@ -42,7 +42,7 @@ def made(root: Path, limits: Mapping[str, str], what: str, kind: str = "") -> It
 
 
 def _remove(folder: Path) -> None:
-    """Move what is left in it to the group above, and remove it."""
+    """Move its remaining processes to the parent group, and remove it."""
     with contextlib.suppress(OSError):
         for pid in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a drill does about machines that left a job: it repaired them, so it lets them come back."""
+"""Returns machines that left a job to the pool: the drill has repaired them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from everstep.errors import ClusterError, EverstepError
 from everstep.model.pool import PoolMachine, PoolPlace
 
 LIMIT_S = 90.0
-"""An evicted machine that answers is clean within this time: the pool looks every 30 s."""
+"""An evicted machine that answers is clean within this time, seconds: the pool checks every 30 s."""
 OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
 
 
 async def spare_of(cluster: DrillCluster, machines: int) -> int:
-    """How many machines can take the place of others once a job has so many.
+    """The number of spare machines while a job has this many machines.
 
     Raises:
-        ClusterError: the pool does not say.
+        ClusterError: the pool does not answer.
     """
     deadline = time.monotonic() + LIMIT_S
     while (state := await pool_state(cluster.control)) is None:
@@ -32,21 +32,21 @@ async def spare_of(cluster: DrillCluster, machines: int) -> int:
 
 
 async def cleaned(context: DrillContext) -> None:
-    """Wait until nothing of the job is left on machines that left it.
+    """Wait until no process of the job is left on machines that left it.
 
-    The pool looks every 30 s, and at once after an operator said something.
+    The pool checks every 30 s, and at once after an operator's command.
     """
     deadline = time.monotonic() + LIMIT_S
     while left := [one for one in await out_of_use(context.cluster) if one.uncleaned]:
         if time.monotonic() > deadline:
-            return  # what is left there is found
+            return  # a check detects processes that are left there
         with suppress(EverstepError):
             await move_machine(context.cluster.control, "evict", left[0].machine.name, "the drill waits for it")
         await asyncio.sleep(20 * LOOK_S)
 
 
 async def put_back(context: DrillContext) -> None:
-    """Release all machines that are out of use, and wait until jobs may have them."""
+    """Release all machines that are out of use, and wait until jobs may use them."""
     deadline = time.monotonic() + LIMIT_S
     while (out := await out_of_use(context.cluster)) and time.monotonic() < deadline:
         for one in out:
@@ -58,6 +58,6 @@ async def put_back(context: DrillContext) -> None:
 
 
 async def out_of_use(cluster: DrillCluster) -> list[PoolMachine]:
-    """Machines that no job may have."""
+    """The machines that no job may use."""
     state = await pool_state(cluster.control)
     return [one for one in state.machines.values() if one.place in OUT_OF_USE] if state else []

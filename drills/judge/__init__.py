@@ -1,1 +1,1 @@
-"""From what was seen to a verdict."""
+"""The verdict on a drill, from the facts."""

@@ -1,4 +1,4 @@
-"""Whether two runs of a job are equal bit for bit, and what could not be compared. Pure functions."""
+"""Compares two runs of a job bit for bit, and lists values that could not be compared. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from drills.observe.step_records import Records, ReportedStep
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run, held against the one without a fault."""
+    """The result of comparing a run with the run without a fault."""
 
     losses: list[str] | None = None
-    """Where the losses differ; None: neither run reports any."""
+    """Differences of the losses; None: neither run reports losses."""
     state: list[str] | None = None
-    """Where the states at the end of the loop differ; None: neither run tells of any."""
+    """Differences of the states at the end of the loop; None: neither run reports them."""
     compared: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
 
 
 def compare(reference: Records, run: Records, ranks: int) -> Comparison:
-    """Hold a run against the one without a fault: every rank, every step, both ways.
+    """Compare a run with the run without a fault: every rank, every step, both ways.
 
     A rank that reports losses on one side must report them on the other, each
     step of the other and no more, with the same bits each time that it did the step.
-    What somebody did not tell is a difference: it may be one.
+    A missing report counts as a difference, since it may hide one.
 
     Args:
-        reference: Of the run without a fault.
-        run: Of the run that met it.
+        reference: Records of the run without a fault.
+        run: Records of the run with the fault.
         ranks: Number of ranks of the job.
     """
     expected, found = _with_losses(reference), _with_losses(run)
@@ -66,7 +66,7 @@ def compare(reference: Records, run: Records, ranks: int) -> Comparison:
 
 
 def _with_losses(records: Records) -> dict[int, list[ReportedStep]]:
-    """The records of ranks that report losses: a script may report its steps alone."""
+    """The records of ranks that report losses; a script may report steps without losses."""
     return {
         rank: found
         for rank, found in records.of.items()

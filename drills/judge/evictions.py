@@ -1,4 +1,4 @@
-"""Whether the right machines left the job: those at fault or gone, and never a healthy one. Pure."""
+"""Checks that the right machines left the job: those at fault or gone, never a healthy one. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from everstep.model.job import JobSpec
 
 
 def over_evicted(reports: Iterable[IncidentReport], guilty: Collection[str]) -> list[str]:
-    """Machines that left on purpose beside one that is at fault, as their incident says: over-eviction.
+    """Over-eviction: healthy machines that an incident evicted together with a machine at fault, on purpose.
 
     Args:
-        reports: Of the job's incidents.
-        guilty: Machines at fault.
+        reports: Reports of the job's incidents.
+        guilty: The machines at fault.
     """
     beside: set[str] = set()
     for report in reports:
@@ -31,14 +31,14 @@ def evictions_right(
     standby: str = "",
     beside: Sequence[str] = (),
 ) -> list[str]:
-    """What is wrong with who left the job.
+    """Problems with the set of machines that left the job.
 
     Args:
-        request: Of the drill.
-        spec: Of its job.
-        evicted: Machines that left.
-        standby: That was to take a place, and could not: it leaves too, unless the pool knew it before.
-        beside: That left on purpose with those at fault.
+        request: Request of the drill.
+        spec: Spec of its job.
+        evicted: The machines that left.
+        standby: A standby that was chosen and failed: it leaves too, unless the pool knew its fault before.
+        beside: Machines that left by over-eviction.
     """
     wanted, may = request.leaving(spec), {standby, *beside} | request.opening.may_leave(spec)
     if standby and request.opening.standby_is_lost:

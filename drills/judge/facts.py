@@ -1,4 +1,4 @@
-"""What is known after a drill: gathered from Temporal, the agents, the ledger and the processes."""
+"""The facts after a drill, gathered from Temporal, the agents, the ledger and the processes."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from everstep.model.state_copy import CopyToRestore, Restored, Tier
 from everstep.model.version import JobVersion
 
 WRITTEN_S = 20.0
-"""What is written to a ledger that was away is there within this long after the job's end."""
+"""Late writes to a ledger that was away arrive within this time after the job's end, seconds."""
 SETTLE_S = 5.0
-"""What ends by itself after a job has this long to be gone."""
+"""Processes that end by themselves after a job are gone within this time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:
-    """One incident."""
+    """The facts about one incident."""
 
     id: str
     opened_ns: int
     report: IncidentReport | None
-    """None while it is open."""
+    """Its report; None: it is open."""
     seen_ns: int = 0
-    """When its fault was seen, by the machine or a watcher; 0: not known."""
+    """Time at which the machine or a watcher detected its fault, nanoseconds; 0: not known."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
 OBSERVED = "observed"
-"""Resolution of an incident that only tells a fault, with which the job goes on."""
+"""Resolution of an incident that only reports a fault while the job continues."""
 
 
 def is_observed(incident: IncidentFacts) -> bool:
-    """Whether an incident only tells a fault."""
+    """Whether an incident only reports a fault."""
     return incident.report is not None and incident.report.resolution == OBSERVED
 
 
 @dataclass(slots=True)
 class DrillFacts:
-    """Everything that the judge looks at."""
+    """All facts for the judge."""
 
     outcome: str = ""
     """``finished``, ``failed``, ``stopped``; empty: the job did not end in time."""
@@ -70,32 +70,32 @@ class DrillFacts:
     records: Records = field(default_factory=Records)
     seen: DrillObservations = field(default_factory=DrillObservations)
     texts: list[str] = field(default_factory=list)
-    """What the incidents said, whole lines: stages, conclusions, headlines, and what rules of eviction said."""
+    """Texts of the incidents: stages, conclusions, headlines, and answers of eviction rules."""
     machine_events: list[str] = field(default_factory=list)
-    """What the ledger has of the machine whose device broke, oldest first."""
+    """The ledger's events of the machine whose device broke, oldest first."""
     restored_from: dict[str, int] = field(default_factory=dict)
-    """Tier → ranks that went on from a copy there, in the last restart."""
+    """Tier → number of ranks that restored a copy from there, in the last restart."""
     comparison: Comparison | None = None
-    """With the run without a fault; None: the job did not finish."""
+    """Comparison with the run without a fault; None: the job did not finish."""
     duplicates: int = 0
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     """Machines that had ranks of several jobs at the same time, and these jobs."""
     looks: int = 0
-    """How often somebody looked for two copies of a rank …"""
+    """Number of checks for two copies of a rank …"""
     blind_s: float = 0.0
-    """… and the longest time in which nobody did, seconds."""
+    """… and the longest time without such a check, seconds."""
     leaked: list[str] = field(default_factory=list)
     ettr: float | None = None
     ledger_lacks: list[str] = field(default_factory=list)
-    """What the ledger does not know in the end; looked at where it was away."""
+    """Entries that the ledger lacks at the end; checked if it was away."""
     versions: list[JobVersion] = field(default_factory=list)
-    """Of the job's code, as the job knows them in the end."""
+    """Versions of the job's code, as the job has them at the end."""
     launches_ns: list[tuple[int, int]] = field(default_factory=list)
-    """Begin and end of the launches of the incidents."""
+    """Begin and end of the incidents' launches, nanoseconds."""
 
 
 async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[IncidentFacts]:
-    """All incidents of a job from that number on, from Temporal alone: no worker need answer."""
+    """All incidents of a job from this number on, from Temporal alone: no worker must answer."""
     found: list[IncidentFacts] = []
     while True:
         name = incident_workflow_id(job, number)
@@ -113,7 +113,7 @@ async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[In
 
 
 async def seen_ns(client: Client, incident: str) -> int:
-    """When the fault of an incident was seen, by what it was opened with, ns; 0: that does not say."""
+    """Time of an incident's fault detection, from its input, nanoseconds; 0: not known."""
     async for event in client.get_workflow_handle(incident).fetch_history_events(page_size=1):
         payloads = event.workflow_execution_started_event_attributes.input.payloads
         [opened_with] = await client.data_converter.decode(payloads, [IncidentState])
@@ -122,7 +122,7 @@ async def seen_ns(client: Client, incident: str) -> int:
 
 
 async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]]:
-    """Begin and end (ns) of the launches of an incident."""
+    """Begin and end of the launches of an incident, nanoseconds."""
     started: dict[int, int] = {}
     found = []
     async for event in cluster.control.client.get_workflow_handle(incident).fetch_history_events():
@@ -138,7 +138,7 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
 
 
 async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
-    """What an incident said: its stages as the report has them, and its conclusions whole, from the ledger."""
+    """The texts of an incident: its stages from the report, and its full conclusions from the ledger."""
     said = [incident.report.headline, *incident.report.stages] if incident.report else []
     said += [answer.why for answer in incident.report.asked] if incident.report else []
     if ledger := await cluster.control.ledger():
@@ -148,7 +148,7 @@ async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
 
 
 async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
-    """The copies that an incident brought to the machines that needed them, in order, from its history."""
+    """The copies that an incident moved to the machines that needed them, in order, from its history."""
     scheduled: set[int] = set()
     found: list[CopyToRestore] = []
     handle = cluster.control.client.get_workflow_handle(incident)
@@ -166,7 +166,7 @@ async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
 
 
 def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) -> dict[str, int]:
-    """How many ranks went on at a step from which tier; what was not moved lay in their own memory."""
+    """Tier → number of ranks that restored a step from it; copies that were not moved lay in own memory."""
     tiers = {copy.rank: copy.tier for copy in moved if copy.completed_steps == step}
     counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
     return {str(tier): counts[tier] for tier in Tier if counts[tier]}
@@ -175,13 +175,13 @@ def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) ->
 async def recorded_on(
     cluster: DrillCluster, spec: JobSpec, first: Sequence[Machine], emptied: Collection[str]
 ) -> list[Machine]:
-    """The machines that have records of a job: it began on them, or they came for others; none that left it empty."""
+    """The machines with records of a job: its first machines and replacements, without machines that were emptied."""
     last = {machine.name: machine for machine in (await cluster.control.state(spec.name)).machines}
     return [*last.values(), *(one for one in first if one.name not in last and one.name not in emptied)]
 
 
 async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> list[str]:
-    """Processes and shared memory of a job that has ended, once what ends by itself had its time."""
+    """Processes and shared memory that an ended job left, after the time in which they end by themselves."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:
@@ -198,14 +198,14 @@ async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[M
 
 
 async def ettr(cluster: DrillCluster, job: str) -> float | None:
-    """Productive share of the job's time, from the ledger."""
+    """The productive share of the job's time, from the ledger."""
     ledger = await cluster.control.ledger()
     found = await asyncio.to_thread(ledger.ettr, job, now_ns=time.time_ns()) if ledger else None
     return found.ratio if found else None
 
 
 async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[IncidentFacts]) -> list[str]:
-    """What the ledger does not know of a job that has ended, once late writes had their time."""
+    """Entries that the ledger lacks for an ended job, after the time for late writes."""
     deadline = time.monotonic() + WRITTEN_S
     ledger = await cluster.control.ledger()
     if ledger is None:
@@ -225,7 +225,7 @@ async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[Inci
 async def records(
     cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], known: Records | None = None
 ) -> tuple[Records, int]:
-    """The step records of a job, with those known already, and how often its ranks' logs show a rank twice."""
+    """The step records of a job, with those known already, and the number of double ranks in the ranks' logs."""
     agents = cluster.control.agents
     topology = spec.topology()
     ranks = [topology.ranks(index) for index in range(spec.machines)]

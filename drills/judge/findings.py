@@ -1,4 +1,4 @@
-"""Whether a device that broke was told: with the right reason code, machine and owner. Pure."""
+"""Checks that a broken device was reported with the right reason code, machine and owner. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.model.job import JobSpec
 
 
 def findings_told(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> list[str]:
-    """What is wrong with what was told of a device that broke; nothing where none did."""
+    """Problems with the report of a broken device; empty if no device broke."""
     expected = request.opening.finding
     if expected is None:
         return []

@@ -1,4 +1,4 @@
-"""What a drill found. The keys of the JSON are a contract: more may be added, none changes."""
+"""The result of a drill. The keys of the JSON are a contract: more may be added, none changes."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from pydantic import BaseModel, Field
 
 
 class DrillResult(BaseModel):
-    """One run of a drill; seconds as floats, None where it cannot be known."""
+    """One run of a drill; times are seconds; None: not known."""
 
     fault: str
     ok: bool = False
-    """Fired, and recovered as the fault deserves."""
+    """The fault fired, and the job recovered as expected."""
     fired: bool = False
     detected_s: float | None = None
-    """From the fault to the incident opened."""
+    """Time from the fault to the opening of the incident."""
     found_s: float | None = None
-    """From the fault to when it was seen: a device's by the inspection of its machine, the end of a rank by its agent,
+    """Time from the fault to its detection: of a device by an inspection, of a rank's end by its agent,
     else by a watcher."""
     recovered_s: float | None = None
-    """From the fault to the first step that all ranks completed at full width; for a part beside the ranks, until
-    it was back."""
+    """Time from the fault to the first step that all ranks completed at full width; for a part that is no rank,
+    until it was back."""
     step_s: float | None = None
     """Median time of a step before the fault."""
     resolution: str | None = None
-    """``reattempt``, …, or ``absorbed``: the job went on and lost nothing; ``observed``: and the fault was told."""
+    """``reattempt``, …; ``absorbed``: the job continued and lost nothing; ``observed``: and the fault was reported."""
     stages: list[tuple[str, float]] = Field(default_factory=list)
     tried: list[tuple[str, float]] = Field(default_factory=list)
-    """Rungs of the ladder in order, of all incidents, and what each cost in seconds."""
+    """Rungs of the ladder in all incidents, in order, with their seconds."""
     evicted: list[str] = Field(default_factory=list)
     over_evicted: list[str] = Field(default_factory=list)
     steps_lost: int | None = None
     steps_promised: int | None = None
-    """Most steps that the fault may cost; None: it is none after which copies are needed."""
+    """Most steps that the fault may cost; None: no copies are needed after it."""
     promise: str = ""
-    """Why so many."""
+    """The reason for this number."""
     restored_from: dict[str, int] = Field(default_factory=dict, description="Tier → ranks that went on from it.")
     emptied: list[str] = Field(default_factory=list, description="Machines that lost memory and disk.")
     damaged: list[str] = Field(default_factory=list, description="Copies that were damaged, and how.")
     said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents told of.")
     lag: int | None = None
-    """Most steps that a backup was seen to be behind; None: nobody looked."""
+    """Most steps that a backup was behind; None: not measured."""
     pace: float | None = None
-    """Step time while an agent hung, in step times before; None: none did."""
+    """Step time while an agent hung over step time before; None: no agent hung."""
     steps_redone: int | None = None
-    """Steps that the step records show twice; a report that was cut short by the fault counts as well."""
+    """Number of steps that the step records show twice; a step that the fault cut short counts too."""
     losses_match: bool | None = None
-    """None: the script reports no losses, or the job did not finish."""
+    """Whether all losses are equal; None: the script reports none, or the job did not finish."""
     state_match: bool | None = None
-    """Whether every rank ended with the state that it has without a fault; None: nobody tells of it."""
+    """Whether every rank ended with the same state as without a fault; None: not reported."""
     compared: list[str] = Field(default_factory=list, description="What was held against the run without a fault …")
     not_compared: list[str] = Field(default_factory=list, description="… and what could not be.")
     incidents: list[str] = Field(default_factory=list)
@@ -55,17 +55,17 @@ class DrillResult(BaseModel):
     ettr: float | None = None
     leaked: list[str] = Field(default_factory=list)
     duplicates: int = 0
-    """Ranks of which two copies were seen or recorded; must be 0."""
+    """Number of ranks with two copies at once; must be 0."""
     generations: int = 0
     job: str = ""
     steps: int | None = None
-    """Steps of the job that were compared."""
+    """Number of steps that were compared."""
     parts: dict[str, float] = Field(default_factory=dict)
     """Seconds from fork to the first step, by part."""
     headline: str = ""
     problems: list[str] = Field(default_factory=list)
     """Why ``ok`` is false."""
     cluster: str = ""
-    """Where the cluster was left, with ``--keep``."""
+    """Folder of the cluster that ``--keep`` left up."""
     prefix: str = ""
-    """What comes before commands that shall reach it; empty: nothing."""
+    """Prefix that commands need to reach it; empty: none."""

@@ -1,4 +1,4 @@
-"""Whether each step ran under the version of the code that the job's record says. Pure."""
+"""Checks that each step ran under the recorded version of the code. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from drills.observe.step_records import Records
 from everstep.model.version import JobVersion
 
 SHOWN = 5
-"""Steps that are named."""
+"""Number of steps that a problem names."""
 
 
 def steps_under_their_versions(versions: Sequence[JobVersion], records: Records) -> list[str]:
-    """Steps whose record names another version than the job's book says.
+    """Steps whose record has another version than the job's list of versions.
 
-    A generation runs the version that came last before it; what counts of a step is its last report.
+    A generation runs the last version applied before it; for a step only its last report counts.
 
     Args:
-        versions: Of the job.
-        records: Its steps.
+        versions: Versions of the job.
+        records: Step records of the job.
     """
     came = sorted((generation, one.number, begin, end) for one in versions for generation, begin, end in one.ranges)
     wrong: dict[str, set[int]] = {}

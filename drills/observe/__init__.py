@@ -1,1 +1,1 @@
-"""What a drill sees from outside: processes, copies, step records."""
+"""Observations of a drill from outside: processes, copies, step records."""

@@ -1,4 +1,4 @@
-"""What an injector saw beside the fault itself: the judge looks at it."""
+"""Observations of the injector besides the fault itself, for the judge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drills.spec.loss import Promise
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """A part beside the ranks was killed, or stood still, and came back."""
+    """A part that is no rank was killed or hung, and came back."""
 
     killed_ns: int
     back_ns: int | None
@@ -19,25 +19,25 @@ class Absorbed:
 
 @dataclass(slots=True)
 class DrillObservations:
-    """One drill's."""
+    """The observations of one drill."""
 
     absorbed: Absorbed | None = None
     found_ns: int | None = None
-    """When an inspection had found what was broken."""
+    """Time at which an inspection had detected the fault, nanoseconds."""
     promise: Promise | None = None
-    """How many steps the strike may cost."""
+    """The limit on the steps that the strike may cost."""
     standby: str = ""
-    """The machine that was to take the place of a lost one, and could not."""
+    """The standby that was chosen as a replacement, and failed."""
     damaged: list[Damaged] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     """Machines that lost memory and disk."""
     records: Records = field(default_factory=Records)
     """Step records of machines that were emptied."""
     asked: list[str] = field(default_factory=list)
-    """Folders of the code that the job was asked to take."""
+    """Folders of the code in the drill's update requests."""
     said: set[str] = field(default_factory=set)
-    """Problems with backups and disks that the agents told of."""
+    """Problems with backups and disks that the agents reported."""
     lag: int | None = None
-    """Most steps that a backup was behind; None: nobody looked."""
+    """Most steps that a backup was behind; None: not measured."""
     trouble: str = ""
     """Why the fault could not be injected as planned."""

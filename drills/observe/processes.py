@@ -1,4 +1,4 @@
-"""Looking at a cluster's processes from outside: two copies of a rank, and what is left at the end."""
+"""Observes a cluster's processes from outside: two copies of a rank, and processes that are left at the end."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from everstep.errors import TreeUnknown
 from everstep.system.procfs import ProcessInfo, children, is_alive, living, open_files, process_of
 
 SAMPLE_S = 0.1
-"""Between two samples; what comes and goes in between is seen by what ranks write at their start."""
+"""Time between two samples, seconds; shorter lives show in the lines that ranks log at their start."""
 _RANK = re.compile(r"everstep r(\d+)")
 _STORE = re.compile(r"everstep s\d+")
 _OUTPUT = re.compile(r"/machines/([^/]+)/jobs/([^/]+)/")
-"""In the name of the file that a rank of a local cluster prints to: machine and job."""
+"""Matches machine and job in the name of the output file of a local cluster's rank."""
 
 
 def rank_of(process: ProcessInfo) -> int | None:
-    """The rank that a process is (not what a rank has started)."""
+    """The rank of a process; None: it is not a rank (children of ranks are not)."""
     found = _RANK.fullmatch(process.name)
     return int(found[1]) if found and process.pid == process.session else None
 
 
 class RankPlace(NamedTuple):
-    """Whose a rank is, and where it runs; empty: not known."""
+    """The job and the machine of a rank; empty: not known."""
 
     job: str = ""
     machine: str = ""
 
 
 def place_of(pid: int) -> RankPlace:
-    """Of a rank's process: what it prints to tells."""
+    """The job and machine of a rank's process, from the name of its output file."""
     files = open_files(pid)
     for descriptor in (1, 2):
         if found := _OUTPUT.search(files.get(descriptor, "")):
@@ -55,13 +55,13 @@ class RankCopies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All processes below a cluster's supervisor; it adopts their orphans, so nothing leaves the tree."""
+    """All processes below a cluster's supervisor; it adopts their orphans, so no process leaves the tree."""
 
     root: int
-    """Its pid; 0: not known."""
+    """Pid of the supervisor; 0: not known."""
 
     def processes(self) -> list[ProcessInfo]:
-        """The living ones, zombies left out.
+        """The live processes, without zombies.
 
         Raises:
             TreeUnknown: there is no supervisor.
@@ -82,11 +82,11 @@ class Tree:
         return [process for process in found.values() if inside(process.pid)]
 
     def pids(self) -> list[int]:
-        """Their ids."""
+        """The pids of the live processes."""
         return [process.pid for process in self.processes()]
 
     def left_of_jobs(self) -> list[str]:
-        """What no job may leave: ranks, what they started, stores, and more than one fork server a machine."""
+        """Processes that no job may leave: ranks, their children, stores, and more than one fork server a machine."""
         left, fork_servers = [], dict[str, list[int]]()
         for process in self.processes():
             if _RANK.fullmatch(process.name) or _STORE.fullmatch(process.name):
@@ -99,7 +99,7 @@ class Tree:
 
 
 class CopyWatch(threading.Thread):
-    """Looks for two living copies of a rank, and for machines with ranks of two jobs, until stopped."""
+    """A thread that checks for two live copies of a rank, and for machines with ranks of two jobs, until stopped."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(name="copy watch", daemon=True)
@@ -116,11 +116,11 @@ class CopyWatch(threading.Thread):
 
     @property
     def blind_s(self) -> float:
-        """Longest time in which nobody looked, or nothing was seen, seconds; also when the thread is gone."""
+        """Longest time without a sample that saw processes, seconds; also after the thread has ended."""
         return max(self._longest_s, 0.0 if self._ended.is_set() else time.monotonic() - self._looked)
 
     def run(self) -> None:
-        """Look until stopped."""
+        """Take samples until stopped."""
         self._looked = time.monotonic()
         while not self._ended.wait(SAMPLE_S):
             if self._look():
@@ -128,7 +128,7 @@ class CopyWatch(threading.Thread):
                 self._longest_s, self._looked = self.blind_s, time.monotonic()
 
     def _look(self) -> bool:
-        """Look once; False: nothing could be seen, which whoever judges is told by ``blind_s``."""
+        """Take one sample; False: no process could be seen, which ``blind_s`` shows to the judge."""
         try:
             processes = self._tree.processes()
         except (TreeUnknown, OSError, ValueError):
@@ -153,24 +153,24 @@ class CopyWatch(threading.Thread):
         return True
 
     def _place(self, process: ProcessInfo) -> RankPlace:
-        """Once it is known it stays as it is; a rank that was forked right now prints nowhere yet."""
+        """The place of a rank, kept once it is known; a rank that was just forked has no output file yet."""
         known = self._places.get((process.pid, process.start), RankPlace())
         return known if known.job else place_of(process.pid)
 
     @staticmethod
     def _still(processes: list[ProcessInfo]) -> list[ProcessInfo]:
-        """One look takes milliseconds: those of several that still live after it."""
+        """Those copies that are still alive after the sample, which takes milliseconds."""
         return [one for one in processes if is_alive(one.pid, one.start)] if len(processes) > 1 else processes
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the thread."""
         self._longest_s = self.blind_s
         self._ended.set()
         self.join()
 
 
 def await_rank_of(fork_server: int, known: set[int], limit_s: float) -> int | None:
-    """Wait, busily, until a fork server has forked a rank that was not known; its pid."""
+    """Busy-wait until a fork server has forked a new rank; returns its pid."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         for pid in (children(fork_server) or set()) - known:

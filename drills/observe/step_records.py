@@ -1,4 +1,4 @@
-"""What a job leaves for a comparison: its step records, and what its ranks wrote to their logs."""
+"""The data of a job for a comparison: its step records, and lines in its ranks' logs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ReportedStep:
     generation: int
     time_ns: int
     bits: bytes
-    """The loss, all 64 bits."""
+    """The loss, as all 64 bits of a double."""
     version: int = 0
-    """Of the job's code; 0: not known."""
+    """Version of the job's code; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -47,15 +47,15 @@ class Records:
     final: dict[int, str] = field(default_factory=dict)
     """Rank → digest of its state at the end of the loop."""
     unknown: list[str] = field(default_factory=list)
-    """Who did not tell, with the reason: what they recorded is not known, which is not nothing."""
+    """Machines and ranks that did not answer, with the reason: their records are not known."""
 
     @property
     def steps(self) -> int:
-        """Number of different steps."""
+        """The number of different steps."""
         return len({record.step for records in self.of.values() for record in records})
 
     def add(self, replies: Iterable[pb.StepsReply]) -> None:
-        """Take what an agent tells, after what is known already."""
+        """Append the records in an agent's reply."""
         for reply in replies:
             self.of.setdefault(reply.rank, []).extend(
                 ReportedStep(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss), r.version)
@@ -63,19 +63,19 @@ class Records:
             )
 
     def join(self, others: Records) -> None:
-        """Take what others know, after what is known already."""
+        """Append the records of another object."""
         for rank, records in others.of.items():
             self.of.setdefault(rank, []).extend(records)
         self.final |= others.final
         self.unknown += others.unknown
 
     def between(self, begin: int, end: int) -> Records:
-        """Those of steps from ``begin`` to before ``end``, and no word of the last state."""
+        """The records of steps from ``begin`` to before ``end``, without final states."""
         some = {rank: [record for record in found if begin <= record.step < end] for rank, found in self.of.items()}
         return Records({rank: found for rank, found in some.items() if found}, unknown=list(self.unknown))
 
     def newest(self) -> Records:
-        """Of each step of a rank the last report: where a fault is in the numbers, what it made of them is given up."""
+        """Only the last report of each rank's step: earlier reports may have the wrong numbers of a fault."""
         ordered = {rank: sorted(found, key=lambda record: record.generation) for rank, found in self.of.items()}
         last = {rank: list({record.step: record for record in found}.values()) for rank, found in ordered.items()}
         return Records(last, dict(self.final), list(self.unknown))
@@ -86,7 +86,7 @@ class Records:
         return max(again, default=None)
 
     def overlaps(self) -> list[str]:
-        """Ranks of which a generation stepped after a later one had: two copies of them were at work."""
+        """Ranks with two copies at work: an older generation stepped after a newer one had stepped."""
         found = []
         for rank, records in sorted(self.of.items()):
             began: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Records:
         return found
 
     def step_s(self, begin_ns: int, end_ns: int) -> float | None:
-        """Median time of a step between two times, over all ranks that report, seconds; None with too few."""
+        """Median time of a step between two times, over all ranks that report, seconds; None: too few reports."""
         gaps = []
         for records in self.of.values():
             times = sorted(r.time_ns for r in records if begin_ns < r.time_ns < end_ns)
@@ -108,7 +108,7 @@ class Records:
         return statistics.median(gaps) if gaps else None
 
     def stepped_between(self, begin_ns: int, end_ns: int) -> int:
-        """Fewest steps that any reporting rank reported between two times."""
+        """The smallest number of steps that a rank reported between two times."""
         return min(
             (sum(begin_ns < r.time_ns < end_ns for r in records) for records in self.of.values() if records), default=0
         )
@@ -120,11 +120,11 @@ async def collect(
     """Ask the agents for all step records of a job from a step on.
 
     Args:
-        agents: the connections.
-        job: its name.
-        machines: where it ran.
-        known: what machines had recorded that were emptied since.
-        from_step: the first one.
+        agents: clients of the agents.
+        job: name of the job.
+        machines: machines on which it ran.
+        known: records of machines that were emptied since.
+        from_step: the first step.
     """
     found = Records()
     if known:
@@ -139,12 +139,12 @@ async def collect(
 
 
 def rescue(job: str, state: Path, shm: Path) -> Records:
-    """The step records of a machine that is off and about to be emptied, those in mapped reports written to its disk.
+    """The step records of a machine that is off and about to be emptied, after its mapped reports are on its disk.
 
     Args:
-        job: whose.
-        state: the agent's state folder.
-        shm: the agent's folder in shared memory.
+        job: name of the job.
+        state: state folder of the agent.
+        shm: folder of the agent in shared memory.
     """
     found, folder = Records(), state / "jobs" / job
     if not folder.is_dir():
@@ -165,10 +165,10 @@ def rescue(job: str, state: Path, shm: Path) -> Records:
 async def read_logs(
     agents: AgentClients, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
 ) -> int:
-    """Read what the ranks wrote about themselves into ``records``; returns how often a rank was there twice.
+    """Read the ranks' own log lines into ``records``; returns how often a rank existed twice.
 
-    A rank was there twice where a generation of it began twice, or began while an
-    older one of it lived.
+    A rank existed twice if one of its generations began twice, or began while an
+    older one was alive.
     """
     twice = 0
     for machine, here in zip(machines, ranks, strict=False):
@@ -188,7 +188,7 @@ async def read_logs(
 
 
 def copies_in(log: str) -> int:
-    """How often a rank's log says that there were two of it."""
+    """How often a rank's log shows two copies of it."""
     begun = _MARKER.findall(log)
     again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
     return again + sum(BESIDE in more for _, _, more in begun)

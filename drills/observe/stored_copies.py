@@ -1,4 +1,4 @@
-"""Which copies of a job's state lie where on a local cluster, read from the files behind the agents' backs."""
+"""The stored copies of a job's state on a local cluster, read from the files without the agents."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from everstep.slots.reader import held
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """What was done to which copy."""
+    """The damage that was done to one copy."""
 
     path: Path
     rank: int
     step: int
-    """Completed steps of the state that the copy was of."""
+    """Completed steps of the copied state."""
     what: str
-    """For people: ``bit 0 of byte 4711 flipped``."""
+    """The damage as text: ``bit 0 of byte 4711 flipped``."""
 
 
 def steps_in(path: Path) -> set[int]:
@@ -40,9 +40,9 @@ class StoredCopies:
     """The copies of one job.
 
     Args:
-        cluster: Where it runs.
-        spec: The job's.
-        machines: Where its ranks are, in their order; by default the first ones of the cluster.
+        cluster: Cluster of the job.
+        spec: Spec of the job.
+        machines: Machines of its ranks, in order; by default the first ones of the cluster.
     """
 
     def __init__(self, cluster: ClusterFile, spec: JobSpec, machines: Sequence[Machine] | None = None) -> None:
@@ -53,33 +53,33 @@ class StoredCopies:
         self._peers = placement_of(spec).peers
 
     def machine(self, index: int) -> str:
-        """Name of a machine of the job."""
+        """The name of a machine of the job."""
         return self._machines[index].name
 
     def own(self, rank: int) -> Path:
-        """Where a rank saves."""
+        """The checkpoint file in a rank's own memory."""
         return own_slots(self._shm(self._topology.machine(rank)), rank)
 
     def backup(self, rank: int) -> Path | None:
-        """Where its backup lies; None: it has none."""
+        """The file of a rank's backup; None: it has none."""
         peer = self._peers[rank]
         return None if peer is None else backup_slots(self._shm(self._topology.machine(peer)), rank)
 
     def on_disk(self, rank: int, step: int, suffix: str) -> Path:
-        """A rank's file of a checkpoint on disk."""
+        """The file of a rank in a checkpoint on disk."""
         return self._disk(self._topology.machine(rank)) / step_name(step) / f"rank-{rank}.{suffix}"
 
     def own_steps(self, rank: int) -> set[int]:
-        """Steps in a rank's own memory."""
+        """The steps in a rank's own memory."""
         return steps_in(self.own(rank))
 
     def backup_steps(self, rank: int) -> set[int]:
-        """Steps in its backup."""
+        """The steps in a rank's backup."""
         path = self.backup(rank)
         return steps_in(path) if path else set()
 
     def disk_steps(self, rank: int) -> set[int]:
-        """Steps on disk, whole ones: the manifest is written last."""
+        """The complete steps on disk, those with a manifest, which is written last."""
         found = set()
         for manifest in self._disk(self._topology.machine(rank)).glob(f"step-*/rank-{rank}.json"):
             with suppress(ValueError):
@@ -87,12 +87,12 @@ class StoredCopies:
         return found
 
     def left(self, loss: Loss, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
-        """For each rank the steps of which a sound copy is left after a strike.
+        """Rank → the steps with an intact copy after a strike.
 
         Args:
-            strike: What is lost.
-            damaged: Copies that are there and not sound.
-            disks: Those on disks too.
+            strike: The machines, disks and ranks that are lost.
+            damaged: Copies that exist but are damaged.
+            disks: Whether copies on disks count too.
         """
         shared = bool(self._spec.checkpoint.disk_path)
         bad = {(copy.path, copy.step) for copy in damaged}
@@ -115,7 +115,7 @@ class StoredCopies:
         return max((step for rank in range(self._topology.world_size) for step in self.own_steps(rank)), default=0)
 
     def receiving(self, machine: int) -> int | None:
-        """The rank whose backup is on its way into a machine at this moment; None: none is."""
+        """The rank whose backup a machine receives at this moment; None: it receives none."""
         for rank, peer in enumerate(self._peers):
             path = self.backup(rank)
             if path and peer is not None and self._topology.machine(peer) == machine and _is_being_written(path):

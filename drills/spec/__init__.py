@@ -1,1 +1,1 @@
-"""What a drill is asked to do: faults, options, the job, and what may be lost by it."""
+"""The request of a drill: faults, options, the job, and the steps that it may lose."""

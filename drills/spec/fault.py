@@ -1,6 +1,6 @@
-"""A fault as data: its options, and everything that follows from them alone.
+"""A fault as data: its options, and all properties that follow from them alone.
 
-How a fault is injected and what only its kind is judged by: ``drills/faults/fault.py``.
+The injection of a fault and the checks for its kind are in ``drills/faults/fault.py``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from everstep.model.topology import Topology
 from everstep.model.version import JobVersion
 
 Entry = dict[str, Any]
-"""An entry of the plan that ranks, or workers, read."""
+"""An entry of the plan for ranks or workers."""
 LOSS = "{loss}"
-"""Stands in a description for what is killed in the end."""
+"""Placeholder in a description for the second fault's victims."""
 STRIKE = "strike"
-"""Id of the second fault, which makes copies needed."""
+"""Id of the second fault, after which copies are needed."""
 THEN_AFTER = 10
-"""Steps between the first and the second fault of a drill that has two."""
+"""Number of steps between the first and the second fault of a drill."""
 LIGHT = ["--seq", "16", "--dim", "88"]
-"""Little to compute in a step of the example, and a state as large as ever: that is what a drill is about."""
+"""Arguments of the example for little work in a step, with a state of the usual size."""
 DEFAULT_SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
-"""Sizes of the job of a drill."""
+"""Default sizes of a drill's job."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
 """Stages of every incident."""
 WITH_RESTORE = (*STAGES[:2], "restore", *STAGES[2:])
-"""Stages of an incident where memory was lost."""
+"""Stages of an incident after a loss of memory."""
 WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
-"""Stages of an incident where a machine is lost for good."""
+"""Stages of an incident after a machine is lost for good."""
 
 Meets = Literal["nothing", "opening", "beside", "away", "stage"]
 """How a fault meets others in a soak: not at all; it opens an incident that others strike in; it strikes beside others;
@@ -50,18 +50,18 @@ a rank or a machine is lost while something is away; or it strikes in a stage of
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFinding:
-    """What an inspection has to find when a fault breaks a device of a machine."""
+    """The finding that an inspection must report when a fault breaks a device."""
 
     reason: str
-    """Reason code."""
+    """Reason code of the finding."""
     owner: Owner
     verdict: Health = Health.FAULTY
     sure: bool = False
-    """It names the machine for sure: where there is another, the machine leaves the job."""
+    """It names the machine for sure: if there is a replacement, the machine leaves the job."""
 
     @property
     def opens_incident(self) -> bool:
-        """Whether an incident reports it; what is unknown is noted in the ledger only."""
+        """Whether an incident reports it; a finding with verdict unknown is only in the ledger."""
         return self.verdict is Health.FAULTY
 
 
@@ -72,108 +72,108 @@ class FaultOptions(BaseModel):
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
-    """What really happens, one line."""
+    """The real action of the fault, in one line."""
     line: ClassVar[str] = ""
-    """What is going to happen, in a few words; ``{ranks}``, ``{machine}``, ``{loss}`` and options are filled in."""
+    """The announcement of the fault in short; ``{ranks}``, ``{machine}``, ``{loss}`` and options are filled in."""
 
-    # What soaks do with it.
+    # Use in soaks.
 
     not_soaked: ClassVar[str] = ""
-    """Why no soak draws it; empty: soaks do."""
+    """Why no soak draws it; empty: soaks draw it."""
     own_job: ClassVar[bool] = False
-    """A soak runs it in a job of its own: file systems and groups of processes have to be small from the job's
-    beginning, devices must be whole again before the next job, and machines are tested with the settings of a drill."""
+    """A soak runs it in a separate job: file systems and control groups must be small from the job's beginning,
+    devices must be healthy again before the next job, and diagnostic tests need the settings of a drill."""
     meets: ClassVar[Meets] = "nothing"
     seldom: ClassVar[bool] = False
-    """A soak draws it half as often: to the other faults it is like a rank that is stopped."""
+    """A soak draws it half as often: it meets other faults in the same way as a stopped rank."""
     least_machines: ClassVar[int] = 1
-    """Machines that a soak's job needs for it: so many say what is right, or which of them work with each other."""
+    """Machines that a soak's job needs for it: enough for a majority, or to show which of them work together."""
     alike: ClassVar[bool] = False
-    """A soak's job for it has one rank on each machine, and all do the same: neighbours need each other at once."""
+    """A soak's job for it has one rank on each machine with the same work, so that a fault is felt at once."""
     drawn: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Option → the values of which a soak draws one."""
+    """Option → the values from which a soak draws."""
 
-    # What the job needs.
+    # Needs of the job.
 
     needs_network: ClassVar[bool] = False
-    """The machines need a network of their own."""
+    """The machines need their own network."""
     needs_postgres: ClassVar[bool] = False
     sizes: ClassVar[dict[str, Any]] = DEFAULT_SIZES
     shared_disk: ClassVar[bool] = False
     """The job writes checkpoints to a folder that outlives machines."""
     least_step: ClassVar[int] = 0
-    """The fault strikes at this step at the earliest: what a job was like before has to be known."""
+    """Earliest step of the fault: everstep must know the job's normal pace before."""
 
-    # How it strikes, and what it does to the job.
+    # The strike, and its effect on the job.
 
     by_ranks: ClassVar[bool] = False
-    """Ranks act it out by themselves; else the injector does it from outside."""
+    """Ranks perform it themselves; else the injector does it from outside."""
     alone: ClassVar[bool] = False
-    """No second fault makes copies needed."""
+    """It has no second fault, so no copies are needed."""
     is_control: ClassVar[bool] = False
     """It strikes the control plane in a stage of the incident that another fault opens."""
     is_update: ClassVar[bool] = False
-    """Other code for the job, requested by a signal."""
+    """It requests other code for the job, by a signal."""
     is_slowed: ClassVar[bool] = False
-    """Steps continue, and take longer: whoever looks for the slow machine has to find it, or that there is none."""
+    """Steps continue and take longer: the vote must name the slow machine, or that there is none."""
     hangs: ClassVar[bool] = False
-    """The other ranks wait for one: its machine leaves the job, where there is another one."""
+    """A rank hangs and the other ranks wait for it: its machine leaves the job if there is a replacement."""
     may_hang: ClassVar[bool] = False
     """The job may rightly count as hanging."""
     takes_machines: ClassVar[bool] = False
     """Machines are killed, and their memory is lost."""
     reported_of_all: ClassVar[bool] = False
-    """An incident has to report it of all machines at once."""
+    """An incident must report it for all machines at once."""
     delays_backups: ClassVar[bool] = False
-    """An agent that receives backups takes none meanwhile, and steps must not slow down for it."""
+    """An agent that receives backups accepts none meanwhile, and steps must not slow down because of it."""
     holds_up_backups: ClassVar[bool] = False
     """A part that backups need is away."""
     unreachable: ClassVar[bool] = False
     """Its machine cannot be notified that its ranks have to end: they wait for peers that are gone."""
     found: ClassVar[ExpectedFinding | None] = None
-    """What inspections have to find, where no option decides it."""
+    """The expected finding of inspections, if no option decides it."""
     steps_done_anew: ClassVar[bool] = False
-    """Steps that are done again have other losses: the last report of each step is compared."""
+    """Repeated steps have other losses, so only the last report of each step is compared."""
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """The options that a soak draws for it.
+        """Draw the options for a soak.
 
         Args:
             rng: The soak's source of chance.
             topology: The topology of its job.
-            alone: Whether the fault meets no other one.
+            alone: Whether the fault meets no other fault.
         """
         return {option: rng.choice(values) for option, values in cls.drawn.items()}
 
     @property
     def opening(self) -> FaultOptions:
-        """The fault that opens the incident: itself, unless it strikes within the incident of another one."""
+        """The fault that opens the incident: itself, unless it strikes within the incident of another fault."""
         return self
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse options that make no sense on any machine.
 
         Raises:
-            ConfigError: they make none.
+            ConfigError: they make no sense.
         """
 
     def why_not(self) -> str:
         """Why it cannot be injected on this computer; empty: it can."""
         return ""
 
-    # Where it strikes.
+    # The target.
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that it strikes; by default the last one."""
+        """The ranks that it strikes; by default the last rank."""
         return [spec.topology().world_size - 1]
 
     def machine_index(self, spec: JobSpec) -> int:
-        """Position of the struck machine among those of the job."""
+        """Position of the struck machine in the job."""
         return spec.topology().machine(self.struck_ranks(spec)[0])
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines that its options name, or the ranks that they name."""
+        """Positions of the machines that its options name, directly or by their ranks."""
         return set()
 
     def struck_machine(self, spec: JobSpec) -> str:
@@ -185,20 +185,20 @@ class FaultOptions(BaseModel):
         """Whether a device of every machine breaks."""
         return False
 
-    # How it strikes.
+    # The strike.
 
     def describe(self, spec: JobSpec) -> str:
-        """A few words about what is going to happen."""
+        """The announcement of the fault, in a few words."""
         options = {name: getattr(self, name) for name in type(self).model_fields}
         ranks = " and ".join(f"rank {rank}" for rank in self.struck_ranks(spec))
         return self.line.format(**options | {"ranks": ranks, "machine": self.struck_machine(spec), "loss": LOSS})
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """What ranks meet, in order; empty: it is done from outside."""
+        """The entries for ranks, in order; empty: the injector does it from outside."""
         return []
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """What workers meet.
+        """The entries for workers.
 
         Args:
             spec: The job.
@@ -206,13 +206,13 @@ class FaultOptions(BaseModel):
             processes: Pids of the cluster's processes, by name.
 
         Raises:
-            CannotInject: the part to be killed is not ours.
+            CannotInject: the part to be killed is not of this cluster.
         """
         return []
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Ids of what the injector itself does, in order."""
+        """Ids of the injector's own actions, in order."""
         if self.by_ranks:
             return ()
         return (self.name,) if self.alone else (self.name, STRIKE)
@@ -224,40 +224,40 @@ class FaultOptions(BaseModel):
 
     @property
     def struck_again(self) -> bool:
-        """Whether the second fault strikes once the first one is over, at copies that are known exactly."""
+        """Whether the second fault strikes after the end of the first, when all copies are known exactly."""
         return False
 
     def loss(self, spec: JobSpec) -> Loss:
-        """What is killed in the end; nothing where the fault itself is all."""
+        """The machines and ranks that the second fault kills; empty: there is none."""
         return Loss()
 
     @property
     def repeats(self) -> int:
-        """How often it comes, after each recovery again."""
+        """How often the fault strikes, again after each recovery."""
         return 1
 
     @property
     def strike_delay(self) -> int | None:
-        """The job waits so many steps after the step of the fault for a strike at copies that are known exactly; None:
-        it is struck as it runs."""
+        """Number of steps after the fault at which the job waits for a strike, so that all copies are known; None: the
+        strike hits a running job."""
         return None
 
-    # What the job is to be like.
+    # The job.
 
     @property
     def step_s(self) -> float | None:
-        """How long the example's steps are made to last: a loss is polled twice a second, and the job must not end
-        before."""
+        """Length of the example's steps, seconds: agents are polled twice a second, and the job must not end
+        before a poll."""
         return None if self.by_ranks else settings.STEP_S
 
     @property
     def steps_after(self) -> int:
-        """Steps that the job needs after the fault."""
+        """Number of steps that the job needs after the fault."""
         return 30
 
     @property
     def steps_needed(self) -> int:
-        """Steps that the job has to have after the fault, so that it shows anything."""
+        """Number of steps that the job must have after the fault for a useful result."""
         return 0
 
     @property
@@ -268,50 +268,50 @@ class FaultOptions(BaseModel):
         return settings.DRILL_POLICY if self.strike_delay is None else settings.PATIENT_POLICY
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Fields of the checkpoint policy without which it would show nothing; ``disk`` outlives machines."""
+        """Fields of the checkpoint policy that the fault needs to show its effect; ``disk`` outlives machines."""
         return settings.disk_settings(disk) if self.shared_disk else {}
 
     def load(self, at_step: int) -> list[str]:
-        """Arguments of the example for what there is to compute in a step."""
+        """Arguments of the example for the work in a step."""
         return LIGHT
 
     def standbys(self, topology: Topology) -> int:
-        """How many standbys it needs at least."""
+        """The smallest number of standbys that it needs."""
         return 0
 
-    # What the job deserves.
+    # The expected result.
 
     @property
     def absorbed(self) -> bool:
-        """Whether the job deserves to continue without an incident."""
+        """Whether the job should continue without an incident."""
         return False
 
     @property
     def only_reported(self) -> bool:
-        """Whether the job continues with it, and an incident only reports it."""
+        """Whether the job should continue, and an incident only reports the fault."""
         return False
 
     @property
     def is_silent(self) -> bool:
-        """Whether an agent reports nothing while its ranks step: a job that waited would be silent too."""
+        """Whether an agent reports nothing while its ranks step; the job must not wait, since then all is silent."""
         return False
 
     @property
     def stays_away(self) -> bool:
-        """Whether what is killed does not come back."""
+        """Whether the killed parts stay away."""
         return False
 
     @property
     def parks(self) -> bool:
-        """Whether the job deserves to be parked: only a person can help."""
+        """Whether the job should be parked, since only a person can help."""
         return False
 
     parked_words: ClassVar[tuple[str, ...]] = ()
-    """Words that the reason has to contain, where the job deserves to be parked."""
+    """Words that the reason for parking must contain."""
 
     @property
     def parked_for_a_while(self) -> bool:
-        """Whether a job that is parked resumes without an operator: what it lacks comes back, or comes late."""
+        """Whether a parked job resumes without an operator, since the missing part comes back or arrives late."""
         return self.needs_network
 
     @property
@@ -321,12 +321,12 @@ class FaultOptions(BaseModel):
 
     @property
     def finding(self) -> ExpectedFinding | None:
-        """What inspections have to find; None: nothing."""
+        """The expected finding of inspections; None: no finding."""
         return self.found
 
     @property
     def found_later(self) -> tuple[str, ...]:
-        """Reason codes of what inspections still find for a while after the drill."""
+        """Reason codes that inspections still report for some time after the drill."""
         return (self.finding.reason,) if self.finding else ()
 
     @property
@@ -335,40 +335,40 @@ class FaultOptions(BaseModel):
         return self.finding is not None and self.finding.sure and not self.follows and not self.strikes_all
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines that are at fault, or gone: they have to leave the job where there are enough spare ones."""
+        """Machines that are at fault or gone: they must leave the job if there are enough spare machines."""
         return []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """Machines that may leave the job, or stay."""
+        """Machines that may either leave the job or stay."""
         return set()
 
     @property
     def must_be_reported(self) -> bool:
-        """Whether training continues with it, so that an agent has to report it."""
+        """Whether training continues with the fault, so that an agent must report it."""
         return False
 
     @property
     def standby_is_lost(self) -> bool:
-        """Whether the machine that was to take a place has to leave the job too."""
+        """Whether the chosen replacement must leave the job too."""
         return False
 
     @property
     def incidents_due(self) -> int:
-        """Incidents that are to be opened."""
+        """The expected number of incidents."""
         return self.repeats
 
     @property
     def launches_due(self) -> int:
-        """Launches of the job that are enough."""
+        """The expected number of launches of the job."""
         return 1 + self.incidents_due
 
     def swept(self, job: str) -> str:
-        """The workflow whose history is swept: the first incident's."""
+        """The workflow whose history a sweep goes through: the first incident's."""
         return incident_workflow_id(job, 1)
 
     @property
     def incidents_in_soaks(self) -> int:
-        """Incidents that it may open in a soak."""
+        """The most incidents that it may open in a soak."""
         return 0 if self.absorbed and not self.follows else 1
 
     @property
@@ -391,11 +391,11 @@ class OnRanks(FaultOptions):
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """Those that are named, or what the fault strikes by default."""
+        """The ranks in the options, or the fault's default."""
         return list(dict.fromkeys(self.ranks)) or super().struck_ranks(spec)
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Those of the ranks."""
+        """Positions of the machines of the named ranks."""
         return super().named_machines(topology) | {topology.machine(rank) for rank in self.ranks}
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -407,7 +407,7 @@ class OnRanks(FaultOptions):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A rank."""
+        """Draw a rank."""
         return super().draw(rng, topology, alone=alone) | {"ranks": [rng.randrange(topology.world_size)]}
 
 
@@ -422,13 +422,13 @@ class OnMachine(FaultOptions):
         return f"m{value}" if value.isdecimal() else value
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The first rank of the machine that is named."""
+        """The first rank of the named machine."""
         if not self.machine:
             return super().struck_ranks(spec)
         return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """The machine."""
+        """The position of the named machine."""
         index = {machine_names(topology.machines).index(self.machine)} if self.machine else set()
         return super().named_machines(topology) | index
 
@@ -441,7 +441,7 @@ class OnMachine(FaultOptions):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """A machine."""
+        """Draw a machine."""
         return super().draw(rng, topology, alone=alone) | {"machine": rng.choice(machine_names(topology.machines))}
 
 
@@ -453,7 +453,7 @@ def owners(spec: JobSpec, machine: int) -> list[int]:
 
 
 def with_peer(spec: JobSpec, rank: int) -> set[int]:
-    """The machine of a rank and the one that has its backup."""
+    """The machine of a rank, and the machine that has its backup."""
     topology, peer = spec.topology(), placement_of(spec).peers[rank]
     return {topology.machine(rank)} | ({topology.machine(peer)} if peer is not None else set())
 
@@ -462,17 +462,17 @@ def refuse_without_backups(fault: FaultOptions, spec: JobSpec) -> None:
     """Refuse a fault of backups in a job that has none.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the job has none.
     """
     if placement_of(spec).peers[fault.struck_ranks(spec)[0]] is None:
         raise ConfigError(f"{fault.name}: the job has no backups: it needs two machines, and backup = true")
 
 
 def refuse_without_disk(fault: FaultOptions, drill: JobOptions, spec: JobSpec) -> None:
-    """Refuse a fault of checkpoints on disk in a job that has none, or no two of them yet.
+    """Refuse a fault of checkpoints on disk in a job that has none, or fewer than two at the fault.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the job has none.
     """
     policy = spec.checkpoint
     if not (policy.disk and policy.disk_every_steps):

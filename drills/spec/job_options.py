@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 NOT_ON_THE_COMMAND_LINE: JsonDict = {"hidden": True}
-"""Marks a field that is no option of ``everstep drill``."""
+"""Marks a field that has no option in ``everstep drill``."""
 
 
 class JobOptions(BaseModel):
-    """Options that every drill has, whatever its fault; ``None`` stands for what suits the fault."""
+    """Options of every drill, whatever its fault; ``None``: the value that suits the fault."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

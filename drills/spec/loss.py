@@ -1,4 +1,4 @@
-"""What a drill kills in the end, and what a job deserves to lose by it. Pure."""
+"""The second fault of a drill, and the steps that a job may lose by it. Pure."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from everstep.decisions.keep.placement import survives
 from everstep.model.job import JobSpec
 
 SURVIVED = 1
-"""What the placement of backups survives costs the step that was under way, and no more (section 7: every step)."""
+"""Steps lost by a loss that the placement of backups survives: only the one under way (section 7: every step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Second fault: what is killed so that copies are needed."""
+    """The second fault: machines or ranks that are killed so that copies are needed."""
 
     machines: tuple[int, ...] = ()
-    """They lose power, and with it their memory."""
+    """Positions of machines that lose power, and so their memory."""
     disks: bool = True
-    """Their disks are lost too: they come back empty."""
+    """The machines' disks are lost too: they come back empty."""
     ranks: tuple[int, ...] = ()
-    """Or these are killed, and no machine is lost."""
+    """Ranks that are killed, if no machine is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """How many steps a strike may cost, and why."""
+    """The most steps that a strike may cost, and why."""
 
     steps: int | None
-    """None: nothing is promised but that what the disks hold is used."""
+    """Most steps; None: the only promise is a restore from the disks."""
     reason: str
     begins_again: bool = False
     """No step is left that every rank can restore."""
 
 
 def promise_of(spec: JobSpec, loss: Loss) -> Promise:
-    """What the placement of the backups promises for the loss of the struck machines."""
+    """The promise of the backups' placement for the loss of machines or ranks."""
     topology, placement = spec.topology(), placement_of(spec)
     lost = set(loss.machines)
     if survives(topology, placement, lost):
@@ -47,10 +47,10 @@ def promise_of(spec: JobSpec, loss: Loss) -> Promise:
 
 
 def best_step(stored: Mapping[int, AbstractSet[int]]) -> int:
-    """The latest step that every rank can restore; 0: the job begins again.
+    """The latest step that every rank can restore; 0: the job starts again.
 
     Args:
-        stored: For each rank the steps of which a copy is left.
+        stored: Rank → the steps with a copy left.
     """
     steps = [set(copy) for copy in stored.values()]
     return max(set.intersection(*steps), default=0) if steps else 0

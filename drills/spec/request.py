@@ -1,4 +1,4 @@
-"""What a drill is asked to do: a fault with its options, and the job that it strikes."""
+"""The request of a drill: a fault with its options, and the job that it strikes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everstep.model.job import JobSpec
 PACE, UNEVEN = "--step-seconds", "--uneven"
 """The example's options for the length of its steps, and for ranks that have more to compute."""
 LAYERS = 1
-"""Few, for they exchange data, which on one machine costs more than all that is computed in between."""
+"""Layers of the example: few, since on one machine their exchange of data costs more than the computation."""
 
 
 class DrillRequest(JobOptions):
@@ -29,7 +29,7 @@ class DrillRequest(JobOptions):
 
     @model_validator(mode="after")
     def _has_a_past(self) -> DrillRequest:
-        """A job has to have been as it was for as long as the fault needs."""
+        """The job needs enough steps before the fault."""
         self.__dict__["at_step"] = max(self.at_step, self.opening.least_step)
         return self
 
@@ -39,33 +39,33 @@ class DrillRequest(JobOptions):
         return self.fault.opening
 
     def with_spare(self, spare: int) -> DrillRequest:
-        """The same drill on a cluster that has so many machines beside those of the job."""
+        """The same drill on a cluster with this many spare machines."""
         return self.model_copy(update={"spare": spare, "replaces": self.opening.is_replaced and spare > 0})
 
     @property
     def absorbed(self) -> bool:
-        """Whether the job deserves to continue without an incident."""
+        """Whether the job should continue without an incident."""
         return self.opening.absorbed and not self.replaces
 
     @property
     def only_reported(self) -> bool:
-        """Whether the job continues with the fault, which is only reported."""
+        """Whether the job should continue, and an incident only reports the fault."""
         return self.opening.only_reported and not self.replaces
 
     @property
     def waits_at_hold(self) -> bool:
-        """Whether the job waits at a later step until the injector is done: it must not end before."""
+        """Whether the job waits at a later step until the injector is done, so that it does not end before."""
         return (self.absorbed and not self.opening.is_silent) or self.replaces or self.opening.is_update
 
     @property
     def total_steps(self) -> int:
-        """Steps of the default job."""
+        """The number of steps of the default job."""
         replaced = settings.REPLACED_STEPS if self.replaces and not self.opening.is_slowed else 0
         return self.steps if self.steps is not None else max(50, self.at_step + self.opening.steps_after + replaced)
 
     @property
     def hold_step(self) -> int:
-        """Step at which a job waits until a part beside the ranks is back, see ``waits_at_hold``."""
+        """The step at which a job waits until a part that is no rank is back, see ``waits_at_hold``."""
         if self.opening.is_update:
             return self.at_step + THEN_AFTER
         if self.opening.is_slowed:
@@ -75,12 +75,12 @@ class DrillRequest(JobOptions):
 
     @property
     def strike_hold(self) -> int | None:
-        """Step at which a job waits for a strike at copies that are known exactly; None: it is struck as it runs."""
+        """The step at which a job waits for a strike, so that all copies are known; None: it does not wait."""
         delay = self.opening.strike_delay
         return None if delay is None else self.at_step + delay
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines that have to leave the job: all that are at fault, or, where there are not enough others, none."""
+        """Machines that must leave the job: all that are at fault, or none if there are not enough replacements."""
         if self.opening.parks:
             return []
         names = [self.opening.struck_machine(spec)] if self.replaces else self.opening.leaving(spec)
@@ -90,8 +90,8 @@ class DrillRequest(JobOptions):
         """The job of this drill.
 
         Args:
-            name: Its name.
-            env: Environment of its ranks beside the job file's.
+            name: Name of the job.
+            env: Variables of its ranks in addition to the job file's.
             disk: Folder that outlives machines, for checkpoints on disk.
 
         Raises:
@@ -112,14 +112,14 @@ class DrillRequest(JobOptions):
         elif self.config is None:
             values |= {"script": str(example("gpt.py")), "args": self._arguments()}
         spec = load_job(self.config, values)
-        if self.steps is not None and "--steps" not in spec.args:  # a script of the user's: passed on
+        if self.steps is not None and "--steps" not in spec.args:  # the user's own script: arguments are passed on
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
         return self._with_policies(spec, name, env, disk)
 
     def _with_policies(self, spec: JobSpec, name: str, env: dict[str, str], disk: Path) -> JobSpec:
-        """The job with what the fault needs of its policies, where the job file chose nothing."""
+        """The job with the policies that the fault needs; values in the job file win."""
         waits = (self.absorbed or self.replaces) and not self.opening.is_slowed
-        patience = settings.HELD if waits else self.opening.patience  # a job that is held up is no hang
+        patience = settings.HELD if waits else self.opening.patience  # waiting for the drill is no hang
         chosen, kept = spec.policy.chosen(), set(spec.checkpoint.model_fields_set)
         policy = {**{key: value for key, value in patience.items() if key not in chosen}, **self.policy}
         checkpoint = {key: value for key, value in self.opening.checkpoint(disk).items() if key not in kept}
@@ -132,7 +132,7 @@ class DrillRequest(JobOptions):
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
     def _arguments(self) -> list[str]:
-        """Arguments of the example: what there is to compute, in how many layers, and how long a step lasts."""
+        """Arguments of the example: its work, its layers and the length of a step."""
         layers = max(LAYERS, DEFAULT_SIZES["pp"] if self.pp is None else self.pp)
         seconds = self.opening.step_s if self.step_seconds is None else self.step_seconds
         pace = [] if seconds is None else [PACE, str(seconds)]
@@ -140,7 +140,7 @@ class DrillRequest(JobOptions):
         return ["--steps", str(self.total_steps), *load, "--layers", str(layers), *pace]
 
     def describe(self, spec: JobSpec) -> str:
-        """One line about what is going to happen."""
+        """The announcement of the drill, in one line."""
         opening = self.opening
         line = f"{opening.describe(spec)} at step {self.at_step}"
         if opening.repeats > 1:
@@ -163,7 +163,7 @@ def example(name: str) -> Path:
     """One of everstep's example scripts.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is missing.
     """
     path = file_of_ours(f"examples/{name}")
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Where in a recovery a fault of the control plane strikes."""
+"""The stages of a recovery at which a fault of the control plane can strike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from activities.pool.replace_machines import ReplaceMachines
 from activities.versions.make_version import MakeVersion
 
 BEFORE_AN_UPDATE = {"make": MakeVersion.name, "try": CheckVersion.name}
-"""What the job's workflow does with a version before an incident applies it → the activity that it consists of."""
+"""Stage of a version before an incident applies it → the activity of the stage."""
 STAGES = {
     **BEFORE_AN_UPDATE,
     "align": AlignRanks.name,
@@ -38,9 +38,9 @@ STAGES = {
     "launch": LaunchRanks.name,
     "confirm": ConfirmSteps.name,
 }
-"""Stage of an incident → the activity that it consists of; of the decision, the one that writes it down, and of a
-rollback the launch of the code that it goes back to."""
+"""Stage of an incident → its activity; for the decision, the activity that records it; for a rollback, the launch
+of the earlier code."""
 REPORT = "report"
-"""The stage before an incident; the update of the job's workflow has that name."""
+"""The stage before an incident; it is also the name of the job workflow's update."""
 MOMENTS = ("begin", "middle", "end")
-"""Of a stage's activity."""
+"""Moments in a stage's activity."""
