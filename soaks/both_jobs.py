@@ -1,4 +1,4 @@
-"""What concerns both jobs of a soak: whose the machines are, and those that are lost and come back."""
+"""Operations on both jobs of a soak: their machines, losses of machines, and returns to the pool."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from soaks.machines import machines_seen
 from soaks.other_job import OtherJob
 
 STRIKE_LIMIT_S = 240.0
-"""The soak's job has lost its machine within this long."""
+"""The soak's job has lost its machine within this time, seconds."""
 
 
 class BothJobs:
-    """The soak's job and the one beside it.
+    """The soak's job and the second job.
 
     Args:
-        job: Of the soak.
-        other: Runs beside; None: there is none.
+        job: Job of the soak.
+        other: The second job; None: there is none.
     """
 
     def __init__(self, job: SoakJob, other: OtherJob | None) -> None:
@@ -31,11 +31,11 @@ class BothJobs:
         """Machines of the other job that were lost since the last gate."""
 
     async def strike_other(self, context: DrillContext, place: str) -> str:
-        """Lose a machine of the other job as soon as one of this one is lost; returns what went wrong.
+        """Kill a machine of the second job as soon as the soak's job loses one; returns problems.
 
         Args:
-            context: Of the fault that loses one of this one.
-            place: ``m0`` is the first machine that the other job has; empty: none is lost.
+            context: Context of the fault that kills a machine of the soak's job.
+            place: ``m0`` is the second job's first machine; empty: none is killed.
         """
         self.others_gone = []
         if not place or self.other is None:
@@ -48,7 +48,7 @@ class BothJobs:
         return ""
 
     async def see(self, seen: GateLook, struck: Struck) -> None:
-        """Look whose the machines are, and how the other job is."""
+        """Record which job has each machine, and the problems of the second job."""
         jobs = [self.job.spec.name]
         if self.other is not None:
             seen.other = await self.other.goes_on()
@@ -58,7 +58,7 @@ class BothJobs:
         seen.machines = await machines_seen(self.job.cluster, jobs, out)
 
     async def put_back(self, scenes: list[DrillContext]) -> list[str]:
-        """Let machines come back that left a job; returns which do not."""
+        """Return machines that left a job to the pool; returns those that fail to return."""
         for off in [*(context.off for context in scenes), *([self.other.off] if self.other else [])]:
             off.close()
         for context in scenes:

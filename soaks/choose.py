@@ -1,4 +1,4 @@
-"""Which plan a soak runs, and where it keeps its journal."""
+"""Chooses the plan of a soak and the folder of its journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chosen(
     resume: Path | None,
     folder: Path | None,
 ) -> tuple[SoakPlan, Path]:
-    """The plan and the folder of a soak: one to go on with, one that is given, or one that is drawn.
+    """The plan and the folder of a soak: an earlier plan to resume, a plan from a file, or a newly drawn plan.
 
     Raises:
         ConfigError: wrong usage.
@@ -62,7 +62,7 @@ def _sizes(values: Mapping[str, int]) -> Sizes:
 
 
 def _unused(folder: Path, *, chosen: bool) -> Path:
-    """A folder without a soak: what is there is not gone on with by mistake."""
+    """A folder without a soak, so that no earlier soak is resumed by mistake."""
     if not (folder / PLAN).exists():
         return folder
     if chosen:

@@ -18,18 +18,18 @@ from everstep.model.topology import Topology
 from soaks.plan import Episode, How, Sizes, SoakPlan
 
 PLACES = 100
-"""Two faults that strike at one place so often are taken to have no other."""
+"""After this many draws at one place, two faults count as having no different places."""
 MEET_AWAY = ("kill-rank", "kill-machine")
-"""What strikes together with something that is away: without the network a rank, or a machine, is lost."""
+"""Faults that strike while a part is away: a rank or a machine is lost without the network."""
 OFTEN = 8
-"""Every kind comes at least so often before all meetings begin again."""
+"""Each kind comes at least this often before all meetings begin again."""
 EACH_STAGE = 3
-"""What dies in a stage of the other's recovery comes so much more often than two faults of ranks: it has several
-stages to die in."""
+"""Weight of a fault in a stage of another fault's recovery, relative to two faults of ranks: it has several
+stages."""
 STANDBYS = 2
-"""Machines that the pool has beside those of jobs: no more are lost for good at once ( ``SoakPlan.standbys``)."""
+"""Number of standbys in the pool: no more machines are lost for good at once ( ``SoakPlan.standbys``)."""
 OTHER = 2
-"""Machines of the second job ( ``SoakPlan.other``)."""
+"""Number of machines of the second job ( ``SoakPlan.other``)."""
 
 
 def soaked() -> list[type[Fault]]:
@@ -43,7 +43,7 @@ def left_out() -> dict[str, str]:
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:
-    """How faults can come: each alone, and every two that can meet, at the same step or within a recovery."""
+    """All meetings of faults: each alone, and every two that can meet, at the same step or within a recovery."""
     faults = soaked()
     opening = [fault for fault in faults if fault.meets == "opening"]
     beside = [fault for fault in faults if fault.meets in ("opening", "beside")]
@@ -58,12 +58,12 @@ def meetings() -> list[tuple[How, tuple[str, ...]]]:
 
 
 def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str] = ()) -> SoakPlan:
-    """A plan of so many faults, or one more; the same seed draws the same plan.
+    """Draw a plan with this many faults, or one more; equal seeds draw equal plans.
 
     Args:
-        seed: of the draw.
-        faults: how many at least.
-        sizes: of the job.
+        seed: seed of the draw.
+        faults: smallest number of faults.
+        sizes: sizes of the job.
         only: kinds to draw from; empty: all.
 
     Raises:
@@ -82,7 +82,7 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
 
 
 def _deck(rng: Random, only: Sequence[str], machines: int) -> Iterator[tuple[How, tuple[str, ...]]]:
-    """All meetings in random order, again and again; a fault that meets few others comes alone the more often."""
+    """All meetings in random order, again and again; a fault with few meetings comes alone more often."""
     known = [meeting for meeting in meetings() if not only or set(meeting[1]) <= set(only)]
     least = min((max(fault_named(kind).least_machines for kind in kinds) for _, kinds in known), default=0)
     if least > machines:
@@ -131,13 +131,13 @@ def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tupl
 
 
 def _gone(faults: Sequence[Fault], topology: Topology) -> set[int]:
-    """The machines that leave the job, by number: lost for good, or a rank of theirs hangs."""
+    """Numbers of the machines that leave the job: they are lost for good, or have a rank that hangs."""
     leaving = (fault for fault in faults if fault.stays_away or fault.hangs)
     return {machine for fault in leaving for machine in fault.named_machines(topology)}
 
 
 def _stages(first: Fault, second: Fault) -> Sequence[str]:
-    """Stages of the incident of the first fault in which the second can strike: ranks live in the last one only."""
+    """Stages of the first fault's incident in which the second can strike: only the last stage has live ranks."""
     if second.by_ranks:
         return ("confirm",)
     if second.is_control:

@@ -1,4 +1,4 @@
-"""One episode: the gate opens, faults strike, the job comes to the next gate, and what was seen is judged."""
+"""One episode: the gate opens, faults strike, the job reaches the next gate, and the observations are judged."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from soaks.plan import GAP, Episode
 from soaks.result import EpisodeResult, undisturbed
 
 LIMIT_S = 240.0
-"""A job has come from one gate to the next within this long."""
+"""A job gets from one gate to the next within this time, seconds."""
 STAGE_LIMIT_S = 60.0
-"""The incident of the first fault has come to the stage of the second within this long."""
+"""The first fault's incident reaches the stage of the second fault within this time, seconds."""
 CLOSED_LIMIT_S = 15.0
-"""An incident whose job steps again is closed within this long, e.g. once a killed worker is back."""
+"""An incident whose job steps again is closed within this time, e.g. once a killed worker is back, seconds."""
 MAY_LEAVE_S = 8.0
-"""A link that is down for longer may cost the job its machine: as ``silence.evict_s``, with some room."""
+"""A link that is down for longer may cost the job its machine, seconds: ``silence.evict_s`` with a margin."""
 LOOK_S = 0.05
 STATE_S = 1.0
-"""Between two looks whether the job is parked or over."""
+"""Time between two checks whether the job is parked or over, seconds."""
 
 
 class Episodes:
-    """Runs the episodes of a soak's job, one after the other.
+    """Runs the episodes of a soak's job in sequence.
 
     Args:
         job: started, with its plan written.
-        reference: what the ranks report when nobody disturbs them.
-        other: a second job that runs beside; None: there is none.
+        reference: reports of the ranks in a run without faults.
+        other: a second job; None: there is none.
     """
 
     def __init__(self, job: SoakJob, reference: Records, other: OtherJob | None = None) -> None:
@@ -69,7 +69,7 @@ class Episodes:
         """At the last gate machines backed up named steps only."""
 
     async def begin(self) -> list[str]:
-        """Wait for the first gate, where nothing has struck yet; returns what does not hold there."""
+        """Wait for the first gate, before any fault; returns the violations there."""
         watch = self._watch()
         try:
             await self._reach(0)
@@ -96,7 +96,7 @@ class Episodes:
         try:
             self.job.gate(index).open()
             await self._reach(index + 1)
-            # What strikes is bounded; a part that is away has to be back before anybody judges.
+            # Strikes are bounded; a part that is away must be back before the judgement.
             result.not_fired = await striking + _unfired(scenes)
         except SoakStuck as error:
             result.violations.append(f"steps go on: {error}")
@@ -112,7 +112,7 @@ class Episodes:
         return result
 
     async def _fill(self, result: EpisodeResult, scenes: list[DrillContext], watch: CopyWatch) -> None:
-        """Look at the job at the gate, and judge."""
+        """Observe the job at the gate, and judge."""
         gate, step = result.steps
         hung = self._behind or any(context.request.fault.delays_backups for context in scenes)
         struck = self._struck(scenes, gate)
@@ -131,7 +131,7 @@ class Episodes:
         result.recovered_s = recovered_s(scenes, seen.incidents)
 
     async def _untold(self, scenes: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
-        """Parts that did not come back; of a fault that came alone also what the judge of drills finds untold."""
+        """Parts that did not come back; for a single fault also the reports that the judge of drills misses."""
         found = [
             f"{context.request.fault.name} of {context.target.name}: it did not come back"
             for context in scenes
@@ -147,14 +147,14 @@ class Episodes:
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
-        """What an incident said; of a ledger that is not back yet, after it was killed, nothing is heard."""
+        """The texts of an incident; empty if the ledger was killed and is not back yet."""
         try:
             return await gather.texts(self.cluster, incident)
         except EverstepError:
             return [incident.report.headline, *incident.report.stages] if incident.report else []
 
     def _rescued(self, scenes: list[DrillContext]) -> Records:
-        """What machines had recorded that were emptied since; damaged copies are kept in mind on the way."""
+        """Step records of machines that were emptied since; also remembers damaged copies."""
         rescued, self._damaged_before = Records(), list(self._damaged)
         for context in scenes:
             rescued.join(context.seen.records)
@@ -194,7 +194,7 @@ class Episodes:
     # Striking.
 
     async def _arm(self, index: int, scenes: list[DrillContext]) -> Entry | None:
-        """Tell the workers what they meet; returns where a recovery waits until the second fault has struck."""
+        """Write the workers' entries; returns the file for which a recovery waits until the second fault has struck."""
         workers: list[Entry] = [fault for context in scenes for fault in context.planned.workers]
         within = self._episode(index).how == "within" and scenes[1].planned.outside
         hold = self._stage_hold(index) if within else None
@@ -202,7 +202,7 @@ class Episodes:
         return hold
 
     async def _strike(self, index: int, scenes: list[DrillContext], hold: Entry | None) -> list[str]:
-        """Strike, and wait until what strikes from outside is done; returns what went wrong."""
+        """Strike, and wait until the strikes from outside are done; returns problems."""
         first = scenes[:1] if self._at_hand.how == "within" else scenes
         letting_on = asyncio.create_task(self._let_on(index, first))
         injected = [
@@ -218,7 +218,7 @@ class Episodes:
         return [text for text in trouble if text]
 
     async def _let_on(self, index: int, scenes: list[DrillContext]) -> None:
-        """Let the job come to the next gate once what strikes from outside has struck."""
+        """Let the job continue to the next gate after the strikes from outside."""
         outside = [(context, fault["id"]) for context in scenes for fault in context.planned.outside]
         while not all(context.fired(name) for context, name in outside):  # noqa: ASYNC110 - files say so
             await asyncio.sleep(LOOK_S)
@@ -237,7 +237,7 @@ class Episodes:
         }
 
     async def _inject(self, context: DrillContext, hold: Entry | None) -> str:
-        """Inject a fault from outside; returns what went wrong."""
+        """Inject a fault from outside; returns problems."""
         if hold is None:
             return await self._injected(context)
         try:
@@ -266,10 +266,10 @@ class Episodes:
     # Waiting.
 
     async def _reach(self, index: int) -> None:
-        """Wait until all ranks stand at the gate before the episode at that place.
+        """Wait until all ranks wait at the gate before this episode.
 
         Raises:
-            SoakStuck: they do not come there, or the job is parked or over.
+            SoakStuck: they do not reach it, or the job is parked or over.
         """
         gate, deadline, asked = self.job.gate(index), time.monotonic() + LIMIT_S, time.monotonic()
         while not await asyncio.to_thread(lambda: gate.reached):
@@ -282,14 +282,14 @@ class Episodes:
             await asyncio.sleep(LOOK_S)
 
     async def _over(self, index: int) -> str:
-        """Why the job comes to no gate any more; empty: it may."""
+        """Why the job can reach no further gate; empty: it can."""
         try:
             state = await self.cluster.control.state(self.job.spec.name)
         except EverstepError:
-            return ""  # the control plane is what was struck
+            return ""  # the fault struck the control plane
         if state.outcome:
             return f"the job is over: {state.outcome}"
-        away = index >= 0 and self._episode(index).setting == "network"  # it goes on by itself once that is back
+        away = index >= 0 and self._episode(index).setting == "network"  # it resumes by itself after that
         if state.status == "parked" and not away:
             open_one = state.incidents[-1] if state.incidents else None
             return f"the job is parked: {open_one.headline if open_one else state.status_text}"
@@ -307,7 +307,7 @@ class Episodes:
         hung: bool = False,
         lost: Sequence[str] = (),
     ) -> GateLook:
-        """What is seen at a gate, of all since the gate before.
+        """The observations at a gate, for the time since the last gate.
 
         The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while; its
         backups may be behind, and then all machines back up named steps only. Machines that were ``lost`` tell nothing.
@@ -350,7 +350,7 @@ class Episodes:
 
 
 def _gone(context: DrillContext) -> list[str]:
-    """Machines of the job that a fault takes away for good."""
+    """Machines of the job that a fault removes for good."""
     if not context.request.fault.stays_away:
         return []
     return [context.machines[index].name for index in context.request.fault.loss(context.spec).machines]
@@ -378,11 +378,11 @@ def _unfired(scenes: Sequence[DrillContext]) -> list[str]:
 
 
 def recovered_s(scenes: Sequence[DrillContext], incidents: Sequence[IncidentFacts]) -> float | None:
-    """From the first fault to the step after the last incident, seconds; None: there was none, or it is not over."""
+    """Time from the first fault to the step after the last incident, seconds; None: no incident, or it is open."""
     marks = [
         mark
         for context in scenes
-        if not context.request.fault.is_control  # they strike within what another one has opened
+        if not context.request.fault.is_control  # they strike within another fault's incident
         for mark in context.planned.fired().values()
         if mark
     ]

@@ -1,6 +1,6 @@
-"""What has to hold at every gate, whatever struck before it: one small function each. Pure.
+"""The invariants at every gate, whatever struck before it: one small function each. Pure.
 
-Each takes what was seen and what was known before, and returns what is wrong, in words.
+Each takes the observations at this gate and earlier ones, and returns the violations as text.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from soaks.machines import leased_twice, lost
 from soaks.plan import GAP
 
 WARM_UP = 3
-"""Gates after which a process has what it needs: its memory and descriptors are measured from there on."""
+"""Number of gates for warm-up: memory and descriptors of a process are measured after them."""
 GROWTH = 1.5
-"""A process may grow to so many times the memory that it had: caches fill up; or, where that is more, …"""
+"""A process may grow to this many times its memory, since caches fill up; or, if that is more, …"""
 GROWTH_MB = {"temporal": 400.0}
-"""… by so many MB, by name, …"""
+"""… by this many MB, by name, …"""
 GROWTH_MB_OTHER = 60.0
-"""… and by so many of any other name."""
+"""… and by this many MB for any other name."""
 MORE_DESCRIPTORS = 24
-"""A process may hold so many more descriptors than it did: connections come and go."""
+"""A process may hold this many more descriptors than before, since connections change."""
 MORE_FILES = 6
 """So many files of one name, numbers left aside, may lie in shared memory: reports of generations that are about to be
 cleared, what two fork servers keep."""
 MAX_EVENTS = 10_240
 """Events of a job's history: from there on Temporal warns (reference of the server's limits)."""
 FORK_SERVERS = 2
-"""Of one machine: that of the job, and one that waits for the next."""
+"""Fork servers of one machine: that of the job, and one that waits for the next job."""
 
 
 ProcessAs = tuple[int, str, str]
@@ -46,28 +46,28 @@ ProcessAs = tuple[int, str, str]
 
 @dataclass(slots=True)
 class Baseline:
-    """What the gates before have shown."""
+    """Measurements at earlier gates."""
 
     memory_mb: dict[ProcessAs, tuple[int, float]] = field(default_factory=dict)
-    """Looks so far, and its memory when it had warmed up."""
+    """Number of samples, and its memory after warm-up, MB."""
     descriptors: dict[ProcessAs, int] = field(default_factory=dict)
     unheld: set[str] | None = None
-    """Semaphores and buffers that nobody held at the first of them: of others."""
+    """Semaphores and buffers that no process held at the first gate: they belong to other programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What struck between two gates."""
+    """The faults between two gates."""
 
     requests: Sequence[DrillRequest] = ()
     promises: Sequence[Promise] = ()
-    """What the blows may cost, by the placement or by what was left."""
+    """Most steps that the strikes may cost, by the placement or by the copies that were left."""
     gate: int = 0
-    """Step of the gate before: no fault may cost more than the way back there."""
+    """Step of the last gate: no fault may cost more than the way back to it."""
     gone: Sequence[str] = ()
-    """Machines that were lost for good: each of them has to leave its job."""
+    """Machines that were lost for good: each of them must leave its job."""
     away: Sequence[str] = ()
-    """Machines that were away for so long, or have ranks that hang, so that they may have to."""
+    """Machines that may have to leave: they were away for long, or have ranks that hang."""
     others_gone: Sequence[str] = ()
     """Machines of the second job that were lost for good at the same time."""
     behind: bool = False
@@ -78,19 +78,19 @@ Invariant = Callable[[GateLook, Struck, JobSpec, Baseline], list[str]]
 
 
 def stands_at_the_gate(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """All ranks are at the step, and no further."""
+    """All ranks are at the gate's step, and no further."""
     return [] if seen.newest == seen.step else [f"the job stands at step {seen.step} and its memory has {seen.newest}"]
 
 
 def losses_are_equal(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """Every loss is that of the undisturbed run, bit for bit, and none is missing."""
+    """Every loss equals that of the run without faults, bit for bit, and none is missing."""
     if seen.comparison is None or seen.comparison.losses is None:
         return ["no loss could be compared"]
     return seen.comparison.losses[:5]
 
 
 def one_copy_of_a_rank(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """No rank ever lives twice, and somebody looked."""
+    """No rank ever lives twice, and checks for it were made."""
     found = [f"{seen.copies} ranks had two copies"] if seen.copies else []
     if seen.blind_s > MAX_BLIND_S:
         found.append(f"nobody looked for two copies of a rank for {seen.blind_s:.1f} s")
@@ -98,7 +98,7 @@ def one_copy_of_a_rank(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
 
 
 def processes_are_those_of_the_job(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """One process for each rank, one store, no fork server too many, and nothing that nobody knows."""
+    """One process for each rank, one store, no fork server too many, and no unknown process."""
     by_name = census(seen.processes)
     world = spec.topology().world_size + seen.beside
     found = [f"a process of nobody: {name}" for name in by_name if name.startswith("unknown")]
@@ -133,7 +133,7 @@ def disk_does_not_fill_up(seen: GateLook, struck: Struck, spec: JobSpec, known: 
 
 
 def what_was_struck_is_back(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """What was killed beside the ranks runs again, and what happened to copies was told."""
+    """Killed parts that are no ranks run again, and events of copies were reported."""
     return list(seen.untold)
 
 
@@ -155,7 +155,7 @@ def incidents_are_few_and_closed(seen: GateLook, struck: Struck, spec: JobSpec, 
 
 
 def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """No end of a rank is missed until the job has stood still for too long."""
+    """The end of a rank is detected as such: without a fault that hangs, no incident reports a hang."""
     if any(request.opening.may_hang for request in struck.requests):
         return []
     return [
@@ -167,7 +167,7 @@ def crashes_are_noticed_as_crashes(seen: GateLook, struck: Struck, spec: JobSpec
 
 
 def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """No more is done again than the copies that were left allow."""
+    """No more steps are repeated than the remaining copies require."""
     found = []
     for incident in seen.incidents:
         if incident.report is None:
@@ -191,7 +191,7 @@ def steps_lost_are_few(seen: GateLook, struck: Struck, spec: JobSpec, known: Bas
 
 
 def nobody_is_left(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
-    """Whether all machines lost their memory in one incident, so that nobody knows how far the job had come."""
+    """Whether all machines lost their memory in one incident, so that the job's last step is not known."""
     lost = [set(request.opening.loss(spec).machines) for request in struck.requests]
     together = [set[int]().union(*lost)] if at_once else lost
     return any(len(machines) == spec.machines for machines in together)
@@ -209,7 +209,7 @@ def versions_are_what_ran(seen: GateLook, struck: Struck, spec: JobSpec, known: 
 
 
 def workflows_do_not_fail(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """No workflow task failed: tasks that time out are the deaths of workers, failures are faults of the code."""
+    """No workflow task failed: deaths of workers only cause timeouts, failures are defects of the code."""
     return list(seen.failed_tasks)
 
 
@@ -219,7 +219,7 @@ def histories_are_short(seen: GateLook, struck: Struck, spec: JobSpec, known: Ba
 
 
 def memory_is_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """No process that outlives the ranks grows on and on."""
+    """No process that outlives the ranks keeps growing."""
     found = []
     for process in _lasting(seen):
         looks, before = known.memory_mb.get(_as(process, seen), (0, 0.0))
@@ -240,7 +240,7 @@ def descriptors_are_flat(seen: GateLook, struck: Struck, spec: JobSpec, known: B
 
 
 def status_is_true(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """What ``everstep status`` says is what was seen."""
+    """The answer of ``everstep status`` matches the observations."""
     if seen.report is None:
         return [f"nobody says how the job stands: {seen.silent}"]
     said, found = seen.report, []
@@ -264,7 +264,7 @@ def no_machine_is_leased_twice(seen: GateLook, struck: Struck, spec: JobSpec, kn
 
 
 def no_machine_is_lost(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """Each is a job's, or to spare, or has just left a job."""
+    """Each machine belongs to a job, is spare, or has just left a job."""
     out = [*struck.gone, *struck.away, *struck.others_gone, *_over_evicted(seen, struck)]
     return [] if seen.machines.unknown else lost(seen.machines, out)
 
@@ -275,7 +275,7 @@ def _over_evicted(seen: GateLook, struck: Struck) -> list[str]:
 
 
 def the_right_machines_left(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """Who was lost for good left the job, and nobody else did but with a machine at fault, by over-eviction."""
+    """Machines lost for good left the job, and no other machine did except by over-eviction."""
     left = {name for incident in seen.incidents if incident.report for name in incident.report.evicted}
     has = seen.machines.jobs.get(spec.name, [])
     found = [f"{name} is gone, and the job has it still" for name in struck.gone if name in has]
@@ -284,7 +284,7 @@ def the_right_machines_left(seen: GateLook, struck: Struck, spec: JobSpec, known
 
 
 def the_other_job_goes_on(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """The second job runs, undisturbed by what strikes this one."""
+    """The second job runs, undisturbed by the faults of the soak's job."""
     return list(seen.other)
 
 
@@ -315,7 +315,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 def violations(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -> list[str]:
-    """Everything that does not hold, with the name of the invariant."""
+    """All violations, each with the name of its invariant."""
     return [
         f"{invariant.__name__.replace('_', ' ')}: {text}"
         for invariant in INVARIANTS
@@ -324,7 +324,7 @@ def violations(seen: GateLook, struck: Struck, spec: JobSpec, known: Baseline) -
 
 
 def learn(seen: GateLook, known: Baseline) -> None:
-    """Take what was seen for the gates to come."""
+    """Record the observations for later gates."""
     if known.unheld is None:
         known.unheld = seen.unheld
     for process in _lasting(seen):
@@ -343,7 +343,7 @@ def _lasting(seen: GateLook) -> list[ClusterProcess]:
 
 
 def may_cost(struck: Struck) -> int:
-    """Most steps that an incident may lose; those since the gate, where nothing better is promised."""
+    """Most steps that an incident may lose; without a promise, all steps since the last gate."""
     if struck.behind:
         return GAP
     promised = [promise.steps for promise in struck.promises]

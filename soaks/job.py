@@ -41,13 +41,13 @@ a version that came before it. A machine that comes back does so before it is gi
 
 
 ANSWER_S = 15.0
-"""A worker that was killed answers again within this long."""
+"""A worker that was killed answers again within this time, seconds."""
 GATE_S = 600.0
-"""Ranks wait at a gate for this long at most: a look takes seconds, on a busy computer a minute."""
+"""Longest wait of ranks at a gate, seconds: the observation takes seconds, on a busy computer a minute."""
 STRIKE_S = 20.0
-"""Ranks wait for what strikes from outside for this long at most, before that is a hang."""
+"""Longest wait of ranks for strikes from outside, seconds: a longer one would count as a hang."""
 BEFORE_GATE = 2
-"""So many steps before the next gate they wait for it."""
+"""Ranks wait for strikes from outside this many steps before the next gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class SoakGate:
 
     @property
     def marks(self) -> Path:
-        """Where ranks note that they have come."""
+        """The files in which ranks note that they have arrived."""
         return self.folder / f"{self.name}.json"
 
     @property
     def reached(self) -> bool:
-        """Whether all ranks have come."""
+        """Whether all ranks have arrived."""
         return all(faults.fired(self.marks, {"id": f"{self.name}-{rank}"}) for rank in range(self.ranks))
 
     def open(self) -> None:
-        """Let the job go on."""
+        """Let the job continue."""
         self._opened.touch()
 
     @property
@@ -99,9 +99,9 @@ class SoakJob:
     """One job that runs through all episodes of a plan.
 
     Args:
-        cluster: where it runs; it must be up.
-        plan: of the soak.
-        name: of the job.
+        cluster: cluster of the job; it must be up.
+        plan: plan of the soak.
+        name: name of the job.
     """
 
     def __init__(self, cluster: DrillCluster, plan: SoakPlan, name: str) -> None:
@@ -123,17 +123,17 @@ class SoakJob:
         """Where it runs, in the order of its ranks: a plan that names m1 means the second of them."""
 
     async def refresh(self) -> None:
-        """Learn where it runs now.
+        """Read on which machines it runs now.
 
         Raises:
-            EverstepError: nobody says it.
+            EverstepError: neither Temporal nor an agent answers.
         """
         deadline = time.monotonic() + ANSWER_S
         while True:
             try:
                 self.machines = (await self.cluster.control.state(self.spec.name)).machines
                 return
-            except EverstepError:  # the control plane may be what was struck
+            except EverstepError:  # the fault may have struck the control plane
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.2)
@@ -153,7 +153,7 @@ class SoakJob:
         return SoakGate(self.place(index), step, self.spec.topology().world_size, "strikes", STRIKE_S)
 
     def planned(self, index: int, position: int) -> Planned:
-        """What an injector needs for one fault, as the cluster is now."""
+        """The injector's context for one fault, with the present state of the cluster."""
         request = self.plan.request(index, position)
         marks = self.place(index) / f"fault-{position}.json"
         made = planned(request, self.spec, marks, self.cluster)
@@ -166,7 +166,7 @@ class SoakJob:
         return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
 
     def _after_the_first(self, index: int, position: int, ranks: list[Entry]) -> list[Entry]:
-        """Ranks that die within a recovery are those that it has launched."""
+        """The entries for ranks; within a recovery, they fire only after the first fault has fired."""
         if position == 0 or self.plan.episodes[index].how != "within":
             return ranks
         first = self.planned(index, 0)
@@ -175,7 +175,7 @@ class SoakJob:
         return [{**fault, "after": str(mark)} for fault in ranks]
 
     def write(self) -> None:
-        """Write what ranks meet, of all episodes at once: they read it when they are started."""
+        """Write the ranks' entries of all episodes at once: ranks read them at their start."""
         entries: list[Entry] = []
         for index, episode in enumerate(self.plan.episodes):
             entries += self.gate(index).holds() + self.strikes(index).holds()
@@ -189,5 +189,5 @@ class SoakJob:
         private.replace(self.folder / "faults.json", json.dumps(entries).encode())
 
     def arm_workers(self, entries: list[Entry]) -> None:
-        """Write what workers meet in the episode at hand."""
+        """Write the workers' entries of the current episode."""
         private.replace(self.cluster.worker_plan, json.dumps(entries).encode())

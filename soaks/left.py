@@ -21,10 +21,10 @@ from everstep.system import private_files as private
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """While it is open no other soak works in the folder.
+    """A lock: while it is held, no other soak works in the folder.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: another soak holds it.
     """
     with (folder / "lock").open("a") as lock:
         try:
@@ -35,21 +35,21 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 class LeftCluster:
-    """Which cluster is up, in a file."""
+    """A file that names the cluster that is up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def note(self, cluster: DrillCluster) -> None:
-        """It is about to come up."""
+        """Record that the cluster is about to come up."""
         private.replace(self.path, json.dumps({"folder": str(cluster.folder), "name": cluster.name}))
 
     def forget(self) -> None:
-        """It is down, or left up on purpose."""
+        """Remove the record: the cluster is down, or left up on purpose."""
         self.path.unlink(missing_ok=True)
 
     async def end(self, say: Say) -> None:
-        """Take down what was left, by a command: this process may be about to enter another network.
+        """Take down a cluster that was left, by a command: this process may be about to enter another network.
 
         Raises:
             ClusterError: it cannot be taken down.

@@ -1,4 +1,4 @@
-"""Whose the machines are at a gate: as the pool has it, as jobs say it, and as every agent shows it."""
+"""Which job has each machine at a gate, according to the pool, the jobs and the agents."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolPlace, PoolState
 
 SETTLE_S = 15.0
-"""The pool knows whose a machine is within this long, e.g. once a killed worker is back."""
+"""The pool has the right job of a machine within this time, e.g. once a killed worker is back, seconds."""
 LOOK_S = 0.2
 
 
 @dataclass(slots=True)
 class MachinesSeen:
-    """What everybody says of the machines."""
+    """The state of the machines according to the pool, the jobs and the agents."""
 
     listed: list[str] = field(default_factory=list)
-    """All of the cluster."""
+    """All machines of the cluster."""
     pool: dict[str, str] = field(default_factory=dict)
-    """Machine → the job that it is kept for, or where the pool has it: ``standby``, ``free``, …"""
+    """Machine → the job that has it, or its slot in the pool: ``standby``, ``free``, …"""
     jobs: dict[str, list[str]] = field(default_factory=dict)
-    """Job → its machines, as its workflow says."""
+    """Job → its machines, according to its workflow."""
     ranks: dict[str, list[str]] = field(default_factory=dict)
-    """Machine → the jobs of which ranks live there, as its agent says; without those that do not answer."""
+    """Machine → the jobs with live ranks there, according to its agent; silent machines are left out."""
     unknown: str = ""
-    """Why it is not known whose the machines are."""
+    """Why the machines' jobs are not known; empty: they are."""
 
 
 def leased_twice(seen: MachinesSeen) -> list[str]:
-    """Machines that two jobs have, whoever says so. Pure."""
+    """Machines that two jobs have, according to any of the sources. Pure."""
     found = [f"{machine} has ranks of {' and '.join(jobs)}" for machine, jobs in seen.ranks.items() if len(jobs) > 1]
     holders: dict[str, list[str]] = {}
     for job, machines in seen.jobs.items():
@@ -50,11 +50,11 @@ def leased_twice(seen: MachinesSeen) -> list[str]:
 
 
 def lost(seen: MachinesSeen, out: Sequence[str]) -> list[str]:
-    """Machines that nobody has although nothing is wrong with them. Pure.
+    """Machines that are out of use without a fault, or whose job differs between pool and jobs. Pure.
 
     Args:
-        seen: What everybody says.
-        out: Those that left a job and did not come back yet.
+        seen: The state of the machines.
+        out: Machines that left a job and are not back yet.
     """
     found = [f"the pool does not know {machine}" for machine in seen.listed if machine not in seen.pool]
     idle = {PoolPlace.STANDBY, PoolPlace.FREE}

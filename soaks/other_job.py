@@ -23,16 +23,16 @@ from everstep.model.machine import Machine
 from soaks.plan import SoakPlan
 
 STEPS = 1_000_000
-"""It does not end by itself."""
+"""Number of its steps, so large that it does not end by itself."""
 STEP_S = 0.5
-"""Seldom: it is there to have machines, and two cores are few."""
+"""Length of its steps, seconds: long, since the job only has to hold machines, and two cores are few."""
 STEPS_LIMIT_S = 60.0
-"""It steps again within this long."""
+"""It steps again within this time, seconds."""
 LOOK_S = 0.2
 
 
 class OtherJob:
-    """One job on machines of its own, without gates.
+    """The second job, on its own machines and without gates.
 
     Args:
         cluster: Where it runs; it must be up.
@@ -57,13 +57,13 @@ class OtherJob:
         """Machines that have records of it."""
 
     async def start(self) -> None:
-        """Submit it, and wait until it steps."""
+        """Submit the job, and wait until it steps."""
         await start_recorded(self.cluster.control, self.spec, self.machines)
         if said := await self.goes_on():
             raise ClusterError(f"the second job does not run even without a fault: {said[0]}")
 
     async def lose(self, place: int) -> str:
-        """Take the power of the machine at that place of the job, for good; returns its name."""
+        """Cut the power of the job's machine at this position, for good; returns its name."""
         name = self.machines[place].name
         await asyncio.to_thread(self._lose, name)
         self._had.pop(name)
@@ -94,7 +94,7 @@ class OtherJob:
         return [f"it is {state.status_text if state else 'silent'} for {STEPS_LIMIT_S:.0f} s"]
 
     def _incidents(self, state: JobState) -> list[str]:
-        """One for each machine that it lost, each of them recovered."""
+        """Problems with its incidents: there must be one for each lost machine, each of them recovered."""
         found = [f"{one.id}: {one.headline}" for one in state.incidents if one.resolution and not one.recovered]
         if state.incidents_so_far != self._lost:
             found.append(f"{state.incidents_so_far} incidents, and it lost {self._lost} machines")
@@ -120,7 +120,7 @@ class OtherJob:
         return [*said, *compared.losses[:5], *found.overlaps()]
 
     def _undisturbed(self, steps: int) -> JobSpec:
-        """The same job, at full speed, to the step to which it came."""
+        """Run the same job without faults, at full speed, to the step that it reached."""
         args = list(self.spec.args)
         args[args.index("--steps") + 1] = str(max(steps, 1))
         at = args.index(PACE)

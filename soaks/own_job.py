@@ -1,4 +1,4 @@
-"""Episodes that need a job of their own: the drill itself, on the cluster of the soak."""
+"""Episodes that need a separate job: a drill on the soak's cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
     """Run an episode's fault as a drill; what its judge finds is violated.
 
     Raises:
-        CannotInject: this computer does not let us.
+        CannotInject: this computer does not allow it.
     """
     began, result = time.monotonic(), undisturbed(episode)
     fault, sizes = episode.faults[0], plan.sizes.model_dump()

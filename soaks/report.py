@@ -1,4 +1,4 @@
-"""What a soak tells a person, and a script."""
+"""The results of a soak, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def each(episode: EpisodeResult, result: SoakResult) -> None:
 
 
 def outcome(episode: EpisodeResult) -> str:
-    """An episode in some words."""
+    """The outcome of an episode as text."""
     if episode.violations:
         return "VIOLATED: " + "; ".join(episode.violations)
     if episode.not_fired:
@@ -44,7 +44,7 @@ def as_json(result: SoakResult) -> str:
 
 
 def show(result: SoakResult, folder: Path) -> None:
-    """The report."""
+    """Print the report."""
     out = PlainConsole()
     table = Table(box=None, pad_edge=False)
     for name in ("fault", "tried", "survived"):

@@ -1,4 +1,4 @@
-"""What a soak found: data for ``--json``, for resuming and for the report."""
+"""The results of a soak: data for ``--json``, for resuming and for the report."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from soaks.plan import Episode, Setting
 
 
 class EpisodeResult(BaseModel):
-    """What came of one episode."""
+    """The result of one episode."""
 
     number: int
     meeting: str
     kinds: list[str]
     steps: tuple[int, int] = (0, 0)
-    """From its gate to the next one."""
+    """The steps of its gate and of the next gate."""
     not_fired: list[str] = Field(default_factory=list, description="Faults of it that did not fire, and why.")
     recovered_s: float | None = None
-    """From the first fault to the step that all ranks completed after the last incident; None: there was none."""
+    """Seconds from the first fault to the step that all ranks completed after the last incident; None: no incident."""
     steps_lost: int = 0
     incidents: list[str] = Field(default_factory=list)
     violations: list[str] = Field(default_factory=list)
     seconds: float = 0.0
-    """From opening the gate to the look at the next one."""
+    """Seconds from opening the gate to the observation at the next gate."""
 
     @property
     def survived(self) -> bool:
-        """All its faults fired, and nothing was violated."""
+        """Whether all its faults fired and no invariant was violated."""
         return not self.not_fired and not self.violations
 
 
@@ -44,25 +44,25 @@ class PartResult(BaseModel):
 
 
 class SoakResult(BaseModel):
-    """A soak as far as it came."""
+    """The result of a soak so far."""
 
     seed: int
     planned: int
-    """Faults in the plan."""
+    """Number of faults in the plan."""
     episodes: list[EpisodeResult] = Field(default_factory=list)
     violations: list[str] = Field(default_factory=list, description="Of the whole: at the end, or at the cluster's.")
     stopped: str = ""
-    """Why it ended before its plan did; empty: it did not."""
+    """Why it ended before its plan; empty: it ran the whole plan."""
     left_out: dict[str, str] = Field(default_factory=dict, description="Kinds of fault that no soak here draws.")
     kept: str = ""
     """The cluster that was left up after a violation."""
     prefix: str = ""
-    """What comes before commands that shall reach it; empty: nothing."""
+    """Prefix that commands need to reach it; empty: none."""
     reduced: list[int] = Field(default_factory=list, description="Numbers of the episodes that are enough for it.")
 
     @property
     def ok(self) -> bool:
-        """Nothing was violated."""
+        """Whether no invariant was violated."""
         return not self.violations and not any(episode.violations for episode in self.episodes)
 
     @property
@@ -77,7 +77,7 @@ class SoakResult(BaseModel):
 
     @property
     def times(self) -> list[float]:
-        """Recoveries, seconds, sorted."""
+        """Times of recoveries, sorted, seconds."""
         return sorted(episode.recovered_s for episode in self.episodes if episode.recovered_s is not None)
 
     def summary(self) -> dict[str, object]:
@@ -97,13 +97,13 @@ class SoakResult(BaseModel):
 
 
 class Journal:
-    """What was done, one line for each episode, so that a soak that died can go on."""
+    """A file with one line for each finished episode, so that a killed soak can resume."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> tuple[list[EpisodeResult], list[PartResult]]:
-        """What was done. A torn last line was not: it is taken away, so that more can be added."""
+        """Read the finished episodes. A torn last line is removed, so that lines can be added."""
         if not self.path.exists():
             return [], []
         whole, _, torn = self.path.read_text().rpartition("\n")
@@ -112,10 +112,10 @@ class Journal:
         rows = [json.loads(line) for line in whole.splitlines()]
         parts = [PartResult.model_validate(row) for row in rows if "setting" in row]
         episodes = {row["number"]: EpisodeResult.model_validate(row) for row in rows if "setting" not in row}
-        return list(episodes.values()), parts  # of one that was run again the later word counts
+        return list(episodes.values()), parts  # for an episode that was run again, the later line counts
 
     def add(self, part: EpisodeResult | PartResult) -> None:
-        """Note that an episode, or all episodes of a setting, are over."""
+        """Record that an episode, or all episodes of a setting, are over."""
         with self.path.open("a") as file:
             file.write(part.model_dump_json() + "\n")
 

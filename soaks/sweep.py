@@ -39,7 +39,7 @@ from everstep.model.incident import IncidentReport, Symptom
 from everstep.rank import drill_faults as faults
 
 JOB = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "standbys": 0, "steps": 14, "at_step": 5}
-"""Small and short: the incident's history does not depend on the size of the job."""
+"""The swept job: small and short, since the incident's history does not depend on its size."""
 SWEPT: dict[str, dict[str, Any]] = {
     "crash": {"fault": "kill-rank"},
     "eviction": {"fault": "kill-machine", "machine": "m1", "gone": True, "standbys": 1},
@@ -60,20 +60,20 @@ SWEPT: dict[str, dict[str, Any]] = {
 """Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version.
 A job that is updated has to live until another worker has come."""
 TRIES = 3
-"""Runs for an event at most, where a kill came late or the run's history did not have the event."""
+"""Most runs for one event, if a kill was late or the run's history did not have the event."""
 
 CLOSES = (EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW)
 """Last events of a run's history."""
 
 
 class SweepRow(BaseModel):
-    """One kill."""
+    """The result of one kill."""
 
     event: int
     kind: str
     """Type of that event."""
     place: str = ""
-    """Where the worker was hit."""
+    """The place in the worker at which it was killed."""
     events: int = 0
     """Length of this run's history: a task that takes what two others took apart makes it shorter."""
     newest: int | None = None
@@ -110,7 +110,7 @@ class SweepResult(BaseModel):
 
     @property
     def ok(self) -> bool:
-        """Same decision and same outcome at each event, and nothing left."""
+        """Whether decision and outcome were equal at each event, and nothing was left."""
         same = all(row.ok and (row.decision, row.outcome) == (self.decision, self.outcome) for row in self.rows)
         return bool(self.rows) and same and not self.leaked
 
@@ -187,7 +187,7 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
     )
     if mark and mark.get("newest"):
         place, newest = str(mark["place"]), max(int(mark["newest"]), written_by(found, mark["time_ns"]))
-        since = newest  # nothing more is known of a configured server
+        since = newest  # a configured server's store cannot be read
         if cluster.file.database.exists():
             begins = transactions.begins(cluster.file.database, await _run_id(cluster, request.opening.swept(run.job)))
             since = transactions.since(found, begins, newest)
@@ -207,7 +207,7 @@ def _compare(row: SweepRow, decision: str, outcome: str) -> None:
 
 
 def _missed_only(row: SweepRow, result: SweepResult) -> bool:
-    """Whether nothing is wrong but the moment of the kill, or that there was none in a history without the event."""
+    """Whether the only problem is that the kill was late, or that the history did not have the event."""
     ended = row.newest is None and row.events < row.event
     return row.ok or (ended and (row.decision, row.outcome) == (result.decision, result.outcome))
 
@@ -236,7 +236,7 @@ def written_by(events: list[HistoryEvent], time_ns: int) -> int:
 
 
 async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
-    """What must be the same whoever dies: the decision and the outcome, without times and places."""
+    """The facts that must be equal after each kill: decision and outcome, without times and places."""
     found = [incident.report for incident in await incidents(cluster, run.job) if incident.report]
     decision = " / ".join(_decision(report) for report in found)
     # A loss that is not finite is seen some steps later, by looks at their own pace; the drill's judge bounds them.
