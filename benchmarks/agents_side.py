@@ -29,7 +29,7 @@ START_S = 60.0
 
 
 class Agents:
-    """An async context manager; its folders and processes go with it."""
+    """An async context manager of two agents; its folders and processes end with it."""
 
     async def __aenter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -88,7 +88,7 @@ class Agents:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cpu_s(self) -> list[float]:
-        """CPU seconds that each agent has used, its children not counted."""
+        """CPU seconds of each agent, without its children."""
         import psutil
 
         return [sum(psutil.Process(one.pid).cpu_times()[:2]) for one in self._processes]
@@ -97,7 +97,7 @@ class Agents:
         """Run a job on the first machine, with its backups on the second, to its end, and release it.
 
         Raises:
-            ClusterError: a rank failed, or it took too long.
+            ClusterError: a rank failed, or the job exceeded the time limit.
         """
         first, second = self._clients
         job, launches = spec.name, rank_launches(spec, 0)
@@ -133,7 +133,7 @@ class Agents:
                 await client.release(pb.ReleaseRequest(request_id="release", job=job), timeout_s=START_S)
 
     async def _finished(self, job: str, ranks: int) -> None:
-        """Wait until all ranks have ended well; their backups' progress is noted on the way."""
+        """Wait until all ranks have ended with success; records the progress of their backups."""
         async for reply in self._clients[0].progress(pb.ProgressRequest(job=job, interval_s=0.5)):
             self.newest = list(reply.ranks)
             ended = [one for one in reply.ranks if not one.alive]

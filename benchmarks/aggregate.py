@@ -35,14 +35,14 @@ LARGEST = 10_240
 SIZES = (1_024, 2_048, 5_120, LARGEST, 20_480)
 TP, PP, PER_MACHINE = 8, 8, 8
 VARIANTS = 40
-"""Line by line different stacks of each kind: micro-batches and layers in which ranks are."""
+"""Number of stacks of each kind with different lines, for the micro-batches and layers of ranks."""
 FRAMES = 30
 MOST_OF_TORCH = 1_024
 """Flight records that torch's analyzer gets: with 10,240 it had not ended after five minutes."""
 
 
 def topology_of(ranks: int) -> Topology:
-    """Machines of 8 ranks with tp 8 in each, pipelines of 8."""
+    """A topology with 8 ranks (tp 8) on each machine, and pipelines of 8 stages."""
     return Topology.of(ranks // PER_MACHINE, PER_MACHINE, tp=TP, pp=PP)
 
 
@@ -84,7 +84,7 @@ class Dumps:
         return found
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Name and bytes, of one process after the other."""
+        """Name and bytes of each process's dump, in sequence."""
         last = PP - 1
         for rank in range(self.topology.world_size):
             place = self.topology.coordinate(rank)
@@ -124,7 +124,7 @@ def analyze(topology: Topology) -> tuple[float, int]:
 
 
 def trie(topology: Topology) -> tuple[float, int]:
-    """CPU seconds until the same stacks are in a trie of frames with the ranks at its nodes; it names nobody."""
+    """CPU seconds to put the same stacks into a trie of frames with ranks at its nodes; it names no machine."""
     root: dict[Any, Any] = {}
     seconds, size = 0.0, 0
     for name, data in Dumps(topology).files():
@@ -141,7 +141,7 @@ def trie(topology: Topology) -> tuple[float, int]:
 
 
 def measured(what: str, ranks: int) -> tuple[float, float, float]:
-    """CPU seconds, MB of memory that they took, and MB of dumps; in a process of its own."""
+    """CPU seconds, MB of memory, and MB of dumps, measured in a separate process."""
     say(f"{what}, {ranks} ranks")
     command = [sys.executable, "-P", "-m", "benchmarks.aggregate", "--one", what, str(ranks)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -152,7 +152,7 @@ def measured(what: str, ranks: int) -> tuple[float, float, float]:
 def one(what: str, ranks: int) -> None:
     """Measure one side and print what ``measured`` reads."""
     side = SIDES[what]
-    side(topology_of(1_024))  # what is imported and made once is not in the figures
+    side(topology_of(1_024))  # imports and other one-time work are not in the figures
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, size = side(topology_of(ranks))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,11 +20,11 @@ from everstep.model.hang import HangConclusion
 from everstep.model.topology import Topology
 
 STEPS = 4
-"""Rounds of collectives in a record."""
+"""Number of rounds of collectives in a record."""
 
 
 def records(topology: Topology) -> tuple[list[bytes], int]:
-    """The record of each rank as JSON, and the rank that all wait for."""
+    """The record of each rank as JSON, and the rank for which all others wait."""
     culprit = topology.world_size // 3
     groups: dict[tuple[int, ...], str] = {tuple(range(topology.world_size)): "0"}
     for kind in ("tp", "dp"):
@@ -89,10 +89,10 @@ def by_everstep(topology: Topology) -> tuple[float, int]:
 
 
 def by_torch(topology: Topology) -> tuple[float, int]:
-    """CPU seconds of torch's analyzer from the bytes to its tables, with what it logs about who is missing.
+    """CPU seconds of torch's analyzer from the bytes to its tables, with its log about missing ranks.
 
     Raises:
-        AssertionError: it does not say that the rank is missing.
+        AssertionError: it does not report the rank as missing.
     """
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
@@ -115,7 +115,7 @@ def by_torch(topology: Topology) -> tuple[float, int]:
 
 @contextlib.contextmanager
 def _logged_into(said: io.StringIO) -> Any:
-    """What the analyzer logs goes into a text instead of the terminal."""
+    """Send the analyzer's log into a text instead of the terminal."""
     import logging
 
     handler = logging.StreamHandler(said)

@@ -12,32 +12,32 @@ from collections.abc import Callable, Sequence
 from benchmarks.common import quantile
 
 RESAMPLES = 2000
-"""Of the bootstrap behind the interval."""
+"""Number of resamples of the bootstrap behind the interval."""
 Blocks = Sequence[Sequence[float]]
 """Seconds of each step, block by block."""
 
 
 def fastest(blocks: Blocks) -> float:
-    """Seconds that the fastest tenth of the steps stay below.
+    """The 10th percentile of the steps, seconds.
 
-    What costs *every* step its share costs the fastest as well: these show it. What it costs now and then shows in the
-    mean of all alone, beside what the others did.
+    A cost of *every* step shows in the fastest steps too, without the noise of other programs. A cost of only some
+    steps shows in the mean alone, together with that noise.
     """
     return quantile([step for block in blocks for step in block], 0.1)
 
 
 def median(blocks: Blocks) -> float:
-    """Seconds that half of the steps stay below."""
+    """The median of the steps, seconds."""
     return quantile([step for block in blocks for step in block], 0.5)
 
 
 def mean(blocks: Blocks) -> float:
-    """Seconds of a step, of all together."""
+    """The mean of all steps, seconds."""
     return sum(map(sum, blocks)) / sum(map(len, blocks))
 
 
 def interval(with_s: Blocks, without_s: Blocks, of: Callable[[Blocks], float]) -> tuple[float, float]:
-    """In what range the loss lies with a probability of 95 %, by a bootstrap over the pairs of blocks."""
+    """The 95 % confidence interval of the loss, by a bootstrap over the pairs of blocks."""
     draw = random.Random(1)
     pairs = list(zip(with_s, without_s, strict=True))
     found = []

@@ -28,23 +28,23 @@ from benchmarks.common import Row, finish, say, show, show_json
 
 LARGE = 512
 SIZES = (64, LARGE)
-"""MB of state a rank."""
+"""Sizes of a rank's state, MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one part found."""
+    """The result of one part."""
 
     rows: list[Row]
     notes: list[str]
     failures: list[str]
-    """Who did not run, and why."""
+    """The sides that did not run, and why."""
     runs: Any
     """Every single figure, for JSON."""
 
 
 def saves(quick: bool) -> Part:
-    """What a save costs the training thread."""
+    """Measure the cost of a save for the training thread."""
     sizes = SIZES[:1] if quick else SIZES
     found = checkpoint_saves.measure(sizes, rounds=1 if quick else 3, steps=6 if quick else 10, sides=list(SIDES))
     return Part(
@@ -56,7 +56,7 @@ def saves(quick: bool) -> Part:
 
 
 def throughput(quick: bool) -> Part:
-    """What training loses."""
+    """Measure how much training slows down."""
     steps = 4
     cases = [
         Case(ranks, megabytes, backup)
@@ -70,13 +70,13 @@ def throughput(quick: bool) -> Part:
 
 
 def exchange(quick: bool) -> Part:
-    """How fast slots travel between agents."""
+    """Measure the rate of transfers of slots between agents."""
     found = checkpoint_exchange.measure(LARGE, runs=3 if quick else 20)
     return Part(found.rows(), [found.table()], [], asdict(found))
 
 
 def restore(quick: bool) -> Part:
-    """How long a fresh rank takes to have its state."""
+    """Measure the time in which a new rank restores its state."""
     found = checkpoint_restore.measure(LARGE, runs=3 if quick else 12)
     return Part(found.rows(), [], found.failures, asdict(found))
 
@@ -99,7 +99,7 @@ def main() -> None:
     chosen = options.parts.split(",")
     if unknown := set(chosen) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    # What was started is ended on the way out, whoever asks for it.
+    # SIGTERM acts as Ctrl-C, so that all started processes end on the way out.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

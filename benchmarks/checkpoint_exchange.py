@@ -48,15 +48,15 @@ MEMCPY, SOCKET, BACKUP, FETCH, FETCH_NEW = (
 
 @dataclass(slots=True)
 class Transfers:
-    """What each way took."""
+    """The measurements of each way of transfer."""
 
     megabytes: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """CPU seconds of this process and of the other one."""
+    """CPU seconds of this process and of the other process."""
 
     def rate(self, way: str) -> float:
-        """GB/s, the median."""
+        """The median rate, GB/s."""
         return self.megabytes / 1e3 / Spread.of(self.seconds[way]).median
 
     def rows(self) -> list[Row]:
@@ -75,7 +75,7 @@ class Transfers:
         return rows
 
     def table(self) -> str:
-        """A line for each way."""
+        """A table with a line for each way."""
         lines = [f"{self.megabytes} MB between two processes   median s     p90     max    GB/s"]
         for way, seconds in self.seconds.items():
             spread = Spread.of(seconds)
@@ -88,7 +88,7 @@ _BARE = (MEMCPY, SOCKET)
 
 
 def measure(megabytes: int, *, runs: int) -> Transfers:
-    """Let the ways take turns."""
+    """Measure all ways in turn."""
     with scratch() as folder:
         (folder / "peer").mkdir()
         other = forks.Forked(_serve, folder / "peer", megabytes, runs + WARM)
@@ -151,7 +151,7 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
 
 
 def _own_file(path: Path, size: int) -> SlotFile:
-    """A rank's file whose slots hold something."""
+    """Make a rank's checkpoint file with filled slots."""
     file = SlotFile(path, slots=2)
     for _ in range(file.slots):
         file.begin(b"", size)

@@ -30,20 +30,20 @@ FIRST = 3
 PARAMETERS = 8
 """Tensors of the model: with their two moments 24 large tensors are saved."""
 SIZE = {"cpu": 1024, "cuda": 8192}
-"""Of the matrices that a step multiplies: work for the cores, little for the memory."""
+"""Size of the matrices that a step multiplies: work for the cores, little for the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a rank is to do."""
+    """The settings of a rank."""
 
     side: str
     megabytes: int
-    """Of parameters and both moments together, 10^6 bytes."""
+    """Size of parameters and both moments together, 10^6 bytes."""
     calls: int
     """Matrix products in a step; 0: find out how many make a second."""
     warm: int
-    """Steps before the clock starts."""
+    """Number of steps before the clock starts."""
     steps: int
     folder: str
     rank: int
@@ -53,14 +53,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One step, seconds."""
+    """The times of one step, seconds."""
 
     save: float
     gate: float
     waited: float
-    """For an earlier save that had not ended: a part of the save that is counted apart."""
+    """Wait for an earlier save that had not ended; this part of the save is counted separately."""
     step: float
-    """From body to body, all of it."""
+    """The whole time from one body to the next."""
 
 
 class Timed(torch.optim.AdamW):
@@ -99,7 +99,7 @@ class Work:
         self._result = torch.empty(size, size, device=device)
 
     def compute(self) -> None:
-        """What stands for forward and backward; returns when it is done."""
+        """Do the work that replaces forward and backward; returns when it is done."""
         for _ in range(self.calls):
             torch.mm(self._left, self._right, out=self._result)
         self._differentiate()
@@ -111,7 +111,7 @@ class Work:
         self.finish()
 
     def _differentiate(self) -> None:
-        """Gradients in place of those of the step before: other tensors, as a backward pass makes them."""
+        """Replace the gradients of the last step by new tensors, as a backward pass does."""
         for one, gradient in zip(self.model, self._gradients, strict=True):
             one.grad = gradient.data
 
@@ -183,7 +183,7 @@ def main() -> None:
     Path(settings.folder, f"rank-{settings.rank}.json").write_text(json.dumps(result))
     dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # whatever threads and processes a side left: the parent ends them
+    os._exit(0)  # the parent ends threads and processes that a side left
 
 
 def calibrate(device: str) -> float:

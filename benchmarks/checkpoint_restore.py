@@ -36,14 +36,14 @@ PRELOADED = ("everstep", "torch._dynamo", "torch.distributed.checkpoint", "torch
 
 @dataclass(slots=True)
 class Restores:
-    """Seconds of each way."""
+    """The times of each way, seconds."""
 
     megabytes: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def rows(self) -> list[Row]:
-        """everstep against the aim and against the others."""
+        """Rows of everstep's time against the aim and against other ways."""
         name = f"restore of {self.megabytes} MB"
         ours = self.seconds.get("everstep", [])
         aim = AIM_S * self.megabytes / 512
@@ -111,11 +111,11 @@ def _save(folder: Path, megabytes: int) -> float:
 
 
 def _restore(folder: Path, megabytes: int, way: str) -> float:
-    """Restore in one way; seconds. Compares what came."""
+    """Restore in one way and compare the state; returns seconds."""
     work = Work(megabytes, 0)
     for one in work.model:
         one.data.zero_()
-        one.grad = None  # a fresh rank has none
+        one.grad = None  # a new rank has none
     do = WAYS[way](folder, work)
     began = time.perf_counter()
     do()

@@ -50,13 +50,13 @@ WARM = 4
 
 @dataclass(slots=True)
 class Saves:
-    """All samples of one size."""
+    """All samples for one size of state."""
 
     megabytes: int
     ranks: int = RANKS
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     first: dict[str, list[Sample]] = field(default_factory=dict)
-    """Of the first saves, which touch fresh memory."""
+    """Samples of the first saves, which touch fresh memory."""
     failures: list[str] = field(default_factory=list)
 
     def blocking(self, side: str) -> list[float]:
@@ -64,7 +64,7 @@ class Saves:
         return _blocking(self.samples.get(side, []))
 
     def rows(self) -> list[Row]:
-        """everstep against the others."""
+        """Rows of everstep against the other sides."""
         name = f"save of {self.megabytes} MB blocks"
         ours = self.blocking("everstep")
         rows = rows_of(f"{name}, DLRover", "s", ours, self.blocking(DLROVER), aim=AGAINST_DLROVER)
@@ -78,7 +78,7 @@ class Saves:
         return rows
 
     def table(self) -> str:
-        """A line for each side."""
+        """A table with a line for each side."""
         lines = [
             f"Saves of {self.megabytes} MB a rank, {self.ranks} ranks (s)",
             f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
@@ -163,10 +163,10 @@ def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
 def run_turn(
     side: str, interpreter: Path, megabytes: int, calls: int, *, steps: int, ranks: int = RANKS, device: str = "cpu"
 ) -> Turn:
-    """One side's turn.
+    """Run one side's turn.
 
     Raises:
-        PeerFailed: it did not end well.
+        PeerFailed: it failed.
     """
     with scratch() as folder:
         run = folder.name
@@ -188,7 +188,7 @@ def run_turn(
 
 
 def everstep_environment(folder: Path, ranks: int, *, overlap: bool) -> dict[str, str]:
-    """What an agent gives its ranks; ``{rank}`` stands for the rank. The reports' files are made here."""
+    """The environment that an agent sets for ranks; ``{rank}`` is a placeholder. Also makes the reports' files."""
     for rank in range(ranks):
         ReportFile.create(folder / f"report-{rank}", rank=rank, generation=1).close()
     return {

@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("checkpoint_training.py")
 
 @dataclass(slots=True)
 class Case:
-    """One set-up and its blocks."""
+    """One case and its blocks of steps."""
 
     ranks: int
     megabytes: int
@@ -35,7 +35,7 @@ class Case:
     """Seconds of each step with a save, block by block, on rank 0: all ranks step together."""
     without_s: list[list[float]] = field(default_factory=list)
     rank_cpu: float = 0.0
-    """CPU seconds that a saved step costs rank 0 more than one that is not saved."""
+    """Additional CPU seconds of rank 0 for a step with a save."""
     agents_cpu: list[float] = field(default_factory=list)
     """CPU seconds of each agent, per saved step."""
     backup_lag: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it measures."""
+        """The name of the case."""
         spare = "a core to spare" if self.ranks == 1 else "no core to spare"
         what = "save and backup" if self.backup else "save alone"
         return f"throughput, {what} of {self.megabytes} MB every step, {spare}"
@@ -61,7 +61,7 @@ class Case:
         return found
 
     def note(self) -> str:
-        """How certain the losses are, and the CPU time behind them."""
+        """A note with the confidence intervals of the losses and the CPU time behind them."""
         if self.failure:
             return f"{self.name}: {self.failure}"
         agents = " and ".join(f"{one:.3f}" for one in self.agents_cpu)

@@ -64,7 +64,7 @@ def tails(ranks: int) -> list[bytes]:
 
 
 def merged(ranks: int) -> bytes:
-    """The same in one log, line by line of all ranks in turn."""
+    """The output of all ranks in one log, line by line in turn."""
     each = [tail.decode().splitlines() for tail in tails(ranks)]
     shortest = min(map(len, each))
     rows = zip(*(lines[-shortest:] for lines in each), strict=True)
@@ -72,7 +72,7 @@ def merged(ranks: int) -> bytes:
 
 
 def scan(data: bytes) -> LogVerdict:
-    """One log, in pieces as they come from a file."""
+    """Classify one log, in pieces as read from a file."""
     scanner = LogScanner("log")
     for at in range(0, len(data), FEED):
         scanner.feed(data[at : at + FEED])
@@ -91,7 +91,7 @@ def of_ranks(data: list[bytes]) -> LogVerdict:
 
 
 def timed(what: str, run: Callable[[], LogVerdict], reason: str, times: int) -> Spread:
-    """Seconds of some runs, each of which has to find what was put there."""
+    """Seconds of some runs; each must detect the failure in the log."""
     say(what)
     seconds = []
     for _ in range(times):

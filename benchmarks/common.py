@@ -55,21 +55,21 @@ class Row:
     unit: str
     ours: float | None
     peer: float | None = None
-    """The same of the peer that the name mentions; None: there is none, or it did not run."""
+    """The value of the peer in the name; None: there is no peer, or it did not run."""
     aim: float | None = None
     """Bound of ``ratio``, or of ``ours`` where ``aim_of`` says so; None: shown only."""
     aim_of: Literal["ratio", "ours"] = "ratio"
     larger: bool = False
-    """The value is better the larger it is."""
+    """Whether a larger value is better."""
 
     @property
     def ratio(self) -> float | None:
-        """Ours by the peer's."""
+        """Everstep's value over the peer's."""
         return None if self.ours is None or not self.peer else self.ours / self.peer
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is met; None: there is no aim, or nothing to hold against it."""
+        """Whether the aim is met; None: there is no aim, or no value to compare with it."""
         value = self.ratio if self.aim_of == "ratio" else self.ours
         if self.aim is None or value is None:
             return None
@@ -98,7 +98,7 @@ def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], 
 
 
 def environment() -> dict[str, Any]:
-    """Where and how a benchmark ran, to be quoted with every figure."""
+    """The environment of a benchmark's run, to be quoted with every figure."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -113,7 +113,7 @@ def environment() -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Progress, on stderr: stdout is the result's."""
+    """Print progress on stderr; stdout is for the result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -134,7 +134,7 @@ def finish(failures: Sequence[str]) -> None:
     """End a benchmark: with exit code 1, and names, where one side or another did not run.
 
     Args:
-        failures: Who did not run, or not each time, and why.
+        failures: The sides that failed in some runs, and why.
     """
     sys.stdout.flush()
     if failures:

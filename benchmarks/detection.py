@@ -33,24 +33,24 @@ from everstep.errors import CannotInject, EverstepError
 SIZES: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1}
 STEPS = 60
 LIMIT_S = 1800.0
-"""All runs of a fault on a cluster of its own are over within this time."""
+"""All runs of a fault on a separate cluster are over within this time, seconds."""
 SMALL = ["--machines", "2", "--ranks-per-machine", "2", "--tp", "2", "--pp", "1"]
 IN_A_NETWORK = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--standbys", "0"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """A fault, and what its time is held against."""
+    """A fault, and the aim for its time."""
 
     fault: str
     name: str
     aim_s: float
-    """Table 3's of ByteRobust, or ours for ranks, machines and file systems."""
+    """Aim, seconds: from ByteRobust's table 3, or our own for ranks, machines and file systems."""
     held: Literal["found", "told"]
-    """Which of the two times."""
+    """Which of the two times has the aim."""
     options: dict[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    """Of ``everstep drill``: it needs a cluster of its own. Empty: it shares one with others."""
+    """Arguments of ``everstep drill`` for a fault that needs a separate cluster. Empty: it shares a cluster."""
 
 
 FAULTS = (
@@ -99,7 +99,7 @@ async def measure(runs: int, seed: int) -> tuple[Results, list[str]]:
     """Inject each fault that needs no cluster of its own so often, in turns.
 
     Returns:
-        What came of it, and what could not be injected or went wrong.
+        The results, and the failures.
     """
     results: Results = {measured: [] for measured in FAULTS}
     failures: list[str] = []
@@ -129,7 +129,7 @@ async def measure(runs: int, seed: int) -> tuple[Results, list[str]]:
 
 
 def apart(measured: Measured, runs: int) -> tuple[list[DrillResult], list[str]]:
-    """The same of a fault that needs a cluster of its own, in a process of its own: it may enter a network."""
+    """Inject a fault that needs a separate cluster, in a separate process, since it may enter a network."""
     command = [sys.executable, "-P", "-m", "console.main", "drill", measured.fault, *measured.words]
     done = subprocess.run(
         [*command, "--repeat", str(runs), "--json"], stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False

@@ -29,12 +29,12 @@ from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, Diagnostic
 from workflows.start_activity import start_activity
 
 ODD = "machine-0007"
-"""Has other bits than the others."""
+"""The machine whose bits differ."""
 
 
 @workflow.defn
 class DiagnoseOnly:
-    """The activity and nothing else."""
+    """A workflow that runs only the activity."""
 
     @workflow.run
     async def run(self, given: DiagnoseMachines) -> Diagnosis:
@@ -43,7 +43,7 @@ class DiagnoseOnly:
 
 
 async def measure(client: Client, agents: Agents, tests: list[str], found: dict[str, float]) -> str:
-    """One diagnosis; returns what is wrong with its answer."""
+    """Run one diagnosis; returns problems with its answer."""
     pool, name = AgentClients(), " ".join(tests) if len(tests) == 1 else f"{len(tests)} tests"
     async with Worker(
         client,

@@ -1,4 +1,4 @@
-"""One recovery under everstep, through Temporal, and where its time went."""
+"""One recovery under everstep, through Temporal, with the times of its parts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAME = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the activities of an incident were scheduled and over, ns."""
+    """Times at which the activities of an incident were scheduled and completed, nanoseconds."""
 
     scheduled: dict[str, int]
     completed: dict[str, int]
@@ -54,9 +54,9 @@ class EverstepSide:
         """Not up yet.
 
         Args:
-            machines: Of the job.
-            standbys: Beside them.
-            at_most: It may grow to so many machines by itself; 0: it does not.
+            machines: Number of machines of the job.
+            standbys: Number of further machines.
+            at_most: Number of machines to which the cluster may grow by itself; 0: it does not grow.
         """
         self._machines, self._standbys, self._at_most = machines, standbys, at_most
         self._count = 0
@@ -135,7 +135,7 @@ class EverstepSide:
         """
         self._count += 1
         name = f"bench-{self._count}"
-        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # no operator has to approve
+        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # no operator needs to approve
         spec = JobSpec(
             name=name,
             script=str(script),

@@ -26,25 +26,25 @@ from everstep.errors import EverstepError
 from everstep.model.ladder import Rung
 
 SIZES = (4, 8, 16)
-"""Machines of the job."""
+"""Numbers of machines of the job."""
 AIM_MACHINES, AIM_S = 8, 60.0
-"""The whole ladder."""
+"""The aim for the whole ladder: seconds with this many machines."""
 PAPER_S = 4289.0
 """ByteRobust, table 6: until a NaN was located, on average; on its machines."""
 PARTS: Mapping[str, dict[str, Any]] = {
     "bitflip": {"only_in_job": True, "at_step": 12, "steps": 40},
     "bad-version": {"fails_after": 1, "at_step": 12, "steps": 60},
 }
-"""Fault → its options. Together their incidents come to every rung."""
+"""Fault → its options. Together their incidents reach every rung."""
 RUNGS: Mapping[str, tuple[Rung, ...]] = {
     "bitflip": (Rung.DIAGNOSE, Rung.REATTEMPT, Rung.REPLAY),
     "bad-version": (Rung.ROLLBACK,),
 }
-"""Which rungs each has to come to."""
+"""Fault → the rungs that its incident must reach."""
 JOB: dict[str, Any] = {"ranks_per_machine": 1, "tp": 1, "pp": 1}
 
 Results = dict[tuple[int, str], list[DrillResult]]
-"""Machines and fault → what came of it, run by run."""
+"""Machines and fault → the results, run by run."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, list[str]]:
-    """Each fault so often with each size; returns what came of it, and what went wrong."""
+    """Inject each fault this many times with each size; returns the results and the failures."""
     results: Results = defaultdict(list)
     failures: list[str] = []
     chosen = random.Random(seed)

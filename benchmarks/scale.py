@@ -49,12 +49,12 @@ WATCH_S, PHASE_S = 15.0, 180.0
 
 
 class DidNotEnd(Exception):
-    """Something took too long."""
+    """A phase exceeded its time limit."""
 
 
 @dataclass(slots=True)
 class Side:
-    """One checkout's worker."""
+    """The worker of one checkout."""
 
     code: Path
     found: dict[str, float] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Worker:
         return time.monotonic(), self._cpu_s()
 
     def cost(self, began: tuple[float, float]) -> dict[str, float]:
-        """What was needed since then, by the names of the figures."""
+        """The resources used since then, by the names of the figures."""
         cpu_s = self._cpu_s() - began[1]
         held_s, held_cpu_s = struct.unpack("dd", self._held[:16])
         return {
@@ -154,7 +154,7 @@ class Measuring:
         self._handle: Any = client.get_workflow_handle(job_workflow_id(JOB))
 
     async def run(self) -> None:
-        """All phases; one that fails ends it, and what was found stays."""
+        """Run all phases; a phase that fails ends the run, and earlier figures stay."""
         try:
             await self._start()
             await self._watch("watching")
@@ -220,7 +220,7 @@ class Measuring:
 
 
 async def measure(side: Side, machines: int) -> None:
-    """One side in a session of its own."""
+    """Measure one side in a separate session."""
     say(f"{side.code}, {machines} machines:")
     with tempfile.TemporaryDirectory(prefix="everstep-scale-") as folder:
         async with temporal() as (client, address):

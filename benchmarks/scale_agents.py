@@ -24,13 +24,13 @@ HOST = "127.0.0.32"
 
 @dataclass(slots=True)
 class Training:
-    """What all machines run together."""
+    """The job that all machines run together."""
 
     ranks: int
-    """Of each machine."""
+    """Number of ranks on each machine."""
     step_s: float
     restart_s: float
-    """From a launch to the first step."""
+    """Time from a launch to the first step, seconds."""
     generation: int = 0
     begun_with: int = 0
     stepping_at: float = 0.0
@@ -39,7 +39,7 @@ class Training:
     """When it broke."""
 
     def launch(self, generation: int, resume_step: int) -> None:
-        """The next generation begins, with whoever says so first."""
+        """Begin the next generation, with the first agent that launches it."""
         if generation > self.generation:
             self.generation, self.begun_with, self.stands_at = generation, max(resume_step, 0), None
             self.stepping_at = time.monotonic() + self.restart_s
@@ -51,13 +51,13 @@ class Training:
         return self.begun_with + int(done)
 
     def wait_s(self) -> float:
-        """Until something changes, a second at most."""
+        """Time until the next change, at most one second."""
         left = self.stepping_at - time.monotonic()
         return min(1.0, left if left > 0 else self.step_s - -left % self.step_s) + 0.001
 
 
 class SimulatedAgent(FakeAgent):
-    """One machine.
+    """The agent of one simulated machine.
 
     It keeps its observations itself: a real log writes each down, and 8,000 at once would hold up all agents here.
     """

@@ -25,9 +25,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS  # noqa: N812
 
 WIDTH, LAYERS, ROWS = 512, 4, 192
-"""Of the model: a step of it takes some 30 ms of one core."""
+"""Sizes of the model: a step takes about 30 ms of one core."""
 LOOK_S = 0.002
-"""Between two looks whose turn it is."""
+"""Time between two checks of the turn, seconds."""
 
 
 class Turn:
@@ -39,12 +39,12 @@ class Turn:
         self._ours, self._rank = int(side == "without"), rank
 
     def wait(self, pair: int) -> None:
-        """Until it is this side's turn: first in every other pair, so that nobody always is."""
+        """Wait until it is this side's turn; each side is first in every second pair."""
         while int.from_bytes(self._map[:], "little") < 2 * pair + (self._ours ^ (pair % 2)):
             time.sleep(LOOK_S)
 
     def over(self) -> None:
-        """It is the other side's turn, once both ranks are done."""
+        """Pass the turn to the other side once both ranks are done."""
         dist.barrier()
         if self._rank == 0:
             self._pass_on()
