@@ -131,7 +131,7 @@ def _everstep(folder: Path, work: Work) -> Callable[[], object]:
 
 
 def _fresh_copy(folder: Path, work: Work) -> Callable[[], object]:
-    """As many tensors as a state has, allocated and filled: nothing is verified, nothing handed over."""
+    """A copy into as many new tensors as a state has, without any verification."""
     sizes = [work.model[0].numel()] * (3 * len(work.model))
     with (folder / "plain").open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)

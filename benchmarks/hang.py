@@ -93,7 +93,7 @@ def told(result: DrillResult) -> str:
 
 
 def rows_of(fault: str, results: Sequence[DrillResult]) -> list[Row]:
-    """Until it is told, what the stages took, and until all ranks step again."""
+    """Rows of the times until the incident opens, of the stages, and until all ranks step again."""
     rows = []
     times = [result.detected_s for result in results if result.detected_s is not None]
     if times:

@@ -31,7 +31,7 @@ from benchmarks.common import Row, finish, say, show, show_json
 CORE_SHARE, STEP_RATIO = 0.01, 1.01
 """Aims: of one core, and of the time of a step (ours, for "no measurable change")."""
 BLOCK_S, SIZE = 10.0, 256
-"""Of a block, seconds, the period of the inspections of GPUs; width of the matrices."""
+"""Length of a block, seconds (the period of GPU inspections); width of the matrices."""
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Results:
     failures: list[str] = field(default_factory=list)
     """Sides that did not run or did not come back, and why: ours is no exception."""
     runs: int = 0
-    """So often each side was struck."""
+    """Number of faults for each side."""
 
     @contextmanager
     def noting(self, side: str) -> Iterator[None]:

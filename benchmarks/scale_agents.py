@@ -182,7 +182,7 @@ class SimulatedAgent(FakeAgent):
             await self._wait(60.0)
 
     async def _progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
-        """Where the ranks stand, at each change and once a second."""
+        """Yield the progress of the ranks, at each change and once a second."""
         while True:
             yield self._standing()
             await self._wait(self.training.wait_s())

@@ -148,7 +148,7 @@ def loop(run: everstep.Run, training: Training, *, checkpoints: bool) -> Iterato
 
 
 def plain(training: Training) -> Iterator[None]:
-    """The same loop without everstep."""
+    """Run the loop without everstep."""
     while True:
         training.step()
         yield

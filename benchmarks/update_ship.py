@@ -30,9 +30,9 @@ class Shipped:
     """One snapshot, to some machines."""
 
     packed_s: float
-    """Until it was in the store."""
+    """Seconds until it was in the store."""
     seconds: float
-    """Until it was unpacked on the last machine."""
+    """Seconds until it was unpacked on the last machine."""
     bytes: int
     machines: int
 

@@ -42,9 +42,9 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 SCRIPT = Path(__file__).with_name("watching_rank.py")
 AIM = 0.005
-"""Of the CPU time of a step."""
+"""Aim: largest share of the CPU time of a step."""
 RANKS, STEPS, WARM = 2, 20, 1
-"""Of the job; of a block; pairs of blocks that are not counted."""
+"""Ranks of the job; steps of a block; pairs of blocks that are not counted."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(hang={"idle_floor_s": PAUSE_S, "floor_s": PAUSE_S, "stopped_s": PAUSE_S}, slow={"after_s": 0.0})
 """Ranks stand still while it is the other side's turn, and are slow where others use the computer: no incident."""
@@ -66,13 +66,13 @@ class Found:
     own: list[float] = field(default_factory=list)
     """Seconds that the calls of everstep took in each step, on the clock of their thread."""
     shares: dict[str, list[float]] = field(default_factory=lambda: {"server in a rank": [], "agent": [], "worker": []})
-    """Of one core, by rank, while the job runs."""
+    """Shares of one core, by rank, while the job runs."""
     idle: dict[str, float] = field(default_factory=dict)
-    """The same without a job."""
+    """Shares of one core without a job."""
     failures: list[str] = field(default_factory=list)
 
     def blocks(self, side: str, kind: str) -> list[list[float]]:
-        """Of all starts."""
+        """The blocks of all starts."""
         return [block for start in self.steps[side, kind] for block in start]
 
     def starts(self, side: str, kind: str) -> list[list[float]]:

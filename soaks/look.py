@@ -61,7 +61,7 @@ class GateLook:
     """All that was seen at one gate."""
 
     step: int
-    """At which the job was to stand."""
+    """The step of the gate."""
     processes: list[ClusterProcess] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     """In the machines' shared memory, without the number of the generation → how many of that name."""
@@ -78,7 +78,7 @@ class GateLook:
     mounts: list[str] = field(default_factory=list)
     report: JobReport | None = None
     silent: str = ""
-    """Why nobody says how the job stands."""
+    """Why the job's state is not known; empty: it is."""
     history_events: int = 0
     """Length of the history of the job's workflow."""
     incidents: list[IncidentFacts] = field(default_factory=list)
@@ -92,11 +92,11 @@ class GateLook:
     untold: list[str] = field(default_factory=list)
     """Parts that did not come back, and what happened to copies and was not told."""
     versions: list[JobVersion] = field(default_factory=list)
-    """Of the job's code, as the job knows them."""
+    """Versions of the job's code, as the job has them."""
     other_versions: list[str] = field(default_factory=list)
     """Steps since the gate before whose record names another version than the job says ran."""
     comparison: Comparison | None = None
-    """Of the losses since the gate before; None: nobody could tell."""
+    """Comparison of the losses since the last gate; None: not known."""
     copies: int = 0
     """Ranks of which two copies were seen since the gate before."""
     blind_s: float = 0.0
@@ -104,11 +104,11 @@ class GateLook:
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     """Machines that had ranks of several jobs at the same time since then, and these jobs."""
     machines: MachinesSeen = field(default_factory=MachinesSeen)
-    """Whose the machines are."""
+    """The machines according to the pool, the jobs and the agents."""
     beside: int = 0
     """Ranks of the second job."""
     other: list[str] = field(default_factory=list)
-    """What is wrong with the second job."""
+    """Problems of the second job."""
 
 
 async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before: Collection[str] = ()) -> GateLook:
@@ -117,7 +117,7 @@ async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before
     Args:
         context: Of a fault of the job.
         step: At which it stands.
-        late: So many steps may be missing on disks and at peers, for a machine was behind.
+        late: Number of steps that may be missing on disks and at peers, since a machine was behind.
         unheld_before: Semaphores and buffers that nobody held before.
     """
     seen = GateLook(step)
@@ -249,7 +249,7 @@ def files(shm: Path) -> dict[str, int]:
 
 
 async def _unheld(before: Collection[str]) -> set[str]:
-    """What nobody holds; what is new and soon freed is not left: other programs of this user make semaphores too."""
+    """Files that no process holds; new ones that are soon freed do not count: other programs make semaphores too."""
     found = await asyncio.to_thread(unheld)
     if found - set(before):
         await asyncio.sleep(FREED_S)
@@ -278,7 +278,7 @@ def _is_held(path: str) -> bool:
 
 
 def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
-    """The same by name."""
+    """The processes, grouped by name."""
     by_name: dict[str, list[ClusterProcess]] = {}
     for process in found:
         by_name.setdefault(process.name, []).append(process)

@@ -38,7 +38,7 @@ class OtherJob:
         cluster: Where it runs; it must be up.
         plan: Of the soak.
         name: Of the job.
-        policy: Of recovery, as the soak's job has it.
+        policy: Recovery policy of the soak's job.
     """
 
     def __init__(self, cluster: DrillCluster, plan: SoakPlan, name: str, policy: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class OtherJob:
         power.empty_disk(cluster, name)
 
     async def goes_on(self) -> list[str]:
-        """What is wrong with it; waits until it runs, as it has to after each loss."""
+        """Wait until the job runs, as it must after each loss; returns its problems."""
         deadline = time.monotonic() + STEPS_LIMIT_S
         state: JobState | None = None
         while time.monotonic() < deadline:

@@ -85,7 +85,7 @@ class Episode(BaseModel):
 
     @property
     def setting(self) -> Setting:
-        """Where it runs."""
+        """The setting in which it runs."""
         if any(fault.needs_network for fault in self.faults):
             return "network"
         return "own jobs" if self.own_job else "one job"
@@ -158,7 +158,7 @@ class SoakPlan(BaseModel):
         ]
 
     def only(self, numbers: Collection[int]) -> SoakPlan:
-        """The same with some of the episodes."""
+        """A plan with only some of the episodes."""
         return self.model_copy(update={"episodes": [episode for episode in self.episodes if episode.number in numbers]})
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ Each = Callable[[EpisodeResult, SoakResult], None]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the ranks report when nobody disturbs them. What they do in a step does not depend on how many follow."""
+    """The ranks' reports in a run without faults. A step does not depend on the number of steps after it."""
 
     records: Records
     steps: int
@@ -180,7 +180,7 @@ class Soak:
 
     @staticmethod
     async def _other_ended(other: OtherJob | None) -> list[str]:
-        """What does not hold of the second job, once it was stopped."""
+        """The violations of the second job, after it was stopped."""
         if other is None:
             return []
         try:
@@ -245,7 +245,7 @@ class Soak:
     async def _ended(
         self, cluster: DrillCluster, job: SoakJob, reference: Reference, other: OtherJob | None
     ) -> list[str]:
-        """What does not hold once the job has come to its end, and the second one was stopped."""
+        """The violations after the job has ended and the second job was stopped."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 ended = await cluster.control.result(job.spec.name)
