@@ -1,1 +1,1 @@
-"""What is done about a failure: machines that leave, the rung that is tried next, the restart, the code that runs."""
+"""Decisions about a failure: machines that leave, the next rung, the restart, and the version of the code."""

@@ -1,4 +1,4 @@
-"""Steady progress, where a job failed, and which earlier failures still count: those that are not solved."""
+"""Steady progress of a job, the position of a failure, and the earlier failures that still count as unsolved."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 
 def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool:
-    """Whether a job made steady progress: far enough, and for long enough.
+    """Return whether a job made steady progress: enough steps, and enough time.
 
     Args:
-        steps: Past the place where it failed, or where something began; None: a script shows none, and only time can
-            tell.
-        seconds: That it ran for without a failure.
-        policy: Both limits.
+        steps: Steps past the position of the failure, or of another start; None: the script shows no steps, and only
+        time
+            decides.
+        seconds: Seconds that the job ran without a failure.
+        policy: The policy with both limits.
     """
     return seconds >= policy.progress.steady_s and (steps is None or steps >= policy.progress.steady_steps)
 
 
 BEFORE_ANY_STEP = "before any step was shown"
-"""Where a process failed of which no step was seen."""
+"""The position of a failed process if none of its steps was seen."""
 
 
 def position_of(failure: Failure) -> str:
-    """Where a job failed, in words; empty: not known.
+    """Describe the position at which a job failed; empty: not known.
 
     A script that does not number its steps is at the position that its process had
     reached since it was started.
@@ -38,23 +39,22 @@ def position_of(failure: Failure) -> str:
 
 
 def is_same_fault(failure: Failure, other: Failure) -> bool:
-    """Whether two failures are one and the same fault: of the same cause, at the same position."""
+    """Return whether two failures are the same fault: the same cause, at the same position."""
     return failure.cause == other.cause and position_of(failure) == position_of(other) != ""
 
 
 def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
-    """Failures that still count beside a new one: those that are not solved.
+    """Return the earlier failures that still count together with a new failure: those that are not solved.
 
     A failure is solved once the job went steadily on past the position where it had failed.
-    A failure of which a machine was to blame that is dealt with does not interrupt
-    that; to be forgotten itself, enough steps or enough time will do: machines fail
-    often in a large job. What comes again at the same position was not solved,
-    whatever lies between. Where a script shows no steps, only time can tell.
+    A failure whose machine is already handled does not interrupt that progress. To be forgotten itself, it needs enough
+    steps or enough time, not both: machines fail often in a large job. A failure that returns at the same position was
+    not solved. If a script shows no steps, only time decides.
 
     Args:
-        failures: That counted so far, oldest first.
+        failures: Failures that counted so far, oldest first.
         failure: The new one.
-        policy: What is steady.
+        policy: The policy with the limits of steady progress.
     """
     if not failures:
         return []
@@ -68,14 +68,14 @@ def still_counting(failures: Sequence[Failure], failure: Failure, policy: Recove
 
 
 def steps_past(earlier: Failure, failure: Failure) -> int | None:
-    """How many steps the job made past the position of an earlier failure; None: that is not known."""
+    """Return how many steps the job made past the position of an earlier failure; None: not known."""
     if failure.step >= 0:
         return failure.step - max(earlier.step, 0)
     return failure.shown if failure.shown > 0 else None
 
 
 def seconds_since(earlier: Failure, failure: Failure) -> float:
-    """How long the job ran since it stepped again after an earlier failure; 0: that is not known."""
+    """Return how many seconds the job ran since it stepped again after an earlier failure; 0: not known."""
     began_ns = earlier.over_ns or earlier.time_ns
     return max(failure.time_ns - began_ns, 0) / 1e9 if began_ns else 0.0
 
@@ -83,7 +83,7 @@ def seconds_since(earlier: Failure, failure: Failure) -> float:
 def _is_over(
     earlier: Failure, last_unclear: Failure | None, last: Failure, failure: Failure, policy: RecoveryPolicy
 ) -> bool:
-    """Whether an earlier failure is solved; ``last_unclear`` is None where steps or time alone will do for it."""
+    """Return whether an earlier failure is solved; ``last_unclear`` is None if steps or time alone are enough."""
     if last_unclear is None:
         steps, seconds = steps_past(last, failure), seconds_since(last, failure)
         known = last.time_ns > 0
@@ -99,14 +99,14 @@ def _is_explained(failure: Failure) -> bool:
 
 
 def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:
-    """Whether an earlier failure is the one at hand, and the job had not passed its position in between."""
+    """Return whether an earlier failure is the current one, and the job had not passed its position in between."""
     if position_of(failure) == BEFORE_ANY_STEP:
         return False
     return is_same_fault(earlier, failure) and not any(_went_beyond(other, earlier) for other in later)
 
 
 def _went_beyond(later: Failure, earlier: Failure) -> bool:
-    """Whether the job had passed the position of an earlier failure when it failed later."""
+    """Return whether the job had passed the position of an earlier failure when it failed later."""
     if later.step >= 0 and earlier.step >= 0:
         return later.step > earlier.step
     return later.shown > earlier.shown >= 0

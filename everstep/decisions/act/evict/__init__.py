@@ -1,1 +1,1 @@
-"""Which machines are taken out of a job: the rules, how far each may go, and what they would have done."""
+"""Decisions about evictions: the rules, their limits, an explanation of their answers, and a simulation of a policy."""

@@ -22,7 +22,7 @@ BREAKER_SAYS = (
 )
 BREAKER_SETTINGS = ("evict.share", "evict.at_least", "evict.window_h")
 _SOURCED = re.compile(r"(?P<says>.*) \((?P<source>.*)\)\.")
-"""The description of a setting: what it says, and in brackets who says so."""
+"""The description of a setting: its meaning, and its source in brackets."""
 
 
 class RuleNumber(Model):
@@ -38,7 +38,7 @@ class RuleNumber(Model):
 
 
 class DescribedRule(Model):
-    """One rule under one policy."""
+    """The description of one rule under one policy."""
 
     position: int
     """The place in which it is asked; 1 is the first."""
@@ -46,22 +46,22 @@ class DescribedRule(Model):
     asks: str
     source: str
     evicts: bool
-    """False: it never evicts, and only says why a machine is not evicted."""
+    """False: the rule never evicts; it only explains why a machine is not evicted."""
     mode: EvictMode
     mode_from: str = ""
-    """The setting that says so; empty: the rule's own mode."""
+    """The setting that sets the mode; empty: the rule's own mode applies."""
     numbers: list[RuleNumber] = Field(default_factory=list)
 
 
 class DescribedBreaker(Model):
-    """The breaker under one policy."""
+    """The description of the breaker under one policy."""
 
     name: str = BREAKER
     asks: str = BREAKER_SAYS
     source: str = ""
     numbers: list[RuleNumber] = Field(default_factory=list)
     without_operator: int | None = None
-    """So many machines of the job may leave within the window without an operator; None: its size is not known."""
+    """Machines of the job that may leave within the window without an operator; None: the job's size is not known."""
 
 
 class DescribedPolicy(Model):
@@ -70,10 +70,10 @@ class DescribedPolicy(Model):
     of: str
     """``defaults``, or the job file or the job that has it."""
     machines: int | None = None
-    """How many machines the job has; None: not known."""
+    """The number of machines of the job; None: not known."""
     evict_mode: EvictMode
     rules: list[DescribedRule]
-    """In the order in which they are asked; the first that says yes is the one that is named."""
+    """The rules in the order in which they are asked. The first rule that evicts a machine is named as the reason."""
     breaker: DescribedBreaker
 
 
@@ -127,14 +127,14 @@ def _settings(names: tuple[str, ...], policy: RecoveryPolicy) -> list[RuleNumber
 
 
 class ExplainedAnswer(EvictAnswer):
-    """What one rule said of one machine, and what came of it."""
+    """The answer of one rule about one machine, and its result."""
 
     followed: str
-    """In a few words."""
+    """The result of the answer, in a few words."""
 
 
 class StoryLine(Model):
-    """One thing that the incident noted about evictions, or about the next attempt."""
+    """A note of the incident about evictions or about the next attempt."""
 
     time_ns: int
     stage: str
@@ -142,18 +142,18 @@ class StoryLine(Model):
 
 
 class Explanation(Model):
-    """What the rules of eviction said in one incident."""
+    """The answers of the eviction rules in one incident."""
 
     incident: str
     headline: str
     over: bool
     """The incident is closed."""
     outcome: str
-    """How it ended; of an open one: its stage, and what that waits for."""
+    """The outcome of the incident; for an open incident its stage, and the reason why it waits."""
     evicted: list[str]
     """Machines that left the job."""
     answers: list[ExplainedAnswer]
-    """In the order in which they were given, machine by machine."""
+    """The answers in the order in which the rules gave them, machine by machine."""
     nothing_to_say: list[str] | None = None
     """Rules that were asked and saw nothing that concerns them; None: the policy of the job is not known."""
     not_asked: list[str] = Field(default_factory=list)
@@ -166,11 +166,11 @@ class Explanation(Model):
 def explained(
     answers: Sequence[EvictAnswer], evicted: Collection[str], *, over: bool, approved: Mapping[str, str] | None = None
 ) -> list[ExplainedAnswer]:
-    """Answers, each with what followed.
+    """List the answers, each with its result.
 
     Args:
-        answers: Of one incident.
-        evicted: Machines that left the job in it.
+        answers: The answers of one incident.
+        evicted: Machines that left the job in this incident.
         over: The incident is closed.
         approved: Machine that left the job → the operator who approved it.
     """
@@ -197,7 +197,7 @@ def _followed(answer: EvictAnswer, evicted: Collection[str], approved_by: str, o
 
 
 def quiet_rules(answers: Sequence[EvictAnswer], policy: RecoveryPolicy) -> tuple[list[str], list[str]]:
-    """Names of the rules that were asked and said nothing, and of those that were not asked."""
+    """Return two lists of rule names: rules that were asked and gave no answer, and rules that were not asked."""
     off = [rule.name for rule in RULES if mode_of(rule, policy) is EvictMode.OFF]
     heard = {answer.rule for answer in answers}
     return [rule.name for rule in RULES if rule.name not in heard and rule.name not in off], off

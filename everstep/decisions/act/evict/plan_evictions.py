@@ -1,4 +1,4 @@
-"""Which machines of a job are evicted now: one pure decision, from all findings to a plan."""
+"""The plan of evictions: one pure decision from all findings about the machines of a job."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from everstep.model.finding import Finding, Health, MachineFinding, worst_first
 from everstep.model.recovery_policy import RecoveryPolicy
 
 ASKED_KEPT = 200
-"""Answers of one decision that are kept, at most: those that say yes first."""
+"""The largest number of answers of one decision that are kept; answers that evict come first."""
 WHY_CHARACTERS = 300
-"""An answer's text is cut after so many characters."""
+"""The number of characters after which an answer's text is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictFacts:
-    """What is known of the machines of one job now. The order of findings means nothing."""
+    """The facts about the machines of one job at the moment of the decision. The order of findings has no meaning."""
 
     now_ns: int
     machines: Sequence[str]
@@ -31,12 +31,13 @@ class EvictFacts:
     earlier: Sequence[MachineFinding] = ()
     """Network alerts of before; ``since_ns`` is when."""
     evicted_ns: Sequence[int] = ()
-    """When machines of this job were evicted before without an operator: one entry for each machine."""
+    """Times of earlier evictions from this job without an operator: one entry for each machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictPlan:
-    """What the rules say together. A machine is in one of the lists at most; each has the order of the job."""
+    """The combined answer of all rules. Each machine is in at most one of the lists; each list has the order of the
+    job."""
 
     evict: list[Eviction] = field(default_factory=list)
     ask: list[Eviction] = field(default_factory=list)
@@ -60,8 +61,8 @@ class EvictPlan:
 def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
     """Answer every finding about a machine of the job, then ask the breaker.
 
-    Where rules of different modes evict one machine, the one that may go
-    furthest counts, the first of these.
+    If rules of different modes evict the same machine, the rule whose mode goes furthest decides; if several do,
+    the first of them.
     """
     asked: list[EvictAnswer] = []
     by_mode: dict[EvictMode, list[Eviction]] = {mode: [] for mode in EvictMode}
@@ -84,15 +85,15 @@ def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
 
 
 def allowed(machines: int, policy: RecoveryPolicy) -> int:
-    """How many machines of a job may be evicted within the window without an operator."""
+    """Return how many machines of a job may be evicted within the window without an operator."""
     return max(policy.evict.at_least, int(policy.evict.share * machines + 1e-9))
 
 
 def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnswer | None:
-    """An operator has to approve the evictions, where they are too many; None: they may be done.
+    """Return why an operator has to approve the evictions: there are too many; None: no approval is needed.
 
-    All or none of the machines: to evict some of them brings back no job that
-    cannot go on without the others, and so many faults at once may be none of theirs.
+    The breaker applies to all of the machines or to none: a job that needs all of them evicted does not resume after
+    a part of the evictions, and a large number of faults at once may have a cause outside the machines.
     """
     began_ns = facts.now_ns - policy.evict.window_h * 3600e9
     before = sum(time_ns > began_ns for time_ns in facts.evicted_ns)
@@ -107,7 +108,7 @@ def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnsw
 
 
 def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAnswer]:
-    """The answers to all findings about one machine, rule by rule."""
+    """Return the answers to all findings about one machine, rule by rule."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
     for finding in machine.findings:
         by_rule[rule_of(finding).name].append(finding)
@@ -153,8 +154,8 @@ def _by_machine(seen: Iterable[MachineFinding]) -> dict[str, list[Finding]]:
 
 
 def _kept(asked: list[EvictAnswer]) -> list[EvictAnswer]:
-    """The answers in their order; where there are too many, those that say no are dropped first, the last of them
-    first."""
+    """Keep the answers in their order. If there are too many, answers that do not evict are dropped first, from the
+    end."""
     if len(asked) <= ASKED_KEPT:
         return asked
     by_weight = sorted(range(len(asked)), key=lambda place: not (asked[place].yes or asked[place].rule == BREAKER))

@@ -1,10 +1,11 @@
-"""The rules of eviction, as one table: which findings have their machine evicted, and why the others do not.
+"""The eviction rules, as one table: which findings evict their machine, and why other findings do not.
 
-Whoever suspects a machine says so in a ``Finding``: inspections, tests, replays, samples of a hang or of a slow job,
-silence, and operators (``FindingSource``). Each finding is answered by one rule, the first row that it fits. The first
-four rows are an operator's word and what figure 5 of ByteRobust does without a test; then come what was found while
-the job was stopped, hangs and slow machines. The last four rows evict no machine: they say why a finding is not enough.
-What is tried where no rule evicts is decided by the ladder (``everstep.decisions.act.ladder``).
+Every suspicion of a machine is a ``Finding``, from inspections, tests, replays, samples of a hang or of a slow job,
+silence, or operators (``FindingSource``). Each finding is answered by one rule, the first row that it fits. The first
+four rows are an operator's request and the evictions that figure 5 of ByteRobust makes without a test; then
+follow results of tests while the job was stopped, hangs and slow machines. The last four rows evict no machine: they
+explain why a finding is not enough.
+If no rule evicts, the ladder decides what is tried (``everstep.decisions.act.ladder``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 SHARED_MACHINES = 2
 """A fault that more machines than these have at the same time may be shared."""
 SHARED_SHARE = 0.5
-"""It is shared, where more than this share of the job's machines have it."""
+"""A fault is shared if more than this share of the job's machines have it."""
 OPERATOR = "operator"
 """Name of the rule that an operator's word is enough for."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
@@ -28,15 +29,15 @@ OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What is known of one machine of a job at one moment."""
+    """The facts about one machine of a job at one moment."""
 
     machine: str
     findings: tuple[Finding, ...]
     """All that speaks against it now, the worst first."""
     alerts: tuple[Finding, ...]
-    """Its network alerts, now and before, the oldest first; each of them once."""
+    """The machine's network alerts, active and earlier, the oldest first; each alert once."""
     machines: int
-    """How many the job has."""
+    """The number of machines of the job."""
     alike: Mapping[str, int]
     """Reason code → how many machines of the job have such a fault now."""
 
@@ -53,23 +54,23 @@ class FixedNumber:
 
 @dataclass(frozen=True, slots=True)
 class EvictRule:
-    """One row: which findings it answers, and the answer."""
+    """One row: the findings that the rule answers, and its answer."""
 
     name: str
-    """In reports, settings and metrics; it does not change."""
+    """The stable name of the rule in reports, settings and metrics."""
     asks: str
-    """What it asks, in one line."""
+    """The question that the rule answers, in one line."""
     paper: str
-    """Where it is from."""
+    """The source of the rule."""
     fits: Callable[[Finding], bool]
     because: str = ""
-    """What the answer adds to the finding's own words, as a format of ``finding``."""
+    """The text that the answer adds to the finding's own text, as a format of ``finding``."""
     evicts: bool = True
     """A finding that it fits, and whose verdict is faulty, has its machine evicted; False: it only says why not."""
     unless_shared: bool = False
     """A fault that more than half of the machines have is none of theirs."""
     decide: Callable[[Finding, MachineFacts], tuple[bool, str]] | None = None
-    """Decides, and adds to the finding's words, where that takes more than the finding."""
+    """A function that decides, and adds to the finding's text, if the decision needs more than the finding."""
     waits: bool = True
     """The job waits for another machine where there is none; False: then it is tried again with this one, since the
     fault may have been the software's."""
@@ -80,10 +81,10 @@ class EvictRule:
     settings: tuple[str, ...] = ()
     """Settings of the policy that it depends on."""
     fixed: tuple[FixedNumber, ...] = ()
-    """Its other numbers."""
+    """Further numbers of the rule."""
 
     def answer(self, finding: Finding, facts: MachineFacts) -> tuple[bool, str]:
-        """Whether the finding has its machine evicted, and why, or why not."""
+        """Return whether the finding evicts its machine, and the reason."""
         shared = self.unless_shared and is_shared(finding.reason, facts)
         if shared:
             count = facts.alike[finding.reason]
@@ -103,13 +104,13 @@ class EvictRule:
 
 
 def is_shared(reason: str, facts: MachineFacts) -> bool:
-    """Whether so many machines have a fault now that it is none of this machine alone."""
+    """Return whether the number of machines with the same fault is too large to blame this machine alone."""
     count = facts.alike.get(reason, 0)
     return count > SHARED_MACHINES and count > SHARED_SHARE * facts.machines
 
 
 def _from(source: FindingSource, owner: Owner | None = None, *, sure: bool = False) -> Callable[[Finding], bool]:
-    """Fits findings of one source: all of them, or the faults of one owner; ``sure``: only sure ones."""
+    """Match findings of one source: all of them, or faults of one owner only; ``sure``: sure findings only."""
 
     def fits(finding: Finding) -> bool:
         faulty = owner is None or (finding.verdict is Health.FAULTY and finding.owner is owner)
@@ -131,12 +132,12 @@ SHARED = (
     FixedNumber("shared_share", SHARED_SHARE, "More than this share of the machines have it now: it is shared", ""),
     FixedNumber("shared_machines", SHARED_MACHINES, "And more machines than these have it", ""),
 )
-"""When a fault, or an alert, is none of the machine."""
+"""The conditions under which a fault or an alert is not blamed on the machine."""
 ALERTS = (
     FixedNumber("alerts_within_s", ALERTS_WITHIN_S, "Two alerts within this count together", "ByteRobust, figure 5"),
     FixedNumber("one_alert_s", ONE_ALERT_S, "Two alerts that are closer than this are one", ""),
 )
-"""Which alerts of a machine count together."""
+"""The conditions under which alerts of a machine count together."""
 
 RULES: tuple[EvictRule, ...] = (
     EvictRule(
@@ -252,7 +253,7 @@ RULES: tuple[EvictRule, ...] = (
         evicts=False,
     ),
 )
-"""In order: a finding is answered by the first that it fits, and of several that evict a machine the first is named."""
+"""The rules in order: the first rule that fits a finding answers it; if several evict a machine, the first is named."""
 BY_NAME = {rule.name: rule for rule in RULES}
 BY_TEST_OR_REPLAY = frozenset({"failed-test", "bad-link", "failed-replay"})
 """Rules that act on what an incident looked for while the job was stopped."""
@@ -264,14 +265,14 @@ def rule_of(finding: Finding) -> EvictRule:
 
 
 def waits_for_another(name: str) -> bool:
-    """Whether the job waits for another machine where a rule, by its name, evicts one."""
+    """Return whether the job waits for another machine if this rule evicts one."""
     return name not in BY_NAME or BY_NAME[name].waits
 
 
 def mode_of(rule: EvictRule, policy: RecoveryPolicy) -> EvictMode:
-    """How far a rule may go: as its own mode says, and never further than ``evict.mode``.
+    """Return how far a rule may go: its own mode, but never further than ``evict.mode``.
 
-    An unknown mode asks an operator. An operator's own word is always followed.
+    An unknown mode asks an operator. An operator's own request is always followed.
     """
     if rule.name == OPERATOR:
         return EvictMode.ACT

@@ -1,4 +1,4 @@
-"""What the rules of eviction would have done about recorded events, and what that would have cost."""
+"""A simulation of the eviction rules over recorded events: the evictions that they would have made, and their cost."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 HOUR_NS = 3600e9
 TOGETHER_S = 2.0
-"""Events that are not further apart are of one moment: the answers of machines that were asked together."""
+"""Events at most this far apart belong to one moment: the answers of machines that were asked together."""
 STANDBY = "(not named)"
-"""Stands for a machine of which the recording says nothing."""
+"""The name of a machine that the recording does not name."""
 
 
 class RecordedEvent(Model):
-    """What was known of one machine at one time: one line of a recording.
+    """The facts about one machine at one time: one line of a recording.
 
-    Either all findings that stand (``findings``, as ``everstep machines --record``
-    writes them, and each entry of its ``--json`` has them), or one that began or is over (``finding``), or how
-    long agent and ranks have been silent (``silent_s``). What a line leaves out is
-    as it was.
+    A line has either all active findings (``findings``, as ``everstep machines --record``
+    writes them, and each entry of its ``--json`` has them), or a finding that began or ended (``finding``), or how
+    long agent and ranks have been silent (``silent_s``). A fact that a line leaves out has not changed.
     """
 
     machine: str = Field(min_length=1)
     time_ns: int = 0
-    """When it was so; 0: as ``now_ns`` says."""
+    """The time of the facts; 0: ``now_ns`` is the time."""
     now_ns: int = 0
     findings: list[Finding] | None = None
     finding: Finding | None = None
@@ -42,25 +41,25 @@ class RecordedEvent(Model):
     silent_s: float | None = Field(None, ge=0, allow_inf_nan=False)
     """0: it is heard again."""
     stepping: bool | None = None
-    """Its ranks step although its agent is silent."""
+    """The machine's ranks step although its agent is silent."""
     problem: str = ""
-    """Why its agent said nothing: then nothing is known, and its findings stay as they were."""
+    """Why the agent did not answer: then nothing is known, and the machine's findings do not change."""
 
     @property
     def at_ns(self) -> int:
-        """When it was so; 0: nobody says."""
+        """The time of the facts; 0: the line has no time."""
         return self.time_ns or self.now_ns
 
 
 class SimulatedEviction(Model):
-    """What would have been done about one machine."""
+    """A simulated eviction of one machine."""
 
     time_ns: int
     mode: EvictMode
     """``act``: evicted; ``approve``: an operator asked; ``shadow``: written down."""
     eviction: Eviction
     back_ns: int | None = None
-    """When nothing that counts against the evicted machine was left; None: not before the end."""
+    """When no finding against the evicted machine was active any more; None: not before the end."""
 
 
 class Tripped(Model):
@@ -71,11 +70,11 @@ class Tripped(Model):
 
 
 class Simulation(Model):
-    """What a policy would have done about a recording."""
+    """The evictions that a policy would have made over a recording."""
 
     events: int
     without_time: int = 0
-    """Lines that say no time, and are left out."""
+    """Lines without a time, which are left out."""
     machines: int
     begin_ns: int = 0
     end_ns: int = 0
@@ -83,12 +82,12 @@ class Simulation(Model):
     tripped: list[Tripped] = Field(default_factory=list)
 
     def of(self, mode: EvictMode) -> list[SimulatedEviction]:
-        """What would have been done in this mode, the oldest first."""
+        """Return the simulated evictions of this mode, the oldest first."""
         return [eviction for eviction in self.done if eviction.mode is mode]
 
     @property
     def machines_out(self) -> int:
-        """How many different machines would have been evicted."""
+        """Return how many different machines would have been evicted."""
         return len({one.eviction.machine for one in self.of(EvictMode.ACT)})
 
     @property
@@ -98,7 +97,8 @@ class Simulation(Model):
 
     @property
     def machine_hours_out(self) -> float:
-        """What the evicted machines would have been missing, until they were well again or the recording ends."""
+        """Return the machine hours that the evictions would have cost, each until the machine is healthy or the
+        recording ends."""
         return sum(((one.back_ns or self.end_ns) - one.time_ns) / HOUR_NS for one in self.of(EvictMode.ACT))
 
     @property
@@ -114,7 +114,7 @@ class Simulation(Model):
 
 @dataclass(slots=True)
 class _Course:
-    """How things stand while the events are gone through."""
+    """The state of the simulation between two moments."""
 
     policy: RecoveryPolicy
     machines: tuple[str, ...]
@@ -127,12 +127,12 @@ class _Course:
     """Evicted machine → its place in ``done``."""
     done: list[SimulatedEviction] = field(default_factory=list)
     told: set[tuple[EvictMode, str, str, str]] = field(default_factory=set)
-    """What an operator is asked for, or is written down, as long as it is so."""
+    """Evictions that are pending with an operator, or noted, as long as their reason lasts."""
     tripped: list[Tripped] = field(default_factory=list)
     trips: bool = False
 
     def take(self, events: Sequence[RecordedEvent]) -> None:
-        """Events of one moment, and what is decided then."""
+        """Apply the events of one moment, and decide."""
         for event in events:
             self._learn(event)
             self._welcome_back(event)
@@ -170,7 +170,7 @@ class _Course:
         self.earlier = kept + [MachineFinding(machine=event.machine, finding=one) for one in over if is_alert(one)]
 
     def _welcome_back(self, event: RecordedEvent) -> None:
-        """An evicted machine of which nothing bad is known any more is counted as one of the job's again."""
+        """Return an evicted machine to the job once no finding against it is left."""
         found = self.active[event.machine].values()
         bad = event.machine in self.silent or any(one.verdict is Health.FAULTY or is_alert(one) for one in found)
         if event.machine in self.out and not bad:
@@ -214,13 +214,13 @@ class _Course:
 def simulate(events: Sequence[RecordedEvent], policy: RecoveryPolicy, *, machines: int = 0) -> Simulation:
     """Run the policy over recorded events, in the order of their times.
 
-    It is decided whenever anything is heard, as if the job failed each time: what
-    is evicted here is the most that would have been.
+    A decision is made after every event, as if the job failed each time: the result is the largest possible number of
+    evictions.
 
     Args:
-        events: In any order; those of one time stay in theirs.
-        policy: The limits.
-        machines: Of the job, where not all of them are in the recording.
+        events: Events in any order; events of the same time keep their order.
+        policy: The policy with the limits.
+        machines: Machines of the job, if the recording does not have all of them.
     """
     timed = sorted((event for event in events if event.at_ns), key=lambda event: event.at_ns)
     named = tuple(dict.fromkeys(event.machine for event in timed))

@@ -1,1 +1,1 @@
-"""The ladder of stop-time checks: what is tried next about a fault that nobody has named; pure functions."""
+"""The ladder of stop-time checks: pure functions that choose the next rung for a fault whose cause is not known."""

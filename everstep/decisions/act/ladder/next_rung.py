@@ -1,4 +1,4 @@
-"""Which rung of the ladder comes next, from what was tried about a failure and what of earlier times counts."""
+"""The choice of the next rung, from the rungs that were tried for a failure, now and for the same fault before."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from everstep.model.ladder import Rung, RungMode, Tried
 from everstep.model.recovery_policy import RecoveryPolicy
 
 DEFAULT_MODES = {Rung.DIAGNOSE: RungMode.ACT, Rung.ROLLBACK: RungMode.ACT, Rung.REPLAY: RungMode.ACT}
-"""Rungs that a policy can hold back, and how far they go where it says nothing."""
+"""Rungs that a policy can restrict, and how far they go if the policy has no mode for them."""
 HELD_BACK = frozenset({RungMode.SHADOW, RungMode.OFF})
 
 
 @dataclass(frozen=True, slots=True)
 class NextRung:
-    """What is done next."""
+    """The next rung, and why."""
 
     rung: Rung
     why: str
@@ -31,21 +31,21 @@ class NextRung:
     tried: bool = False
     """Something was tried before."""
     position: int = 0
-    """In its path, from 0; behind its end where nothing is left."""
+    """The position of the rung in its path, from 0; past the end if no rung is left."""
     last: bool = False
     """Nothing else is left to try."""
     restarts: int = 0
-    """How often the job was launched again since nothing else was left."""
+    """How often the job was launched again since no other rung was left."""
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The choice as text for people."""
         left_out = f" ({'; '.join(self.skipped)})" if self.skipped else ""
         return f"{self.why}{left_out}"
 
     @property
     def is_explained(self) -> bool:
-        """Whether a machine is to blame that is dealt with."""
+        """Return whether a machine is to blame that is already handled."""
         return self.path == EXPLAINED
 
 
@@ -71,11 +71,11 @@ SKIPS: tuple[Skip, ...] = (
     Skip(Rung.REPLAY, lambda facts, policy, rung: bool(facts.no_replay), "{facts.no_replay}"),
     Skip(None, lambda facts, policy, rung: mode_of(rung, policy) in HELD_BACK, "its mode is {mode}"),
 )
-"""The first that applies is told."""
+"""The reasons to skip a rung; the first that applies is shown."""
 
 
 def mode_of(rung: Rung, policy: RecoveryPolicy) -> RungMode:
-    """How far a rung may go; an unknown mode asks an operator."""
+    """Return how far a rung may go; an unknown mode asks an operator."""
     mode = policy.ladder.modes.get(rung, DEFAULT_MODES.get(rung, RungMode.ACT))
     return mode if mode.known else RungMode.APPROVE
 
@@ -117,7 +117,7 @@ def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None
 
 
 def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
-    """Text such as ``nothing says for sure what failed; reattempt and diagnose did not help``."""
+    """Return a text such as ``nothing says for sure what failed; reattempt and diagnose did not help``."""
     names = [str(rung) for rung in Rung if tried[rung]]
     before = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{path.when}; {before} did not help{more}" if before else path.when
@@ -127,10 +127,10 @@ def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
 
 
 def is_same_fault(tried: Tried, failure: Failure) -> bool:
-    """Whether an earlier attempt was made for the failure at hand.
+    """Return whether an earlier attempt was made for the current failure.
 
-    Both have the same symptom, and the same step or machine. A failure that no machine in particular showed, both
-    times, also counts: a machine that computes wrongly now and then causes a NaN on all ranks, at any step.
+    Both have the same symptom, and the same step or machine. The attempt also counts if no particular machine showed
+    either failure: a machine that computes wrongly now and then causes a NaN on all ranks, at any step.
     """
     if tried.symptom != failure.symptom:
         return False
@@ -142,7 +142,7 @@ def is_same_fault(tried: Tried, failure: Failure) -> bool:
 
 
 def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPolicy) -> list[Tried]:
-    """What was tried in the hours before a failure (``ladder.window_h``)."""
+    """Return the rungs that were tried in the hours before a failure (``ladder.window_h``)."""
     began_ns = failure.time_ns - policy.ladder.window_h * 3600e9
     return [attempt for attempt in tried if attempt.time_ns >= began_ns]
 
@@ -166,13 +166,14 @@ def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
 
 
 def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
-    """How often each rung was tried: in this incident, and for the same fault before it.
+    """Count how often each rung was tried: in this incident, and for the same fault before it.
 
     Args:
-        facts: Of the stopped job.
-        policy: The window.
-        path: Of the failure. Where its cause is known, only what was tried on that path in this incident counts: faults
-            of unknown cause show nothing about a machine that is gone.
+        facts: The facts about the stopped job.
+        policy: The policy with the window.
+        path: The path of the failure. If its cause is known, only attempts on that path in this incident count: faults
+        of
+            unknown cause show nothing about a machine that is gone.
     """
     if path in KNOWN_CAUSES:
         return Counter(attempt.rung for attempt in facts.tried if attempt.path == path)
@@ -185,7 +186,7 @@ def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
 
 
 def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
-    """Whether the job failed at the same step again, or again in this incident; True if steps are not known."""
+    """Return whether the job failed at the same step again, or again in this incident; True if steps are not known."""
     generation, step = facts.failure.generation, facts.failure.step
     here = any(attempt.generation != generation for attempt in _tried_for_unknown(facts))
     return step < 0 or here or any(attempt.step == step for attempt in counting(facts, policy))
@@ -194,13 +195,13 @@ def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
 def kept(
     remembered: list[Tried], new: list[Tried], policy: RecoveryPolicy, most: int, unsolved: Collection[int] = ()
 ) -> list[Tried]:
-    """What a job remembers after an incident: what can still count, the newest last.
+    """Return the attempts that a job remembers after an incident: those that can still count, the newest last.
 
     Args:
-        remembered: Before it.
-        new: What the incident tried.
-        policy: The window.
-        most: No more than these.
+        remembered: Attempts before the incident.
+        new: Attempts of the incident.
+        policy: The policy with the window.
+        most: The largest number of attempts to keep.
         unsolved: Generations whose failures are not solved.
     """
     newest_ns = max((one.time_ns for one in new), default=0)

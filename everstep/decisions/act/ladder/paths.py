@@ -1,7 +1,8 @@
-"""In which order the rungs of the ladder are tried for each kind of failure: a table, the first row that fits counts.
+"""The order in which rungs are tried for each kind of failure: a table whose first row that fits decides.
 
-ByteRobust (section 4.2, figure 5) tests the machines first, restarts the job as it is where all tests pass, then takes
-the code back, then replays. Where a row differs from that, it says so (docs/adr/0044).
+ByteRobust (section 4.2, figure 5) tests the machines first, restarts the job as it is if all tests pass, then rolls the
+code back, then replays. A row that differs from that
+order states it (docs/adr/0044).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from everstep.model.ladder import Rung, Tried
 
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
-"""Neither a test of a machine nor other code helps against a fault of these."""
+"""Owners of faults against which neither a test of a machine nor other code helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class LadderFacts:
-    """What is known of a stopped job, the failure at hand included."""
+    """The facts about a stopped job, including the current failure."""
 
     failure: Failure
     explained: bool = False
@@ -28,19 +29,19 @@ class LadderFacts:
     hinted: bool = False
     """An inspection names a machine, and not for sure."""
     tried: tuple[Tried, ...] = ()
-    """In this incident, since an operator resumed it last; the oldest first."""
+    """Attempts of this incident since an operator last resumed it, the oldest first."""
     remembered: tuple[Tried, ...] = ()
-    """In earlier incidents of the job."""
+    """Attempts of earlier incidents of the job."""
     of_script: bool = False
     """Samples of the ranks showed that the script itself has them wait for each other."""
     blamed: bool = False
-    """The version that runs is to blame: it is young, and what failed can come from code."""
+    """The running version is to blame: it is young, and code can cause the failure."""
     recent: bool = False
-    """The version that runs came not long ago (``rollback.error_within_h``)."""
+    """The running version was launched recently (``rollback.error_within_h``)."""
     version: str = ""
-    """That version; empty: none is known."""
+    """The running version; empty: it is not known."""
     ran_well_h: float | None = None
-    """How many hours it ran well for; None: it did not, or not long enough to clear it."""
+    """How many hours the running version ran without this fault; None: not long enough to clear it."""
     back_to: str = ""
     """The version that a rollback would bring; empty: there is none."""
     tests: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class LadderFacts:
     unsolved: frozenset[int] = field(default=frozenset())
     """Generations whose failures were not solved, in this incident or before it."""
     no_replay: str = ""
-    """What the job lacks for a replay; empty: nothing."""
+    """Why the job cannot be replayed; empty: it can."""
     diagnose_at_once: bool = False
     approved: frozenset[Rung] = field(default=frozenset())
     """Rungs that an operator let go on."""
@@ -62,14 +63,14 @@ class LadderFacts:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One row."""
+    """One row: a kind of failure, and its rungs in order."""
 
     name: str
-    """In reports; it does not change."""
+    """The stable name of the path in reports."""
     when: str
     rungs: tuple[Rung, ...]
-    """In order; one that is named twice is tried twice. After the last one the job is reattempted as often as the
-    policy allows."""
+    """The rungs in order; a rung that is named twice is tried twice. After the last rung the job is reattempted as
+    often as the policy allows."""
     source: str
     fits: Callable[[LadderFacts], bool]
 
@@ -175,7 +176,7 @@ PATHS: tuple[Path, ...] = (
         _else,
     ),
 )
-"""Every failure has a path: the last one fits always."""
+"""The paths in order. Every failure has a path, since the last row always fits."""
 
 
 def path_of(facts: LadderFacts) -> Path:

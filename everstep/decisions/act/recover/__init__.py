@@ -1,1 +1,1 @@
-"""What is done about a failure: whether and how the job is tried again, and whether it steps then."""
+"""Decisions about a stopped job: whether and how it is restarted, and whether the restart succeeded."""

@@ -1,4 +1,4 @@
-"""What an incident has tried so far, rung by rung of the ladder."""
+"""The rungs of the ladder that an incident has tried so far."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Climbed(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     tried: list[Tried] = Field(default_factory=list)
-    """Since an operator resumed, the last one last."""
+    """Rungs tried since an operator last resumed the job, the newest last."""
     all_tried: list[Tried] = Field(default_factory=list)
-    """In the whole incident."""
+    """All rungs tried in the incident."""
     remembered: list[Tried] = Field(default_factory=list)
-    """By earlier incidents of the job."""
+    """Rungs tried by earlier incidents of the job."""
     tested: list[MachineFinding] = Field(default_factory=list)
-    """What stop-time tests found of the machines; the newest tests count."""
+    """Results of stop-time tests of the machines; the newest tests count."""
     of_script: bool = False
     """The failure at hand is a hang that the script itself brings about, as looks at its ranks show."""
     approved: set[Rung] = Field(default_factory=set)
@@ -51,16 +51,17 @@ class Climbed(BaseModel):
         self.all_tried.append(one)
 
     def came(self, found: str, seconds: float) -> None:
-        """What came of the last one, and what it cost."""
+        """Record the result of the newest rung, and its cost."""
         last = self.tried[-1].model_copy(update={"found": found, "seconds": round(seconds, 3)})
         self.tried[-1] = self.all_tried[-1] = last
 
     def acquit(self, failure: Failure, book: VersionBook, unsolved: Collection[int]) -> None:
-        """Where the code was taken back, and the job fails all the same, it was not the code: in this incident, or in
-        one after which the job made no steady progress.
+        """Clear the code if the job still fails after a rollback, in this incident or in an earlier one after which the
+        job
+        made no steady progress.
 
         Args:
-            failure: At hand.
+            failure: The current failure.
             book: The versions of the job.
             unsolved: Generations whose failures are not solved.
         """

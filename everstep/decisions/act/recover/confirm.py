@@ -1,9 +1,8 @@
-"""Whether a generation that was started steps.
+"""The confirmation that a launched generation makes steps.
 
-A restart is confirmed by what its script showed before: bodies of
-``run.steps``, else reports or calls of the optimizer. A script of which nothing
-was seen yet is taken to run once it lived for a while, and is not called
-confirmed (ADR 0020).
+A restart is confirmed by the kind of steps that its script showed before: bodies of ``run.steps``, else reports or
+calls of the optimizer. A script that has shown none yet counts as running, but not as confirmed, once it lived for a
+while (ADR 0020).
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ def has_stepped(
     reports: int,
     kind: str = "",
 ) -> bool:
-    """Whether a process completed a step, as far as it shows steps at all.
+    """Return whether a process completed a step, if it shows steps at all.
 
     Args:
-        attached: It joined.
+        attached: The process joined.
         finished: Its loop ran to the end, or it left it.
-        entered: It is within ``run.steps``.
+        entered: The process is within ``run.steps``.
         first_step: It completed a body of the loop, or called an optimizer before it joined, if ever it does.
         optimizer_steps: Calls of the optimizer.
         reports: Calls of ``run.report``.
-        kind: Of the job's ``Showing``: with ``steps`` nothing less counts.
+        kind: The kind of the job's ``Showing``: with ``steps``, only loop bodies count.
     """
     if finished or first_step:
         return True
@@ -52,7 +51,7 @@ def has_stepped(
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """Where one rank of the generation stands; times in nanoseconds of the wall clock, 0: not yet."""
+    """The progress of one rank of the generation; times in nanoseconds of the wall clock, 0: not yet."""
 
     rank: int
     alive: bool
@@ -69,12 +68,12 @@ class RankState:
     first_step_ns: int = 0
     entered_ns: int = 0
     left_ns: int = 0
-    """When it left its loop before the end, e.g. by ``break``."""
+    """When the rank left its loop before the end, e.g. by ``break``."""
     reports: int = 0
 
     @property
     def over(self) -> bool:
-        """Whether it has no step left to do: it left its loop, and not by an error."""
+        """Whether the rank has no step left to do: it left its loop without an error."""
         return self.finished or (self.left_ns > 0 and (self.alive or self.code == 0))
 
     @property
@@ -84,7 +83,8 @@ class RankState:
 
 
 def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
-    """The ranks that did again what their script was seen to do; one that never showed anything has to live only."""
+    """Return the ranks that made steps again as their script did before; a rank that never showed steps only has to
+    live."""
     silent = set(showing.silent)
     return {
         state.rank
@@ -103,12 +103,12 @@ def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
 
 
 def showing_of(seen: Iterable[tuple[int, bool, int]], known: Showing) -> Showing:
-    """How a script shows its steps.
+    """Return how a script shows its steps.
 
     Args:
-        seen: Of each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
+        seen: For each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
             reports or calls of the optimizer); -1: not known.
-        known: What was seen earlier. Less than that is ignored: the ranks may not have come so far.
+        known: The kind that was seen earlier. A less certain kind is ignored: the ranks may not have progressed so far.
     """
     ranks = list(seen)
     kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
@@ -122,10 +122,10 @@ def showing_of(seen: Iterable[tuple[int, bool, int]], known: Showing) -> Showing
 
 
 def confirm_bound_s(first_step_s: float, policy: RecoveryPolicy) -> float:
-    """Seconds that ranks have from their launch to a first step.
+    """Return how many seconds ranks have from their launch to a first step.
 
     Args:
-        first_step_s: How long it took before, at most; 0: no start of this job came so far.
+        first_step_s: The longest time to a first step before, seconds; 0: no start of this job reached a step.
         policy: The bounds.
     """
     if first_step_s <= 0:
@@ -147,21 +147,21 @@ def judge_confirmation(
     left_ns: Mapping[int, int] | None = None,
     known_alive: bool = False,
 ) -> Confirmation | None:
-    """Confirmed, failed, running though not confirmed, or None while it is open.
+    """Judge a launch: confirmed, failed, running though not confirmed, or None while it is open.
 
     Args:
         generation: The generation that was launched.
-        ranks: What the agents show of it.
+        ranks: The ranks as the agents show them.
         world_size: Ranks at full width; fewer are never confirmed.
         showing: How the script showed its steps before.
-        now_ns: Time now, by the clock of who looks.
+        now_ns: The current time of the observer's clock.
         policy: How long a script that shows nothing must live to be taken to run.
-        emptied: Machines that took part in the launch and know nothing of it: they, and their ranks, were lost.
+        emptied: Machines that took part in the launch and have no memory of it: they and their ranks were lost.
         silent: Machines that are not waited for any more → seconds since anything was heard of them, or a step was
             completed by any rank.
         whole_ns: When all ranks were seen first, by the same clock as ``now_ns``; 0: not yet.
         left_ns: Rank → when it was seen to have left with code 0, by the same clock.
-        known_alive: That it lives is known: wait for its steps.
+        known_alive: The generation is known to live: wait for its steps.
     """
     stepped = stepped_again(ranks, showing)
     since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)
@@ -192,7 +192,7 @@ def judge_confirmation(
             stepped_ns=now_ns,
             showing=_shown_by(ranks, showing),
         )
-    # A rank that joined is going to show steps. Of others it is not known.
+    # A rank that joined is going to show steps. For other ranks this is not known.
     expected = known_alive or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
     lived_s = (now_ns - whole_ns) / 1e9 if whole_ns else 0.0
     if not expected and lived_s > policy.confirm.alive_s:
@@ -208,13 +208,13 @@ def _why_failed(
     *,
     waited: bool,
 ) -> str:
-    """Why the launch failed already; empty: it did not.
+    """Return why the launch failed already; empty: it did not.
 
     Args:
         waiting: The ranks that have not stepped.
         ranks: All of them.
         emptied: Machines that lost their ranks.
-        silent: Machines of which nothing is heard, and since how many seconds.
+        silent: Silent machines → seconds since their last answer.
         waited: Long enough for others to follow a rank that left with code 0.
     """
     if emptied:
@@ -239,21 +239,21 @@ def judge_timeout(
     bound_s: float,
     now_ns: int,
 ) -> Confirmation:
-    """What to say when the time is up: a hang, or a script that may show no steps at all.
+    """Judge a launch whose time is up: a hang, or a script that may show no steps at all.
 
     Args:
         generation: The generation that was launched.
         ranks: What the agents showed of it.
         world_size: Ranks at full width.
         showing: How the script showed its steps before.
-        bound_s: How long they had, seconds.
+        bound_s: Seconds that the ranks had.
         now_ns: Time now.
     """
     shown = stepped_again(ranks, showing)
     waiting = [state for state in ranks if state.rank not in shown]
     silent = sorted(set(range(world_size)) - shown)
     within = f"within {bound_s:.0f} s"
-    # A rank in the loop has a step to do. One that joined and is not in it may serve others that step.
+    # A rank in the loop has a step to do. A rank that joined and is not in the loop may serve that step of other ranks.
     due = any(state.entered_ns > 0 for state in waiting) or (not shown and any(state.attached for state in waiting))
     if showing.kind or due or len(ranks) < world_size:
         return Confirmation(
@@ -275,7 +275,7 @@ def _shown_by(ranks: Iterable[RankState], known: Showing) -> Showing:
 
 
 def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:
-    """Where the time from fork to first step went: seconds by part, of the slowest rank at each milestone."""
+    """Return the time from fork to first step by part, in seconds; at each milestone the slowest rank counts."""
     marks = [
         ("start", max((rank.script_ns for rank in ranks), default=0)),
         ("import", max((rank.joined_ns for rank in ranks), default=0)),

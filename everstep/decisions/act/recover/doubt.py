@@ -1,12 +1,12 @@
-"""Whether a newer step than the one that a job would go on from may exist in a place that could not be listed.
+"""The doubt about a restart: a newer step may exist in a location that could not be listed.
 
-Unknown is not empty: a job never goes on from an older step than one that every
-rank may have a copy of, in places that answered, in copies that could not be
-brought, or in places that did not answer. A step is *certain* when no later one
-can exist: each later one was never saved by some rank, or is in no place of some
-rank that could be looked at, or was never due in those that could not.
+Unknown is not empty: a job never resumes from a step while every rank may have a copy of a newer step: in locations
+that answered, in copies that could not be brought, or in locations that did not answer. A step is *certain* when no
+later one
+can exist: each later step was never saved by some rank, or
+is in none of a rank's locations that could be listed and was never due in those that could not.
 
-What bounds a step in a place that could not be listed:
+These facts bound a step in a location that could not be listed:
 
 * Nothing is copied that was not saved. A rank's own slots hold the newest save,
   whatever else is lost; where they are lost with their machine, it is not known.
@@ -31,7 +31,7 @@ from everstep.model.state_copy import StateCopy, Tier
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 SHOWN = 4
-"""Places and machines that a reason names; the others are counted."""
+"""The number of locations and machines that a reason names; further ones are counted."""
 NOT_ASKED = "not asked yet"
 
 
@@ -42,7 +42,7 @@ class Doubt:
     newest: int | None
     """The newest that may; None: it is not known which."""
     places: tuple[str, ...]
-    """What could not be asked or brought, each with the reason."""
+    """The locations that did not answer, and the copies that could not be brought, each with the reason."""
     to_ask: bool
     """Some of these places were not asked yet."""
     unlisted: bool
@@ -50,14 +50,14 @@ class Doubt:
 
     @property
     def text(self) -> str:
-        """For people: ``step 120 may exist: disk of m1 (no answer for 5 s)``."""
+        """The doubt as text for people: ``step 120 may exist: disk of m1 (no answer for 5 s)``."""
         what = "a newer step" if self.newest is None else f"step {self.newest}"
         return f"{what} may exist: {listed(self.places, SHOWN, noun='places', separator='; ')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a stopped job's copies."""
+    """The facts about a stopped job's copies."""
 
     held: Sequence[StateCopy]
     """Copies of the job's own line; those that failed are marked as not valid."""
@@ -66,26 +66,26 @@ class Known:
     evidence: Evidence
     assignment: Assignment[str]
     resume_step: int
-    """Where the newest generation began."""
+    """The step at which the newest generation began."""
     policy: CheckpointPolicy
     not_after: int | None = None
     """Later steps are not wanted, whether there are any or not; None: the newest is."""
 
 
 def doubt_of(step: int, known: Known) -> Doubt | None:
-    """What may be newer than a step from which the job would go on; None: the step is certain."""
+    """Return the newer steps that may exist beyond the step of the restart; None: the step is certain."""
     return _NewerSteps(known).beyond(max(step, 0))
 
 
 @dataclass(slots=True)
 class _NewerSteps:
-    """Searches for steps that are newer than the one that a job would go on from."""
+    """A search for steps that are newer than the step of the restart."""
 
     known: Known
     _copies: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Rank → steps of which there is a copy that may be good."""
     _own: dict[int, list[StateCopy]] = field(default_factory=lambda: defaultdict(list))
-    """Rank → all that its own slots say."""
+    """Rank → all steps that its own slots list."""
     _stuck: list[StateCopy] = field(default_factory=list)
     """Copies that could not be brought."""
     _bounds: list[int | None] = field(default_factory=list)
@@ -170,7 +170,7 @@ class _NewerSteps:
         return max(completed, self.known.resume_step)
 
     def _is_due(self, step: int) -> bool:
-        """Whether a step may have been written to a disk."""
+        """Return whether a step may have been written to a disk."""
         policy, asked = self.known.policy, self.known.evidence.disk_asked
         if step <= self.known.resume_step:
             return True
@@ -236,10 +236,10 @@ def _stuck_text(stuck: Iterable[StateCopy]) -> list[str]:
 
 
 def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
-    """Machines whose memory is unchanged since the ranks ran: they would know of a step.
+    """Return the machines whose memory is unchanged since the ranks ran: they would know of a step.
 
     Args:
-        evidence: Of the stop of the generation.
+        evidence: The evidence of the generation's stop.
         lost: Machines that came back empty.
     """
     of_ranks = {end.machine for end in evidence.exits}

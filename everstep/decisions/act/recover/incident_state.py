@@ -1,4 +1,4 @@
-"""The state of one incident: what failed, what is left, what was tried, and what it costs."""
+"""The state of one incident: the failure, the remaining machines and copies, the attempts, and the cost."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ TRIED_KEPT = 100
 
 
 class IncidentPage(BaseModel):
-    """What the page of an incident shows of its past; the stage at hand is the workflow's."""
+    """The part of an incident's page about its past; the workflow adds the current stage."""
 
     model_config = ConfigDict(extra="allow")
 
     headline: str = ""
-    """What happened, as far as it is known."""
+    """The cause of the incident, as far as it is known."""
     stages: list[StageRecord] = Field(default_factory=list)
     """Stages that are over."""
     rejected: list[str] = Field(default_factory=list)
     """Messages of operators that made no sense, with the reason."""
     parked: list[tuple[int, int]] = Field(default_factory=list)
-    """When the job was parked: begin and end, in nanoseconds."""
+    """The times at which the job was parked: begin and end, in nanoseconds."""
     noted: int = 0
     """Entries that were written into the ledger."""
     picture: str = ""
-    """What each rank did when its stacks were looked at, as text; empty: they were not."""
+    """The activity of each rank when its stacks were sampled, as text; empty: they were not sampled."""
     replays: int = 0
     """How often the job was replayed; the page links to the last replay."""
 
 
 class OperatorSaid(BaseModel):
-    """What operators decided about an incident."""
+    """The decisions of operators about an incident."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,15 +79,15 @@ class OperatorSaid(BaseModel):
     resumed_by: str = ""
     """The last operator who resumed the job; empty: none did."""
     begun_again_ns: int = 0
-    """When the job was last tried again with a fresh ladder: it was resumed, or urgent code came; 0: never."""
+    """When the job last started with a fresh ladder, since it was resumed or urgent code arrived; 0: never."""
 
 
 class Continued(Words):
-    """At which point an incident continued as new."""
+    """The point at which an incident continued as new."""
 
     NO = ""
     PARKED = "parked"
-    """It was parked, and goes on: the failure at hand is known, and the machines are asked once more."""
+    """The incident was parked and resumes: the failure is known, and the machines are asked once more."""
     REATTEMPTED = "reattempted"
     """A reattempt had failed, and what failed now is not known yet."""
 
@@ -101,10 +101,10 @@ class IncidentState(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    # With what the incident was opened.
+    # The facts with which the incident was opened.
 
     number: int
-    """Of the incident within its job."""
+    """The number of the incident within its job."""
     anomaly: Anomaly
     opened_ns: int = 0
     spec: JobSpec
@@ -115,31 +115,31 @@ class IncidentState(BaseModel):
     origin_runs: list[str] = Field(default_factory=list)
     """Ids of the earlier runs whose copies the job was started from."""
     first_step_s: float = 0.0
-    """The longest that a start of the job took to the first step; 0: no start came so far."""
+    """The longest time from a start of the job to its first step, seconds; 0: no start reached a step."""
     alerts: list[MachineFinding] = Field(default_factory=list)
     """Network alerts of the job's machines that were reported before."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """When machines were taken out of the job before, without an operator: one entry for each machine."""
+    """Times of earlier evictions from the job without an operator: one entry for each machine."""
     only_tells: bool = False
     """The incident reports a fault and does nothing about it; the job does not wait for it."""
     continued: Continued = Continued.NO
     """How the run of the workflow before this one ended."""
 
-    # What failed, and what is left.
+    # The failure, and the machines and copies that are left.
 
     generation: int
     """The newest that was launched."""
     resume_step: int
-    """Where it had begun; -1: the script restores by itself."""
+    """The step at which that generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]]
     """The job's line, this incident's launches included."""
     folder: str = ""
     """Checkpoint on disk from which the job was started first; empty: none."""
     folder_step: int = -1
     launches: list[tuple[int, int]] = Field(default_factory=list)
-    """Of this incident."""
+    """The launches of this incident: generation and step."""
     emptied: set[str] = Field(default_factory=set)
-    """Machines that lost what they held of the generation; an agent says so once."""
+    """Machines that lost their copies of the generation; an agent reports that once."""
     bad: list[StateCopy] = Field(default_factory=list)
     """Copies that could not be used, with reasons."""
     unreached: list[StateCopy] = Field(default_factory=list)
@@ -149,21 +149,21 @@ class IncidentState(BaseModel):
     farthest: int = -1
     """Completed steps of the generation at hand."""
     lost_from: int = -1
-    """The farthest that the job had come in any generation of this incident."""
+    """The farthest step that the job reached in any generation of this incident."""
     lost_steps: int | None = None
     """Steps that are computed anew; None: not known."""
     nobody_knows: bool = False
-    """Every machine that knew how far the job had come has lost it."""
+    """Every machine that knew how far the job had progressed has lost that knowledge."""
     accepted_from: int | None = None
-    """An operator lets the job go on from this step or a later one, although newer ones may exist; None: no."""
+    """An operator lets the job resume from this step or a later one, although newer steps may exist; None: no."""
     accepted: str = ""
-    """Who did so, and what was accepted."""
+    """The operator who accepted that step, and the accepted loss."""
     showing: Showing = Field(default_factory=Showing)
     """How the script shows its steps."""
     history: list[Failure] = Field(default_factory=list)
-    """Earlier failures that are not solved, oldest first, the one at hand not included."""
+    """Earlier failures that are not solved, oldest first, without the current failure."""
     failures: list[Failure] = Field(default_factory=list)
-    """Of this incident, the one at hand last."""
+    """The failures of this incident, oldest first; the last is the current failure."""
     attempts: int = 0
     """Reattempts so far, since an operator resumed."""
     failed_restores: int = 0
@@ -171,33 +171,34 @@ class IncidentState(BaseModel):
     asked: int = 0
     """How often storage was asked for copies since the incident began, or was resumed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """What the inspections of the machines said at any stop, the newest stop first."""
+    """The results of the machine inspections at all stops, the newest stop first."""
     hold: str = ""
-    """Why an operator has to say how the job goes on; empty once one did."""
+    """Why an operator has to decide how the job resumes; empty: no decision is needed."""
     waits: str = ""
     """Why machines that are to leave the job are still in it; empty: there are none."""
     gone: dict[str, list[int]] = Field(default_factory=dict)
     """Silent machine that left the job since the launch of the generation at hand → the ranks that it ran."""
     joined: set[str] = Field(default_factory=set)
-    """Machines that came into the job since then: they know nothing of it, and have lost nothing."""
+    """Machines that joined the job since that launch: they have no copies, and have lost none."""
     book: VersionBook = Field(default_factory=VersionBook)
     """The versions of the job's code."""
     explained: bool = False
     """An inspection names what explains the failure at hand."""
     hinted: bool = False
-    """It does not name the machine for sure: a test has to."""
+    """The inspection does not name the machine for sure: a test has to."""
     ladder: Climbed = Field(default_factory=Climbed)
-    """What was tried so far."""
+    """The rungs that were tried so far."""
     trusted: int | None = None
-    """The newest step from which the version that runs can go on: later ones were saved by one that was taken back."""
+    """The newest step that the running version can restore: later steps were saved by a version that was rolled back.
+    """
     version_changes: list[VersionChange] = Field(default_factory=list)
-    """Other versions of the code that came in this incident."""
+    """Other versions of the code that were launched in this incident."""
     launched: Launched | None = None
     """The answer to the last launch; None: nothing was launched."""
     hang: HangFound | None = None
-    """What samples of the ranks showed; of the generation that it names."""
+    """The result of samples of the ranks, for the generation that it names."""
     slow: SlowFound | None = None
-    """What a vote over the ranks showed; of the generation that it names."""
+    """The result of a vote over the ranks, for the generation that it names."""
     evictions: EvictionState = Field(default_factory=EvictionState)
     operator: OperatorSaid = Field(default_factory=OperatorSaid)
     page: IncidentPage = Field(default_factory=IncidentPage)
@@ -216,7 +217,7 @@ class IncidentState(BaseModel):
 
     @property
     def runs(self) -> Runs:
-        """Which run of its name the job is."""
+        """The job's current run, and the earlier runs whose copies it may use."""
         return Runs(self.run, tuple(self.origin_runs))
 
     def cut(self) -> None:
@@ -232,7 +233,7 @@ class IncidentState(BaseModel):
             page.stages = [*page.stages[: STAGES_KEPT // 2 - 1], gap, *page.stages[-STAGES_KEPT // 2 :]]
 
     def merge_evidence(self, evidence: Evidence) -> Evidence:
-        """Take the evidence of a stop; returns it with all machines that lost what they had."""
+        """Merge the evidence of a stop; return it with all machines that lost their copies."""
         self.emptied |= set(evidence.emptied) - self.joined
         known = {(seen.machine, *seen.finding.key) for seen in evidence.findings}
         earlier = [seen for seen in self.findings if (seen.machine, *seen.finding.key) not in known]
@@ -244,7 +245,7 @@ class IncidentState(BaseModel):
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
 
     def failed(self, failure: Failure) -> None:
-        """Take a failure: the one that opened the incident, or one more after a reattempt."""
+        """Record a failure: the failure that opened the incident, or a further failure after a reattempt."""
         policy = self.spec.policy
         if not self.failures:  # else the job came to no step since the one before
             unclear = [one for one in self.history if not one.explained]
@@ -256,17 +257,17 @@ class IncidentState(BaseModel):
             self.book.count_failure()
 
     def clear_code(self) -> None:
-        """Code that was taken back in vain is suspect no longer. Not for a failure of which a machine is to blame: what
-        the others raise once a machine is gone may look like anything, until that is known."""
+        """Clear the code after a rollback that did not help, except if a machine is to blame for the failure: once a
+        machine is gone, the other ranks may raise any error, until its loss is known."""
         if not self.is_dealt_with:
             self.ladder.acquit(self.failures[-1], self.book, self.unsolved)
 
     def replaced(self, machines: Sequence[Machine], gone: Mapping[str, list[int]]) -> None:
-        """Some machines left the job, and others are in their places.
+        """Record that other machines have replaced some machines of the job.
 
         Args:
-            machines: All of the job from now on.
-            gone: Of those that left, the ones that did not answer → their ranks.
+            machines: All machines of the job from now on.
+            gone: Machines that left and did not answer → their ranks.
         """
         before = {machine.name for machine in self.machines}
         self.joined |= {machine.name for machine in machines} - before
@@ -276,12 +277,12 @@ class IncidentState(BaseModel):
         self._chosen = None
 
     def reattempted_in_vain(self) -> None:
-        """The failure at hand was reattempted, and another one is about to come."""
+        """Record the current failure as unsolved: its reattempt failed, and another failure follows."""
         if self.failures[-1].symptom is not Symptom.UPDATE:
             self.history.append(self.failures[-1])
 
     def come(self, change: VersionChange, now_ns: int) -> None:
-        """Another version of the code comes with the next launch: what failed before is not held against it."""
+        """Choose another version of the code for the next launch: earlier failures do not count against it."""
         self.book.come(change.number, suspect=change.suspect, now_ns=now_ns)
         runs = self.book.versions[change.number].runs
         assert runs is not None  # else it would not have been chosen
@@ -299,18 +300,18 @@ class IncidentState(BaseModel):
 
     @property
     def is_dealt_with(self) -> bool:
-        """The same, and no test of the machine is left to do."""
+        """A machine is to blame for the current failure, and no test of the machine is left to do."""
         named = self.explained and not self.hinted
         return named or bool(self.lost_machines() or self.joined)
 
     @property
     def found_out(self) -> bool:
-        """Whether a machine that a test or a replay found at fault has left since the last launch."""
+        """Whether a machine that failed a test or a replay has left since the last launch."""
         here = {machine.name for machine in self.machines}
         return bool(self.joined) and any(one.machine not in here for one in self.ladder.tested)
 
     def distrust_what_does_not_fit(self, evidence: Evidence) -> None:
-        """Where the ranks could not restore what a version saved that was taken back, go on from before that."""
+        """If the ranks could not restore a step that a rolled-back version saved, resume from before that version."""
         unfit = [end for end in evidence.exits if end.exception.split(":")[0].endswith(UNFIT_EXCEPTION)]
         step = older_state(self.book.all(), self.book.running, self.resume_step) if unfit else None
         if step is not None and self.launches:
@@ -318,7 +319,7 @@ class IncidentState(BaseModel):
 
     @property
     def assignment(self) -> Assignment[str]:
-        """Which machines, by name, run the job's ranks."""
+        """The machines, by name, that run the job's ranks."""
         return self.spec.assignment([machine.name for machine in self.machines])
 
     def lost_machines(self) -> list[str]:
@@ -327,7 +328,7 @@ class IncidentState(BaseModel):
         return [] if first else sorted(self.emptied | self.gone.keys())
 
     def headline(self, evidence: Evidence) -> str:
-        """What happened, as the evidence has it; empty: it does not say."""
+        """The cause of the failure as the evidence shows it; empty: the evidence does not show it."""
         end = first_failure(evidence.exits)
         found = [*self.findings, *self.anomaly.findings]
         explained = explanation(found, end, job=self.spec.name, seen_ns=self.anomaly.seen_ns)
@@ -339,7 +340,7 @@ class IncidentState(BaseModel):
         return "; ".join(filter(None, [explained.headline if explained else "", seen]))
 
     def _seen(self, end: RankExit | None) -> str:
-        """What ranks and machines showed from outside."""
+        """Return the state of ranks and machines as seen from outside."""
         if lost := self.lost_machines():
             gone = set(lost)
             ranks = {machine: ranks for machine, ranks in self.assignment.each() if machine in gone}
@@ -347,7 +348,7 @@ class IncidentState(BaseModel):
         return headline_of(end) if end else ""
 
     def failure(self, evidence: Evidence, *, now_ns: int, first: bool) -> Failure:
-        """What failed; ``first``: the fault that opened the incident, not a reattempt."""
+        """Return the current failure; ``first``: the fault that opened the incident, not a reattempt."""
         end = first_failure(evidence.exits)
         ranks = ((end.rank, end.completed_steps >= 0, end.shown_steps) for end in evidence.exits)
         self.showing = showing_of(ranks, self.showing)
@@ -388,7 +389,7 @@ class IncidentState(BaseModel):
         return usable(evidence.held, self.lineage, self.bad, self.runs, verified=self.verified)
 
     def choose(self, evidence: Evidence) -> Restore:
-        """Where the job would go on, and with which copies."""
+        """Choose the step from which the job would resume, and its copies."""
         # A workflow asks for the same choice several times, and with thousands of machines each one takes long.
         known = (list(self.lineage), list(self.bad), list(self.verified))
         if self._chosen is None or self._chosen[0] is not evidence or self._chosen[1] != known:
@@ -415,11 +416,11 @@ class IncidentState(BaseModel):
 
     @property
     def not_after(self) -> int | None:
-        """The newest step that is trusted, where the fault is in the state; None: any is.
+        """The newest step that is trusted if the fault is in the state; None: every step is trusted.
 
-        It concerns what the generation with the fault has saved, and nothing that was
-        saved since. A generation whose very first step was bad began with a bad state,
-        or with one that leads to nothing else: then an older one is wanted.
+        The limit concerns steps saved by the generation with the fault, not later ones. A generation whose very first
+        step was bad began with a bad state,
+        or with a state that always leads to the fault: then an older step is needed.
         """
         limit = self.anomaly.not_after
         if limit is None or self.launches:
@@ -427,7 +428,7 @@ class IncidentState(BaseModel):
         return limit if limit > self.resume_step else self.resume_step - 1
 
     def doubt(self, evidence: Evidence, restore: Restore) -> Doubt | None:
-        """What may be newer than the step where the job would go on; None: nothing."""
+        """Return the newer steps that may exist beyond the step of the restart; None: there are none."""
         known = Known(
             held=self.usable(evidence),
             unreached=self.unreached,
@@ -447,14 +448,13 @@ class IncidentState(BaseModel):
         return self.accepted
 
     def accepts(self, restore: Restore) -> bool:
-        """Whether an operator did so, for this step or an older one."""
+        """Return whether an operator accepted this step or an older one."""
         return self.accepted_from is not None and max(restore.step, 0) >= self.accepted_from
 
     def record_restored(self, restored: Restored) -> bool:
-        """Take the result of bringing copies; returns whether another choice has to be made.
+        """Record the result of bringing copies; return whether another choice has to be made.
 
-        Each copy that failed is left out from then on: with fewer of them in
-        every round, there is an end to it.
+        Each copy that failed is left out from then on, so every round has fewer copies and the rounds end.
         """
         failed = [*restored.failed, *restored.unreached]
         self.bad += failed
@@ -479,7 +479,7 @@ class IncidentState(BaseModel):
         self.unreached.clear()
 
     def launch(self, restore: Restore) -> None:
-        """The next generation is launched: count what it computes anew, and remember where it begins."""
+        """Record the launch of the next generation: its first step, and the steps that it computes anew."""
         if self.failures and self.is_dealt_with:
             self.failures[-1] = self.failures[-1].model_copy(update={"explained": True})
         self.lost_from = max(self.lost_from, self.farthest)
@@ -503,5 +503,5 @@ class IncidentState(BaseModel):
 
 
 def first_and_last(failures: list[Failure]) -> list[Failure]:
-    """The failure that opened an incident, and the last ones."""
+    """Return the failure that opened an incident, and the last failures."""
     return failures if len(failures) <= FAILURES_KEPT else [failures[0], *failures[1 - FAILURES_KEPT :]]

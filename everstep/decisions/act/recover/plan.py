@@ -1,7 +1,7 @@
-"""What is done about a stopped job: one pure decision, from what is known to a plan.
+"""The restart plan of a stopped job: one pure decision, from the known facts to a plan.
 
-What is tried in which order is decided by the ladder (``everstep/decisions/act/ladder``): tests of the machines, a
-restart as it is, the code taken back, a replay. The rules that look further, park the job, or try it again are in
+The ladder (``everstep/decisions/act/ladder``) decides the order of the attempts: tests of the machines, a restart
+without a change, a rollback of the code, a replay. The rules that look further, park the job, or try it again are in
 ``everstep/decisions/act/recover/rules.py``.
 """
 
@@ -29,30 +29,30 @@ from everstep.model.version import JobVersion
 
 @dataclass(frozen=True, slots=True)
 class RestartPlan:
-    """One decision: what to do, why, and with what."""
+    """A decision about a stopped job: the action, its reason, and the facts that it needs."""
 
     verdict: Verdict
     restore: Restore
-    """Where the job goes on, with which copies."""
+    """The step from which the job resumes, with its copies."""
     evidence: Evidence = field(repr=False)
-    """What it rests on."""
+    """The evidence for the decision."""
     doubt: Doubt | None = None
-    """What may be newer than where it goes on: to be searched for, or why it is parked; None: nothing."""
+    """The newer steps that may exist: to search for, or the reason why the job is parked; None: there are none."""
     by_operator: bool = False
     """An operator's resume has decided it."""
     change: VersionChange | None = None
-    """Another version of the code that comes with the restart; None: none does."""
+    """The other version of the code that is launched with the restart; None: the version does not change."""
     rung: NextRung | None = None
-    """What the ladder wants; None: it was not asked."""
+    """The rung that the ladder chose; None: the ladder was not asked."""
 
     @property
     def action(self) -> Action:
-        """What to do."""
+        """The action of the decision."""
         return self.verdict.action
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The decision as text for people."""
         verdict = self.verdict
         if verdict.action in {Action.PARK, Action.DIAGNOSE, Action.REPLAY}:
             return f"{verdict.action}: {verdict.text}"
@@ -61,11 +61,11 @@ class RestartPlan:
 
 
 def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool = False) -> RestartPlan:
-    """What to do about a stopped job.
+    """Decide about a stopped job.
 
     Args:
-        evidence: What the machines know since the stop.
-        state: Of the incident, the failure at hand included.
+        evidence: The evidence of the machines since the stop.
+        state: The state of the incident, including the current failure.
         by_operator: An operator has just resumed the job.
     """
     state.distrust_what_does_not_fit(evidence)
@@ -119,14 +119,14 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
 
 
 def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
-    """Why the ladder takes the code back; empty: it does not; None: it was not asked."""
+    """Return why the ladder rolls the code back; empty: it does not; None: the ladder was not asked."""
     if rung is None or rung.rung is not Rung.ROLLBACK:
         return None if rung is None else ""
     return f"{rung.why}: {failure.cause} {position_of(failure)}".strip()
 
 
 def climb(state: IncidentState) -> NextRung:
-    """What the ladder wants about the failure at hand."""
+    """Return the rung that the ladder chooses for the current failure."""
     state.clear_code()
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
     versions = list(book.versions.values())
@@ -164,6 +164,6 @@ def tests_of(state: IncidentState) -> Choice:
 
 
 def _ran_well_h(running: JobVersion, failure: Failure, policy: RecoveryPolicy) -> float | None:
-    """How many hours the version that runs ran well for; None: not long enough to clear it of a failure."""
+    """Return how many hours the running version ran without a fault; None: too short to clear it of a failure."""
     hours = (failure.time_ns - running.began_ns) / 3600e9
     return hours if running.steady and hours >= policy.rollback.error_within_h else None

@@ -1,9 +1,8 @@
-"""What a job does when its incident was closed from outside: terminated or cancelled by a person, or failed.
+"""The next incident of a job whose incident was closed from outside: terminated or cancelled by a person, or failed.
 
-The fault is as open as before, and everything that the job holds stays. Where
-the closed incident had launched ranks that run, they may go on. Else the next
-incident takes the fault over, and waits for an operator: who closed the other one
-did not say how the job is to go on.
+The fault is still open, and the job keeps everything that it holds. Ranks that the closed incident had launched, and
+that run, may continue. Otherwise the next incident handles the fault and waits for an operator: closing the earlier
+incident did not decide how the job resumes.
 """
 
 from __future__ import annotations
@@ -12,15 +11,17 @@ from everstep.model.incident import Left
 
 FIRST_S = 1.0
 LONGEST_S = 600.0
-"""Between two incidents of one fault that were closed from outside, seconds: doubled from the second on."""
+"""The delay between two incidents of one fault that were closed from outside, seconds: doubled from the second on."""
 UNKNOWN_LAUNCHES = 1000
 """More launches than an incident makes of which nothing is known any more."""
 
 
 def reopen_wait_s(closed: int) -> float:
-    """Seconds before the next incident, after so many in a row were closed from outside: none the first time.
+    """Return the seconds to wait before the next incident, after a number of incidents in a row were closed from
+    outside:
+    0 the first time.
 
-    Somebody, or something, may close every incident at once: that must not fill histories.
+    A person or a program may close every incident at once: that must not fill histories.
     """
     if closed <= 1:
         return 0.0
@@ -28,10 +29,10 @@ def reopen_wait_s(closed: int) -> float:
 
 
 def newest_generation(generation: int, left: Left) -> int:
-    """The newest generation that may have been launched, given the newest that the job knew of.
+    """Return the newest generation that may have been launched, from the newest generation that the job knew of.
 
-    Of an incident whose history is gone it is not known what it launched: numbers
-    are left out, since a fenced one must not be used again.
+    If the history of an incident is gone, its launches are not known: numbers are left out, since a fenced number must
+    not be used again.
     """
     if not left.known:
         return generation + UNKNOWN_LAUNCHES
@@ -39,7 +40,7 @@ def newest_generation(generation: int, left: Left) -> int:
 
 
 def newest_begin(resume_step: int, left: Left) -> int:
-    """Where that generation began; ``resume_step``: where the newest one did that the job knew of."""
+    """Return the step at which that generation began; ``resume_step``: the step of the newest known generation."""
     return left.resume_step if left.known and left.launches else resume_step
 
 

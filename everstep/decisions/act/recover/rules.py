@@ -1,7 +1,7 @@
-"""What is done about a stopped job, as one ordered list of rules: the first that has a verdict decides.
+"""The restart rules of a stopped job, as one ordered list: the first rule that has a verdict decides.
 
-First come those that look further before a restart: at the machines, where the ladder wants that, or for newer copies.
-Most rules park the job for an operator. Where none does, it is tried again. ByteRobust does not state how often: the
+The first rules examine more before a restart: the machines, if the ladder asks for that, or newer copies.
+Most rules park the job for an operator. If none does, the job is reattempted. ByteRobust does not state how often: the
 limits are settings of :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
 """
 
@@ -24,10 +24,10 @@ from everstep.model.state_copy import StateCopy
 
 
 class Action(StrEnum):
-    """What is done next about a stopped job."""
+    """The next action about a stopped job."""
 
     SEARCH = "search"
-    """Ask all places where further copies may lie, and decide again."""
+    """Ask all locations that may have further copies, and decide again."""
     DIAGNOSE = "diagnose"
     """Test the machines, and decide again."""
     REPLAY = "replay"
@@ -38,7 +38,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is done, by which rule, and why."""
+    """The verdict of a rule: the action, the rule, and the reason."""
 
     action: Action
     text: str
@@ -53,26 +53,26 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RestartFacts:
-    """What the rules look at."""
+    """The facts that the rules read."""
 
     failure: Failure
     """The failure at hand."""
     history: tuple[Failure, ...]
-    """Earlier failures since the last steady progress, oldest first, the one at hand not included."""
+    """Earlier failures since the last steady progress, oldest first, without the current failure."""
     attempts: int
     """Reattempts of this incident so far."""
     evidence: Evidence
     restore_step: int
-    """Where a restart would go on; -1: the script restores by itself."""
+    """The step from which a restart would resume; -1: the script restores by itself."""
     world_size: int
     resume_step: int = 0
-    """Where the failed generation had begun."""
+    """The step at which the failed generation had begun."""
     restore_reason: str = ""
     """Why the restart would go on there."""
     unreached: tuple[StateCopy, ...] = ()
-    """Copies that are there and could not be brought to where they are needed, with reasons."""
+    """Copies that exist and could not be brought to their ranks, with reasons."""
     doubt: Doubt | None = None
-    """What may be newer than that; None: nothing, or it was not asked for."""
+    """Newer steps that may exist; None: there are none, or they were not asked for."""
     asked: int = 0
     """How often storage was asked for copies."""
     accepted: bool = False
@@ -80,29 +80,29 @@ class RestartFacts:
     needs_operator: str = ""
     """Why an operator has to decide how the job goes on, as the incident began; empty: no decision is needed."""
     waits: str = ""
-    """Which machines are to leave the job, and what that waits for; empty: there are none."""
+    """Machines that are to leave the job, and the reason why they wait; empty: there are none."""
     rung: NextRung | None = None
-    """What the ladder wants; None: it was not asked."""
+    """The rung that the ladder chose; None: the ladder was not asked."""
     failed_restores: int = 0
     """Since the last launch, or since an operator resumed."""
     readable_until: int | None = None
-    """The newest step that the version that runs can restore: later ones are of a version that was taken back; None:
-    any step."""
+    """The newest step that the running version can restore: later steps were saved by a version that was rolled back;
+    None: any step."""
     sound_until: int | None = None
     """The newest step without the fault that was seen; None: any step."""
     fault: str = ""
-    """That fault, in words."""
+    """The description of that fault."""
     change: VersionChange | None = None
-    """Another version of the code that comes with a restart; None: none does."""
+    """Another version of the code that is launched with a restart; None: the version does not change."""
     one_left: bool = False
-    """A machine that a test or a replay found at fault has just left the job."""
+    """A machine that failed a test or a replay has just left the job."""
     replaced: bool = False
     """Some machine has left it since the last launch."""
     by_operator: bool = False
     """An operator has just resumed the job."""
 
     def is_in_vain(self, policy: RecoveryPolicy) -> bool:
-        """Whether a newer step may exist, and was searched for as often as the policy has it."""
+        """Return whether a newer step may exist, and was searched for as often as the policy allows."""
         return (
             self.doubt is not None and not (self.doubt.to_ask or self.accepted) and self.asked >= policy.storage.tries
         )
@@ -113,20 +113,20 @@ Decide = Callable[[RestartFacts, RecoveryPolicy], Verdict | None]
 
 @dataclass(frozen=True, slots=True)
 class RestartRule:
-    """One rule, and when it is not asked."""
+    """A rule, and the conditions under which it is not asked."""
 
     name: str
     decide: Decide
     binds_operator: bool = False
-    """An operator's resume does not overrule it: a restart is impossible, or loses what was not given up."""
+    """An operator's resume does not overrule the rule: a restart is impossible, or loses steps that were not given up.
+    """
     of_the_code: bool = False
-    """It is not asked where another version of the code comes: what failed does not run again."""
+    """The rule is not asked if another version of the code is launched: the failed version does not run again."""
     counts_failures: bool = False
-    """It is not asked for the first launch without a machine that was found at fault: what failed before failed with
-    it."""
+    """The rule is not asked for the first launch without a machine that failed a test: earlier failures involved it."""
 
     def applies(self, facts: RestartFacts) -> bool:
-        """Whether it is asked."""
+        """Return whether the rule is asked."""
         overruled = facts.by_operator and not self.binds_operator
         other_code = facts.change is not None and self.of_the_code
         return not (overruled or other_code or (facts.one_left and self.counts_failures))
@@ -141,7 +141,7 @@ BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
 
 
 def look_at_machines(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """It is the turn of a rung that tests the machines, or replays the job on them."""
+    """The next rung tests the machines, or replays the job on them."""
     rung = facts.rung
     if rung is None or rung.rung not in BEFORE_A_RESTART or rung.asks:
         return None
@@ -164,7 +164,7 @@ def search_for_newer(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 
 
 def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """An operator has to say how the job goes on: the fault's last incident was closed from outside."""
+    """An operator has to decide how the job resumes: the fault's last incident was closed from outside."""
     return _park(facts.needs_operator) if facts.needs_operator else None
 
 
@@ -203,7 +203,8 @@ UNFIT_EXCEPTION = "CheckpointError"
 def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """Every rank raised the same exception before its first step: trying again cannot help.
 
-    A state that does not fit is the same on all ranks in other words: each names tensors of its own.
+    A state that does not fit raises different texts on the ranks, since each names its own tensors: they count as the
+    same exception.
     """
     own = [end for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     raised = [end.exception for end in own]
@@ -222,8 +223,8 @@ def _limit(
 
     Args:
         setting: Name of the limit, e.g. ``retry.max_attempts``; 0 switches the rule off.
-        count: Counts what is limited.
-        what: Says what is counted, for the reference.
+        count: The function that counts.
+        what: The description of the count, for the reference.
         text: Format of the verdict's text, with ``count``, ``failure``, ``at`` (where that was) and ``steady``.
         of_failures: The text also says what the ladder tried.
     """
@@ -243,7 +244,7 @@ def _limit(
 
 
 def _at_one_position(facts: RestartFacts) -> int:
-    """How often the job failed where it did now."""
+    """Return how often the job failed at the current position."""
     failure = facts.failure
     same = [
         earlier
@@ -254,7 +255,7 @@ def _at_one_position(facts: RestartFacts) -> int:
 
 
 def _restarts_after_the_ladder(facts: RestartFacts) -> int:
-    """How often the job was launched again since nothing else was left to try; -1: something is."""
+    """Return how often the job was launched again since no rung was left; -1: a rung is left."""
     return facts.rung.restarts if facts.rung and facts.rung.last else -1
 
 
@@ -281,7 +282,7 @@ def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict 
 
 
 def state_unreadable(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """All that is left was saved by a version that was taken back, and only that version can read it."""
+    """All steps that are left were saved by a version that was rolled back, and only that version can read them."""
     if not is_unreadable(facts.restore_step, facts.readable_until):
         return None
     return _park(
@@ -302,12 +303,12 @@ def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict
 
 
 def is_unreadable(step: int, readable_until: int | None) -> bool:
-    """Whether the version that runs can restore nothing that is left: a restart would begin anew."""
+    """Return whether the running version can restore none of the steps that are left: a restart would begin anew."""
     return readable_until is not None and step < 1 <= readable_until
 
 
 def is_unsound(step: int, sound_until: int | None) -> bool:
-    """Whether the state from which a restart would go on has the fault in it."""
+    """Return whether the state from which a restart would resume contains the fault."""
     return sound_until is not None and step > sound_until
 
 
@@ -329,12 +330,12 @@ def resumed(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
 
 
 def other_code(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """Another version of the code comes with the restart, at once."""
+    """Another version of the code is launched with the restart, at once."""
     return Verdict(Action.REATTEMPT, facts.change.why) if facts.change else None
 
 
 def update_withdrawn(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """The job was stopped for an update that is not to come any more."""
+    """The job was stopped for an update that was withdrawn."""
     if facts.failure.symptom is not Symptom.UPDATE:
         return None
     return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
@@ -427,11 +428,11 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule("update-withdrawn", update_withdrawn),
     RestartRule("try-again", try_again),
 )
-"""In order; the last one always has a verdict."""
+"""The rules in order; the last rule always has a verdict."""
 
 
 def decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
-    """The verdict of the first rule that has one, with the name of the rule."""
+    """Return the verdict of the first rule that has one, with the name of the rule."""
     for rule in RULES:
         if rule.applies(facts) and (verdict := rule.decide(facts, policy)):
             return Verdict(verdict.action, verdict.text, rule.name, verdict.delay_s, verdict.awaited)

@@ -1,1 +1,1 @@
-"""Which version of a job's code runs, and which one is taken back: pure."""
+"""Pure decisions about the version of a job's code: which version runs, and which version is rolled back."""

@@ -1,4 +1,4 @@
-"""The versions of one job: which one runs, what is asked for, and what became of each."""
+"""The versions of one job: the running version, the requested versions, and the state of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, Urgen
 KEPT = 50
 """Versions that a job remembers; all of them are in the store and in the ledger."""
 RANGES_KEPT = 20
-"""Ranges of steps of one version."""
+"""The number of step ranges that are kept for one version."""
 WAITS = frozenset({VersionStatus.CHECKING, VersionStatus.PENDING})
 
 
@@ -29,17 +29,17 @@ class VersionBook(BaseModel):
     running: int = 0
     """Number of the version that runs; 0: none is known."""
     touched: set[int] = Field(default_factory=set)
-    """Of which something changed here."""
+    """Numbers of the versions that changed."""
 
     @classmethod
     def of(cls, versions: Iterable[JobVersion], running: int) -> VersionBook:
-        """Of a job's state."""
+        """Return the book of a job's state."""
         return cls(versions={version.number: version for version in versions}, running=running)
 
-    # What is known.
+    # Queries of the book.
 
     def all(self) -> list[JobVersion]:
-        """In order, no more than are kept: the first ones that nothing needs any more are left out."""
+        """Return the versions in order, at most as many as are kept: the oldest versions without a use are left out."""
         ones = sorted(self.versions.values(), key=lambda one: one.number)
         needed = {version.number for version in ones if version.number == self.running or version.status in WAITS}
         needed |= {one.number for one in [version for version in ones if version.steady][-2:]}
@@ -48,56 +48,57 @@ class VersionBook(BaseModel):
         return [version for version in ones if version.number not in dropped]
 
     def pending(self) -> list[JobVersion]:
-        """What waits for a restart, in the order in which it was asked for."""
+        """Return the versions that wait for a restart, in the order of their requests."""
         waiting = [
             version for version in self.versions.values() if version.status is VersionStatus.PENDING and version.runs
         ]
         return sorted(waiting, key=lambda one: (one.asked_ns, one.number))
 
     def urgent(self) -> list[JobVersion]:
-        """What of it does not wait for a recovery."""
+        """Return the waiting versions that do not wait for a recovery."""
         return [version for version in self.pending() if version.wanted.urgency is Urgency.URGENT]
 
     def next_due_ns(self) -> int:
-        """When the first of it is forced; 0: nothing waits."""
+        """Return when the first waiting version is forced; 0: none waits."""
         return min((version.due_ns for version in self.pending()), default=0)
 
     def before(self) -> JobVersion | None:
-        """What ran before the one that runs; None: nothing is known to have."""
+        """Return the version that ran before the running version; None: not known."""
         ran = [version for version in self.versions.values() if version.ranges and version.number != self.running]
         return max(ran, key=lambda one: one.ranges[-1], default=None)
 
     def changed(self) -> list[JobVersion]:
-        """What changed here, in order."""
+        """Return the changed versions, in order."""
         return [self.versions[number] for number in sorted(self.touched) if number in self.versions]
 
-    # What changes.
+    # Changes of the book.
 
     def take(self, told: Iterable[JobVersion]) -> None:
-        """Take what another one knows of some of them now."""
+        """Merge newer records of some versions from another book."""
         for one in told:
             self.put(one)
 
     def put(self, version: JobVersion) -> None:
-        """Take what is known of one version now."""
+        """Store the record of one version."""
         self.versions[version.number] = version
         self.touched.add(version.number)
 
     def change(self, number: int, **changes: object) -> JobVersion:
-        """Change fields of one; returns it."""
+        """Change fields of one version, and return it."""
         changed = self.versions[number].model_copy(update=changes)
         self.versions[number] = changed
         self.touched.add(number)
         return changed
 
     def began_with(self, spec: JobSpec, now_ns: int, launched: tuple[int, int] | None = None) -> None:
-        """What the job was started with is its first version, where it is not known yet.
+        """Record the code that the job was started with as its first version, if it is not known yet.
 
         Args:
-            spec: The job's.
-            now_ns: Now.
-            launched: Generation and step at which it began, of a job that runs since before versions were known:
-                nothing is held against what it runs.
+            spec: The spec of the job.
+            now_ns: The current time.
+            launched: Generation and step at which the job began, if it ran before versions were recorded: no failure
+            counts
+                against its code.
         """
         if self.versions:
             return
@@ -115,7 +116,7 @@ class VersionBook(BaseModel):
         self.running = number
 
     def ask(self, request: UpdateRequest, now_ns: int) -> JobVersion:
-        """Somebody asks for a version that has to be made; returns it, with a number of its own."""
+        """Add a requested version that has to be made, and return it with a new number."""
         number = max([*self.versions, self.running, 0]) + 1
         made = JobVersion(
             number=number, runs=request.made, request=request, status=VersionStatus.CHECKING, asked_ns=now_ns
@@ -124,7 +125,8 @@ class VersionBook(BaseModel):
         return made
 
     def wait_for_restart(self, number: int, now_ns: int, again: UpdateRequest | None = None) -> JobVersion:
-        """A version was found fit, or ran before: it waits for the next restart, and is forced in the end."""
+        """Let a version that passed its checks, or ran before, wait for the next restart; after its window it is
+        forced."""
         request = again or self.versions[number].request
         window_ns = 0 if request.urgency is Urgency.URGENT else int(request.window_h * 3600e9)
         asked_ns = now_ns if again else self.versions[number].asked_ns
@@ -133,7 +135,7 @@ class VersionBook(BaseModel):
         )
 
     def withdraw(self, number: int, why: str) -> bool:
-        """Somebody took it back; returns whether it had not been applied yet."""
+        """Withdraw a requested version; return whether it had not been applied yet."""
         version = self.versions.get(number)
         if version is None or version.status not in WAITS:
             return False
@@ -143,16 +145,16 @@ class VersionBook(BaseModel):
         return True
 
     def refuse(self, number: int, why: str) -> None:
-        """It cannot run."""
+        """Refuse a version that cannot run."""
         self.change(number, status=VersionStatus.REFUSED, why=why, due_ns=0)
 
     def come(self, number: int, *, suspect: str = "", now_ns: int) -> None:
-        """The next launch is of this version.
+        """Make this version the running version from the next launch on.
 
         Args:
-            number: Of the version.
-            suspect: Why the one that runs is suspect; empty: it is not, or none runs.
-            now_ns: Now.
+            number: The number of the version.
+            suspect: Why the running version is suspect; empty: it is not, or no version runs.
+            now_ns: The current time.
         """
         coming, before = self.versions[number], self.versions.get(self.running)
         for other in self.pending():
@@ -167,7 +169,8 @@ class VersionBook(BaseModel):
         self.running = number
 
     def launched(self, generation: int, step: int, now_ns: int) -> None:
-        """A generation of the version that runs is launched at a step: what came before ended there."""
+        """Record that a generation of the running version is launched at a step: earlier steps of the version end
+        there."""
         for one in list(self.versions.values()):
             if one.ranges and one.ranges[-1][2] < 0 and one.number != self.running:
                 came, begin, _ = one.ranges[-1]
@@ -185,10 +188,12 @@ class VersionBook(BaseModel):
         self.change(version.number, ranges=ranges[-RANGES_KEPT:])
 
     def came_to(self, failure: Failure, policy: RecoveryPolicy, before: Failure | None = None) -> None:
-        """The job came to a step with the version that runs: did that come through its first steps, is it steady?
+        """Record the step that the job reached with the running version, and whether the version passed its first steps
+        and
+        is steady.
 
         Args:
-            failure: With which it stopped.
+            failure: The failure that stopped the job.
             policy: The limits.
             before: The failure before it that is not solved yet; None: there is none.
         """
@@ -204,7 +209,7 @@ class VersionBook(BaseModel):
             self.change(version.number, proven=True, steady=version.steady or steady)
 
     def acquit(self, number: int, why: str) -> None:
-        """It was rolled back, and that did not help: it is suspect no longer."""
+        """Clear a version of suspicion: its rollback did not help."""
         version = self.versions.get(number)
         if version is not None and version.status is VersionStatus.SUSPECT:
             self.change(number, status=VersionStatus.REPLACED, why=why)

@@ -1,4 +1,4 @@
-"""Which version of the code the next launch is of."""
+"""The choice of the code version for the next launch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from everstep.model.version import JobVersion, VersionStatus
 
 @dataclass(frozen=True, slots=True)
 class VersionChange:
-    """Another version comes into the job."""
+    """The change to another version of the code."""
 
     number: int
     why: str
-    """For people: in which words the decision is told."""
+    """The words in which people are notified of the decision."""
     suspect: str = ""
-    """Why the one that ran is suspect; empty: it is not."""
+    """Why the version that ran is suspect; empty: it is not."""
     asked: bool = False
-    """Somebody asked for it, who may withdraw it until it is launched."""
+    """The version was requested, and the request can be withdrawn until the launch."""
 
 
 def next_version(
@@ -33,16 +33,16 @@ def next_version(
     by_operator: bool,
     rolls_back: str | None = None,
 ) -> VersionChange | None:
-    """What waits for a restart comes with it, the newest of it; else a version that broke the job is taken back.
+    """Choose the newest version that waits for a restart; else roll back a version that broke the job.
 
     Args:
-        book: The versions of the job, the failure counted.
-        failure: At hand.
+        book: The versions of the job, with the failure counted.
+        failure: The current failure.
         policy: The limits.
         explained: A machine is to blame.
-        by_operator: An operator says that it is to be tried again as it is.
-        rolls_back: Why the version that runs is taken back, as the ladder says; empty: it is not. None: nobody has
-            asked the ladder, and a young version is taken back for what it may have caused.
+        by_operator: An operator wants the job restarted without a change.
+        rolls_back: The ladder's reason to roll back the running version; empty: it has none. None: the ladder was not
+            asked, and a young version is rolled back for a failure that it may have caused.
     """
     if pending := book.pending():
         newest = pending[-1]
@@ -66,7 +66,7 @@ def next_version(
 
 
 def is_withdrawn(change: VersionChange, book: VersionBook) -> bool:
-    """Whether somebody has withdrawn what was to come since that was decided."""
+    """Return whether the requested version was withdrawn since the decision."""
     return change.asked and book.versions[change.number].status is not VersionStatus.PENDING
 
 

@@ -1,7 +1,7 @@
-"""Which versions a store need not keep any longer. Pure.
+"""The versions that a store need not keep any longer; pure.
 
-A job's last versions are kept, those that anything may still need, and whatever is young: somebody may be about to use
-it. Code goes once no record names it.
+The store keeps a job's last versions, versions that may still be needed, and young versions, since they may be about
+to be used. Code goes once no record names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """What may go."""
+    """The versions and the code that may be deleted."""
 
     versions: list[StoredVersion]
     code: list[str]
@@ -40,12 +40,12 @@ class Prunable:
 def prunable(
     versions: Iterable[StoredVersion], code: Mapping[str, float], *, job: str, needed: Collection[str]
 ) -> Prunable:
-    """What a store need not keep.
+    """Return the versions and the code that a store need not keep.
 
     Args:
         versions: All records in it, of all jobs.
         code: The digests of all snapshots in it, with the seconds since each was written.
-        job: Whose versions are looked at: of other jobs nobody says here what they need.
+        job: The job whose versions are pruned: the needs of other jobs are not known here.
         needed: Ids of versions that the job runs, is to run or may go back to, or that a checkpoint or incident names.
     """
     known = list(versions)

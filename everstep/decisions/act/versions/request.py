@@ -1,4 +1,4 @@
-"""What is done with a request for another version of the code."""
+"""The answer to a request for another version of the code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST_WAIT = 10
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """What was done."""
+    """The result of a request."""
 
     text: str
-    """For people."""
+    """The result as text for people."""
     refused: str = ""
     """Why nothing was done, and what to do instead; empty: it was."""
     to_make: int = 0
@@ -27,12 +27,12 @@ class RequestAnswer:
 
 
 def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> RequestAnswer:
-    """Take a request into the book.
+    """Apply a request to the book.
 
     Args:
-        request: Of a person; it makes sense by itself.
+        request: A person's request that is valid by itself.
         book: The versions of the job; changed in place.
-        now_ns: Now.
+        now_ns: The current time.
     """
     if request.cancel:
         return _withdrawn(request, book)
@@ -52,9 +52,10 @@ def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> Request
 
 
 def back_already(request: UpdateRequest, book: VersionBook) -> RequestAnswer | None:
-    """What is said of a rollback where the job has just gone back to what runs: who asks means what ran before.
+    """Return the answer to a rollback request if the job has just rolled back to the running version: the request meant
+    the version before.
 
-    None: it names a version, or the job came to what runs by something else.
+    None: the request names a version, or the running version is not the result of a rollback.
     """
     running, before = book.versions.get(book.running), book.before()
     if not request.rollback or request.version or running is None:
@@ -69,9 +70,9 @@ def back_already(request: UpdateRequest, book: VersionBook) -> RequestAnswer | N
 
 
 def same_as(book: VersionBook, number: int) -> str:
-    """Why a version that was made is none of its own: another one is the same; empty: it is.
+    """Return why a new version is not added: another version is identical; empty: none is.
 
-    One that was taken back is not tried again, unless it is asked for by its number.
+    A version that was rolled back is not tried again, unless it is requested by its number.
     """
     made = book.versions[number]
     if made.runs is None:
@@ -91,14 +92,14 @@ def same_as(book: VersionBook, number: int) -> str:
 
 
 def when_text(request: UpdateRequest) -> str:
-    """When an update is applied, for people."""
+    """Return when an update is applied, as text for people."""
     if request.urgency is Urgency.URGENT:
         return "it is applied as soon as it was tried"
     return f"it is applied with the next recovery, or in {request.window_h:g} h"
 
 
 def _is_again(request: UpdateRequest, one: JobVersion) -> bool:
-    """Whether it is the very same request that brought a version."""
+    """Return whether this is exactly the request that made a version."""
     before = one.again or one.request
     return request.model_dump(exclude={"made"}) == before.model_dump(exclude={"made"}) and _id(request) == _id(before)
 
@@ -128,7 +129,7 @@ def _withdrawn(request: UpdateRequest, book: VersionBook) -> RequestAnswer:
 
 
 def _back(request: UpdateRequest, book: VersionBook, now_ns: int) -> RequestAnswer:
-    """To a version that the job has."""
+    """Answer a request to go back to a version that the job has."""
     target = book.versions.get(request.version) if request.version else target_of(book.versions.values(), book.running)
     if target is None:
         if request.version:

@@ -1,7 +1,7 @@
-"""Which version a job goes back to when the one that runs breaks it.
+"""The rollback of a job's code to an earlier version when the running version breaks the job.
 
-ByteRobust rolls the code back where a restart did not help (section 4.1); that a version which fails in its first steps
-is taken back at once, and what counts as its fault, is ours.
+ByteRobust rolls the code back if a restart did not help (section 4.1). Everstep adds that a version which fails in its
+first steps is rolled back at once, and which failures count as its fault.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OF_CODE = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRA
 """Signals by which a process ends for what it does itself, if no machine is to blame."""
 NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.SCHEDULER})
 TWICE = 2
-"""What code may have caused is held against a version once it came so often."""
+"""The number of failures, possibly caused by code, after which a version is to blame."""
 MESSAGE_CHARACTERS = 120
-"""A commit's message is cut after so many characters."""
+"""The number of characters after which a commit's message is cut."""
 CHANGED_CHARACTERS = 200
-"""What a version changed is cut after so many characters."""
+"""The number of characters after which the changes of a version are cut."""
 
 
 class Blame(Enum):
@@ -31,13 +31,13 @@ class Blame(Enum):
 
     CODE = "code"
     UNCLEAR = "unclear"
-    """It may have: what comes twice in a new version is held against it."""
+    """The code may be the cause: a new version is to blame if the failure happens twice."""
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """What is taken back, what for, and why."""
+    """The rollback of a version: the version, its replacement, and the reason."""
 
     suspect: int
     target: int
@@ -45,10 +45,10 @@ class Rollback:
 
 
 def blame(failure: Failure, *, explained: bool) -> Blame:
-    """Whether a failure can come from the code.
+    """Return whether a failure can come from the code.
 
     Args:
-        failure: At hand.
+        failure: The current failure.
         explained: A machine is to blame: it is lost, an inspection names it, or it left the job.
     """
     found = failure.classification
@@ -65,19 +65,19 @@ def blame(failure: Failure, *, explained: bool) -> Blame:
 
 
 def steps_of(version: JobVersion, step: int) -> int:
-    """How far a version came since it came into the job last: up to a step; -1: its steps are not numbered."""
+    """Return the last step that a version reached since its last launch; -1: its steps are not numbered."""
     if not version.ranges or step < 0 or version.ranges[-1][1] < 0:
         return -1
     return max(step - version.ranges[-1][1], 0)
 
 
 def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy) -> bool:
-    """Whether what fails now is held against a version.
+    """Return whether a failure now counts against a version.
 
     Args:
-        version: That runs.
+        version: The running version.
         step: Completed steps of the job; -1: not known.
-        now_ns: Now.
+        now_ns: The current time.
         policy: The limits.
     """
     if version.steady or version.proven or not version.began_ns:
@@ -87,12 +87,12 @@ def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy
 
 
 def came_within(version: JobVersion, now_ns: int, seconds: float) -> bool:
-    """Whether a version came into the job not longer ago than that, by an update: what a job began with did not."""
+    """Return whether an update launched a version within this time; the first version of a job does not count."""
     return version.number > 1 and version.began_ns > 0 and now_ns - version.began_ns < seconds * 1e9
 
 
 def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None:
-    """What a version is taken back to: the last one before it that was steady, else the last one that ran."""
+    """Return the version to roll back to: the last steady version before this one, else the last one that ran."""
     ran = [
         version
         for version in versions
@@ -102,7 +102,8 @@ def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None
 
 
 def made_by(version: JobVersion) -> str:
-    """Who made a version, and what it changed: ``asked for by bob, commit 1f3870b of Bob <…> ('…'), 1 file changed:
+    """Describe the author and the changes of a version: ``asked for by bob, commit 1f3870b of Bob <…> ('…'), 1 file
+    changed:
     train.py +1 -1``."""
     origin = version.runs.origin if version.runs else None
     text = f"asked for by {version.wanted.operator}"
@@ -122,13 +123,13 @@ def rollback(
     explained: bool,
     policy: RecoveryPolicy,
 ) -> Rollback | None:
-    """Whether the version that runs is taken back.
+    """Return the rollback of the running version; None: there is none.
 
     Args:
-        versions: Of the job; the failure at hand is counted.
-        running: Number of the one that failed.
-        failure: At hand.
-        explained: As of :func:`blame`.
+        versions: The versions of the job, with the current failure counted.
+        running: The number of the failed version.
+        failure: The current failure.
+        explained: As for :func:`blame`.
         policy: The limits.
     """
     version = next((one for one in versions if one.number == running), None)
@@ -147,15 +148,15 @@ def rollback(
 
 
 def older_state(versions: Collection[JobVersion], running: int, resume_step: int) -> int | None:
-    """The newest step that a version can go on from, where it could not restore what it was given.
+    """Return the newest step from which a version can resume, after it could not restore a newer one.
 
     Args:
-        versions: Of the job.
-        running: Number of the one that could not.
-        resume_step: Completed steps of the state that it was given.
+        versions: The versions of the job.
+        running: The number of the version that could not restore.
+        resume_step: Completed steps of the state that it could not restore.
 
     Returns:
-        The step at which the version had begun that saved that state, if it was taken back; None: another one did.
+        The step at which the version that saved the state began, if that version was rolled back; None otherwise.
     """
     saved = [(came, begin, one) for one in versions for came, begin, _ in one.ranges if 0 <= begin < resume_step]
     _, begin, version = max(saved, key=lambda period: period[:2], default=(0, 0, None))
