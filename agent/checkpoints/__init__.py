@@ -1,1 +1,1 @@
-"""The copies of training state on this machine: what saves, holds and may write them, and what is deleted."""
+"""The copies of training state on this machine: how they are noticed, written, sent and deleted."""

@@ -1,4 +1,4 @@
-"""Which copies of training state this machine holds."""
+"""Lists the copies of training state that this machine holds in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from everstep.slots.reader import held
 def in_memory(
     place: Place, *, verify_own: bool = False, verify_backups: bool = False, own_bytes: int = 0
 ) -> list[pb.HeldCheckpoint]:
-    """Every slot of the job's own files and of the backups held for others, files in parallel.
+    """List every slot of the job's own files and of its backups for other machines; files are read in parallel.
 
     Args:
-        place: Of the job.
-        verify_own: Compare the checksums of the contents of own slots too, however long it takes: 5 to 8 GB/s on each
+        place: Locations of the job's copies.
+        verify_own: Also compare the checksums of the contents of own slots, without a time limit: 5 to 8 GB/s on each
             core (docs/concepts/checkpoints.md).
-        verify_backups: Those of backups; a restore from one verifies it anyway.
-        own_bytes: Compare those of own slots where all of them together have no more bytes than this.
+        verify_backups: Also compare the checksums of backups; a restore from a backup always verifies it.
+        own_bytes: Compare the checksums of own slots if all own slots together have at most this many bytes.
     """
     own, backups = own_files(place.shm), backup_files(place.shm)
     found = _look(own, pb.HeldCheckpoint.OWN, place, verify=verify_own)

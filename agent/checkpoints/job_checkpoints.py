@@ -1,8 +1,8 @@
-"""The copies of one job's training state on this machine: what learns of saves, what may write, what is deleted.
+"""The copies of one job's training state on this machine, between a launch and its stop.
 
-Open between Launch and Stop: the watch of saves tells sender and lower tiers of each
-save, and backups are taken from others. Everything here may wait for threads
-and disks, so the runner calls it in a thread, one call at a time.
+Copying is open between Launch and Stop: the watch of saves notifies the sender and the lower tiers
+of each save, and backups are accepted from other machines. Calls may wait for threads and disks,
+so the runner makes them in a thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = structlog.get_logger()
 
 
 class JobCheckpoints:
-    """One for each ``JobRunner``.
+    """Copies the training state of one job; each ``JobRunner`` has one instance.
 
     Args:
-        place: Where the copies lie.
-        exchange: Of the agent.
+        place: Locations of the job's copies.
+        exchange: The agent's exchange with other agents.
         fenced: The newest generation that was stopped.
     """
 
@@ -62,11 +62,11 @@ class JobCheckpoints:
     # From Launch to Stop.
 
     def launch(self, launch: LaunchOptions, unforked: set[int]) -> None:
-        """Throw away what this generation does not go on from, then open.
+        """Delete the copies that this generation abandons, then open.
 
         Args:
-            launch: What the Launch said.
-            unforked: Its ranks that do not run yet: only the agent writes their files.
+            launch: Checkpoint options of the Launch.
+            unforked: Ranks of the launch that do not run yet: only the agent writes their files.
         """
         self._shut()
         for rank, path in own_files(self.place.shm).items():
@@ -79,7 +79,7 @@ class JobCheckpoints:
         self.open(launch)
 
     def open(self, launch: LaunchOptions) -> None:
-        """Begin, or after a restart of the agent go on, to send and to write."""
+        """Start sending and writing, also after a restart of the agent."""
         self.opened = launch
         make_fifo(self.place.shm)
         self._with_timeout.open(launch)
@@ -90,13 +90,13 @@ class JobCheckpoints:
         self._save_watch.start()
 
     def stop(self, generation: int) -> None:
-        """Nothing of a generation or older ones is sent, taken or written any more when this returns."""
+        """Stop all copying for a generation and older ones; it has ended when this method returns."""
         self.received.stop(generation)
         if self.opened and self.opened.generation <= generation:
             self._shut()
 
     def close(self) -> None:
-        """The job is over here, or the agent ends: threads end, files are let go of."""
+        """End the threads and close the files, because the job is over on this machine or the agent ends."""
         self.received.close()
         self._shut()
         self.tiers.close()
@@ -110,10 +110,10 @@ class JobCheckpoints:
         self._with_timeout.shut()
         self._sender = self._save_watch = None
 
-    # What happens meanwhile.
+    # While the job runs.
 
     def align(self, request: pb.AlignBackupsRequest) -> None:
-        """Back up what all machines back up; returns at once."""
+        """Back up the step that all machines back up; returns at once."""
         launch, sender = self.opened, self._sender
         if launch and sender and launch.generation == request.generation:
             for rank in launch.ranks:
@@ -121,7 +121,7 @@ class JobCheckpoints:
             sender.align(request)
 
     def persist(self, request: pb.PersistRequest) -> None:
-        """Write a coming step to disk too, and keep what all ranks have there; returns at once."""
+        """Write a future step to disk too, and keep the step that all ranks have on disk; returns at once."""
         if self.disk_asked is not None:
             self.disk_asked = max(self.disk_asked, request.step)
         self.tiers.persist(request)
@@ -132,7 +132,7 @@ class JobCheckpoints:
             self._stale = self.received.remove_stale(oldest)
 
     def _oldest_own(self) -> int | None:
-        """The oldest step in the own slots of this machine's ranks."""
+        """Return the oldest step in the own slots of this machine's ranks."""
         steps = []
         for path in own_files(self.place.shm).values():
             with contextlib.suppress(OSError, CheckpointError), contextlib.closing(SlotReader(path)) as reader:
@@ -140,7 +140,7 @@ class JobCheckpoints:
         return min(steps, default=None)
 
     def _discard_own(self, path: Path, resume_step: int) -> None:
-        """Forget own slots of an abandoned future; the rank does so too, unless it is killed before it can."""
+        """Discard own slots of an abandoned future; the rank does this too, unless it is killed first."""
         try:
             with contextlib.closing(SlotFile(path)) as file:
                 file.discard_after(resume_step if resume_step > 0 else -1)
@@ -153,11 +153,11 @@ class JobCheckpoints:
     # Restoring.
 
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
-        """Bring one copy into the own slot of its rank, which does not run; returns the bytes moved.
+        """Copy one saved state into the own slot of its rank, which does not run; returns the number of bytes copied.
 
         Raises:
-            CorruptCheckpoint: the copy is bad or gone.
-            AgentUnreachable, CheckpointError, OSError: it cannot be had now, or there is no room.
+            CorruptCheckpoint: the copy is damaged or missing.
+            AgentUnreachable, CheckpointError, OSError: the copy cannot be read now, or there is no room.
         """
         path = own_slots(self.place.shm, shard.rank)
         fault = _fault(path, shard)
@@ -188,14 +188,14 @@ class JobCheckpoints:
 
 
 def slots_of(options: pb.CheckpointOptions) -> int:
-    """Slots of an own file; callers that know no policy name none."""
+    """Return the number of slots of an own file; 2 if the caller knows no policy."""
     return options.slots or 2
 
 
 def _fault(path: Path, shard: pb.ShardSource) -> str:
-    """Why a file does not hold the very save that was chosen, with the contents that its checksum says; empty: it does.
+    """Explain why a file does not hold exactly the chosen save with intact contents; empty: the file holds it.
 
-    It is this look that lets a rank restore from an own slot which a Stop told of by its header.
+    A Stop reports own slots by their headers alone, so this check must pass before a rank restores from such a slot.
     """
     missing = f"{path} does not hold step {shard.completed_steps}, or another save of it"
     try:

@@ -1,8 +1,8 @@
-"""What the parts that keep copies of training state agree on: what a launch said, and the place.
+"""The checkpoint options of a launch, and the locations of a job's copies on this machine.
 
-One ``JobCheckpoints`` per job (``agent/checkpoints/job_checkpoints.py``) owns them. Between Launch and Stop
-it is *open*: saves are told to the sender and to the lower tiers. After Stop
-nothing is sent, received or written, so that what Stop answered stays true.
+One ``JobCheckpoints`` per job (``agent/checkpoints/job_checkpoints.py``) owns the parts that copy training state.
+Between Launch and Stop it is *open*: the sender and the lower tiers are notified of saves. After Stop
+nothing is sent, received or written, so that the answer of Stop stays true.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from everstep.slots.format import SlotHeader
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What a Launch said about copies. Kept in the job's record, so that a restarted agent goes on by itself."""
+    """Checkpoint options of a Launch, kept in the job's record so that a restarted agent can resume copying."""
 
     generation: int
     resume_step: int
@@ -37,7 +37,7 @@ class LaunchOptions:
 
     @classmethod
     def of(cls, request: pb.LaunchRequest) -> LaunchOptions:
-        """What a Launch says."""
+        """Extract the options from a Launch request."""
         return cls(
             generation=request.generation,
             resume_step=request.resume_step,
@@ -49,7 +49,7 @@ class LaunchOptions:
         )
 
     def to_json(self) -> str:
-        """For the job's record; ``from_json`` reads it. It is a Launch: protobuf has the fields of later versions."""
+        """Format the options as a Launch in JSON for the job's record: protobuf keeps the fields of later versions."""
         kept = pb.LaunchRequest(
             generation=self.generation,
             resume_step=self.resume_step,
@@ -63,26 +63,26 @@ class LaunchOptions:
 
     @classmethod
     def from_json(cls, text: str) -> LaunchOptions:
-        """What ``to_json`` wrote; raises ValueError."""
+        """Parse the text that ``to_json`` wrote; raises ValueError."""
         try:
             return cls.of(json_format.Parse(text, pb.LaunchRequest(), ignore_unknown_fields=True))
         except json_format.ParseError as error:
             raise ValueError(f"what the launch said cannot be read: {error}") from error
 
     def abandons(self, header: SlotHeader) -> bool:
-        """Whether a copy is of a step that this generation does not continue from."""
+        """Return whether this generation abandons the step of a copy."""
         return abandoned(header, self.generation, self.resume_step)
 
 
 def abandoned(header: SlotHeader, generation: int, resume_step: int) -> bool:
-    """Whether an earlier generation saved a copy after the step at which this generation began."""
+    """Return whether an earlier generation saved the copy after the step at which this generation began."""
     later = resume_step <= 0 or header.completed_steps > resume_step
     return header.generation < generation and later
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the copies of one job lie on this machine."""
+    """Locations of one job's copies on this machine."""
 
     job: str
     machine: str

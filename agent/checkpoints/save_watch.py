@@ -1,8 +1,8 @@
-"""Notices each save of each rank on this machine as it is committed.
+"""Detects each save of each rank on this machine when its slot is committed.
 
 A rank that committed a slot writes a byte into a FIFO, the *save signal*, without
 waiting. A thread then reads the headers of the job's checkpoint files and reports
-each slot that is new. The headers are also polled slowly, for signals that are lost.
+each new slot. The thread also polls the headers slowly, because a signal can be lost.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = structlog.get_logger()
 class SaveWatch:
     """Reports every committed slot of a job's own checkpoint files to its subscribers, in one thread.
 
-    Slots that exist when it starts are reported too, oldest first: so a subscriber
+    Slots that exist at the start are reported too, oldest first: so a subscriber
     knows the latest state after a restart of the agent. A subscriber must return at
-    once; its errors are logged, and it does not get that slot again.
+    once; its errors are logged, and the slot is not reported to it again.
 
     Args:
         shm: The job's folder in shared memory.
         subscribers: Called as ``on_saved(rank, header)``.
-        on_held: Called with all steps that a rank's slots hold, before a new one among them is reported.
+        on_held: Called with all steps in a rank's slots, before a new slot of the rank is reported.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class SaveWatch:
         self._thread = threading.Thread(target=self._run, name=f"save watch {shm.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; no subscriber is called after that. The FIFO stays: ranks may write to it."""
+        """End the thread; no subscriber is called after that. The FIFO stays, because ranks may write to it."""
         self._ended = True
         self._wake_up.ring()
         if self._thread.is_alive():
@@ -87,7 +87,7 @@ class SaveWatch:
                 if reader is None:
                     reader = self._readers[rank] = SlotReader(path)
                 headers = reader.headers()
-            except (OSError, CorruptCheckpoint):  # it is being made, or replaced; Stop names what is damaged
+            except (OSError, CorruptCheckpoint):  # the file is being made or replaced; Stop reports damaged files
                 continue
             known = self._seen.get(rank, set())
             self._seen[rank] = set(headers)
@@ -106,7 +106,7 @@ class SaveWatch:
 
 
 def make_fifo(shm: Path) -> Path:
-    """The FIFO that ranks ring, made when it is not there; returns its path."""
+    """Return the path of the FIFO for save signals; the FIFO is made if it does not exist."""
     path = shm / NAME
     private.make_folder(shm)
     if not path.is_fifo():
@@ -116,12 +116,12 @@ def make_fifo(shm: Path) -> Path:
 
 
 def own_files(shm: Path) -> dict[int, Path]:
-    """The checkpoint files of this machine's own ranks, by rank."""
+    """Return the checkpoint files of this machine's own ranks, by rank."""
     return _numbered(shm, OWN)
 
 
 def backup_files(shm: Path) -> dict[int, Path]:
-    """The backups that this machine holds for others, by rank."""
+    """Return the backups that this machine holds for other machines, by rank."""
     return _numbered(shm, BACKUP)
 
 
@@ -135,7 +135,7 @@ def _numbered(shm: Path, prefix: str) -> dict[int, Path]:
 
 
 def _open_fifo(path: Path) -> int:
-    """Open for reading; for writing too, so that it does not end when the last rank closes it."""
+    """Open the FIFO for reading and writing: with a writer open it does not end when the last rank closes it."""
     make_fifo(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     assert stat.S_ISFIFO(os.fstat(descriptor).st_mode)

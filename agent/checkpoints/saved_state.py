@@ -1,6 +1,6 @@
-"""The newest copies of each rank's state, and why there is none where there should be one.
+"""The newest copies of each rank's state, and the reason if a copy is missing.
 
-Sender and writer tell it from their threads; progress and status read it.
+The sender and the disk writer update the states from their threads; progress and status read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SavedStates:
                     setattr(state, name, value)
 
     def own(self, rank: int, step: int, saved_ns: int) -> None:
-        """A slot was committed; what was committed before it does not count, whatever the clock did meanwhile."""
+        """Record a committed slot, unless a slot of the same or a later step was saved after it."""
         with self._lock:
             state = self._states.setdefault(rank, pb.SavedState(**NONE))
             if saved_ns >= state.own_ns or step > state.own_step:
@@ -45,19 +45,19 @@ class SavedStates:
                 self._own_since[rank] = time.monotonic() - max(time.time_ns() - saved_ns, 0) / 1e9
 
     def on_disk(self, rank: int, step: int, age_s: float) -> None:
-        """A rank's state is on disk.
+        """Record that a rank's state is on disk.
 
         Args:
-            rank: Whose.
-            step: Completed steps.
-            age_s: How long ago it was saved; negative where the clock was set back meanwhile.
+            rank: Rank whose state was written.
+            step: Completed steps of the state.
+            age_s: Seconds since the state was saved; negative if the clock was set back in between.
         """
         with self._lock:
             self._disk_since[rank] = time.monotonic() - max(age_s, 0.0)
         self.update(rank, disk_step=step)
 
     def set_ages(self, ranks: Iterable[pb.RankProgress]) -> None:
-        """Say how old copies are now. Apart from ``of``: an age is no news, and changes all the time."""
+        """Set the current ages of copies. ``of`` leaves ages out, because they change all the time."""
         now = time.monotonic()
         with self._lock:
             for rank in ranks:
@@ -67,17 +67,17 @@ class SavedStates:
                     rank.saved.own_age_s = now - self._own_since[rank.rank]
 
     def held(self, rank: int, steps: list[int]) -> None:
-        """All that a rank's own slots hold."""
+        """Record all steps in a rank's own slots."""
         with self._lock:
             self._states.setdefault(rank, pb.SavedState(**NONE)).own_steps[:] = steps
 
     def change(self, rank: int, how: Callable[[pb.SavedState], None]) -> None:
-        """Decide on what is known of a rank, and note it, before anything else changes; ``how`` returns at once."""
+        """Change the state of a rank under the lock; ``how`` reads and changes the state, and must return at once."""
         with self._lock:
             how(self._states.setdefault(rank, pb.SavedState(**NONE)))
 
     def of(self, rank: int) -> pb.SavedState:
-        """A copy of what is known of a rank."""
+        """Return a copy of a rank's state."""
         found = pb.SavedState(**NONE)
         with self._lock:
             if rank in self._states:
@@ -85,7 +85,7 @@ class SavedStates:
         return found
 
     def clear(self) -> None:
-        """Forget everything: a new generation begins, and copies of later steps count no more."""
+        """Forget all states when a new generation begins: copies of later steps no longer count."""
         with self._lock:
             self._states.clear()
             self._disk_since.clear()

@@ -1,7 +1,6 @@
-"""What a rank's agent makes of an ``Align``; ``everstep/decisions/keep/align_backups.py`` says why. Pure.
+"""How a rank's agent applies an ``Align``; ``everstep/decisions/keep/align_backups.py`` has the reasons.
 
-All of it is in the rank's ``SavedState``, so that what is reported is what is
-acted upon.
+All of this state is in the rank's ``SavedState``, so the agent acts on exactly the state that it reports.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from everstep.slots.format import EMPTY, Pin
 
 
 def told(state: pb.SavedState, request: pb.AlignBackupsRequest) -> None:
-    """Take an Align, early or late, once or twice.
+    """Apply an Align, which may arrive early, late or twice.
 
-    A step that is backed up is kept until it is settled; one that is not may
-    give way to a later one, and as long as nothing is whole also to none. A step
-    that was saved already is not adopted: its slot may be gone before it is
-    reserved. What is whole without this rank, since it backed up on its own at that
-    time, is not for it.
+    A named step that is backed up is kept until it is settled. A named step that is not backed up yet may be
+    replaced by a later step, or be dropped while no step is complete. A step that this rank has saved
+    already is not adopted, because its slot may be overwritten before it is reserved. A complete step is
+    ignored if this rank did not take part in it, because it backed up on its own at that time.
     """
     settled = request.settled >= state.backup_named
     if request.named == NO_NAMED_STEP:
@@ -37,24 +35,24 @@ def told(state: pb.SavedState, request: pb.AlignBackupsRequest) -> None:
 
 
 def pending(state: pb.SavedState) -> int:
-    """The named step that is to be backed up; 0: none, it is done or each machine is free."""
+    """Return the named step that must still be backed up; 0: the step is done, or no step is named."""
     return state.backup_named if state.backup_step < state.backup_named else NO_NAMED_STEP
 
 
 def kept(state: pb.SavedState, step: int, every: int) -> None:
-    """The peer has a step; ``every`` is ``backup_every_steps``."""
+    """Record that the peer has a step; ``every`` is ``backup_every_steps``."""
     state.backup_step = step
     if step == state.backup_named:
         state.backup_calm = state.backup_calm + 1 if state.own_step - step < every else 0
 
 
 def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]:
-    """What the rank's saves should spare, in the order in which it is pinned: a kill in between must promise nothing.
+    """Return the slots that the rank's saves should spare, in the order of pinning, which stays safe after a kill.
 
     Args:
-        state: The rank's.
+        state: State of the rank.
         sending: The step that is being sent; -1: none.
-        sent: The newest that the peer has, as long as it is worth a slot; -1: none.
+        sent: The newest step that the peer has, as long as its slot should be spared; -1: none.
     """
     if state.backup_named == NO_NAMED_STEP:
         return [(Pin.NAMED, EMPTY), (Pin.KEEP, sent), (Pin.BACKUP, sending)]
@@ -63,7 +61,7 @@ def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]
 
 
 def remember(state: pb.SavedState, pinned: Mapping[Pin, int]) -> None:
-    """What an agent that was restarted knew, from what it had pinned."""
+    """Restore the state that an agent had before its restart from its pins."""
     state.backup_step = pinned[Pin.KEEP]
     if pinned[Pin.NAMED] > 0:
         state.backup_named, state.backup_whole = pinned[Pin.NAMED], max(pinned[Pin.KEEP], 0)
@@ -71,9 +69,9 @@ def remember(state: pb.SavedState, pinned: Mapping[Pin, int]) -> None:
 
 
 def lost(state: pb.SavedState, named: int) -> None:
-    """The named step cannot be backed up: it was not saved, is damaged, or its slot was needed for other things.
+    """Record that the named step cannot be backed up: it was not saved, is damaged, or its slot was reused.
 
-    With a lower name for one that its saves have passed, everybody knows.
+    The rank then reports a lower named step, with newer saves: this shows the loss to all machines.
     """
     if state.backup_named == named:
         state.backup_named = max(1, min(state.backup_step, named - 1))

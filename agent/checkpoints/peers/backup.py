@@ -1,4 +1,4 @@
-"""One backup that this machine holds for another machine's rank, and the transfer into it."""
+"""One backup that this machine holds for another machine's rank, and the transfer that fills it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = structlog.get_logger()
 
 
 class Backup:
-    """One file and the transfer into it."""
+    """A backup file and the transfer that fills it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,9 +40,9 @@ class Backup:
         self._mapped = (0, 0)
 
     def opened(self, slots: int) -> SlotFile:
-        """The file, with so many slots when it is made anew.
+        """Return the file; a new file is made with ``slots`` slots.
 
-        One that was cut short or removed behind our back is opened again: a store beyond its end would kill the agent.
+        A file that another program truncated or removed is opened again: a store beyond its end would kill the agent.
         """
         if self.file and self.file.region[1] and self._found() != self._mapped:
             logger.warning("a backup was changed from outside", path=str(self.path))
@@ -53,14 +53,14 @@ class Backup:
         return self.file
 
     def receive(self, header: SlotHeader, slots: int) -> None:
-        """Begin to take a slot over, into ``view``."""
+        """Begin to receive a slot into ``view``."""
         self.view = self.opened(slots).receive(header)
-        self._mapped = self._found()  # it may have grown
+        self._mapped = self._found()  # the file may have grown
         self.header, self.done = header, 0
         self.digest = xxhash.xxh3_64(seed=header.completed_steps)
 
     def _found(self) -> tuple[int, int]:
-        """Which file is there, and its size."""
+        """Return identity and size of the file."""
         try:
             found = self.path.stat()
         except OSError:
@@ -68,7 +68,7 @@ class Backup:
         return found.st_ino, found.st_size
 
     def headers(self) -> list[SlotHeader]:
-        """What is held, oldest first."""
+        """Return the headers of the held slots, oldest first."""
         try:
             reader = SlotReader(self.path)
         except (OSError, CheckpointError):
@@ -77,7 +77,7 @@ class Backup:
             return reader.headers()
 
     def give_up(self) -> None:
-        """Forget what has come in part."""
+        """Discard a slot that was received in part."""
         self.header = None
         self.view.release()
         self.view = memoryview(b"")
@@ -85,14 +85,14 @@ class Backup:
             self.file.abort()
 
     def keep(self, step: int) -> None:
-        """Let what comes next take the place of a later step than this one, if it is held."""
+        """Keep this step if it is held: the next slot then replaces a later step."""
         held = [header.completed_steps for header in self.headers()]
         for later in held:
             if 0 < step < later and step in held:
                 self.opened(2).forget(later)
 
     def drop_abandoned(self, generation: int, resume_step: int) -> None:
-        """Forget what a generation that began at a step does not go on from."""
+        """Drop the slots that a generation, which began at ``resume_step``, abandons."""
         for header in self.headers():
             if abandoned(header, generation, resume_step):
                 self.opened(2).forget(header.completed_steps)
@@ -106,17 +106,17 @@ class Backup:
 
 
 class BackupFence(Protocol):
-    """Decides whether a backup may be written; ``PeerBackups`` is one."""
+    """Decides whether a backup may be written; ``PeerBackups`` implements it."""
 
     def unfenced(self, generation: int) -> contextlib.AbstractContextManager[None]:
-        """Do something that counts, while no Stop comes in between."""
+        """Return a context in which a commit is safe from a concurrent Stop."""
 
     def require(self, size: int, rank: int) -> None:
-        """Make sure of room."""
+        """Make sure that there is room for a file."""
 
 
 class Transfer:
-    """A slot on its way into a backup."""
+    """The transfer of one slot into a backup."""
 
     def __init__(self, fence: BackupFence, backup: Backup, offer: Offer, header: SlotHeader) -> None:
         self._fence = fence
@@ -128,23 +128,23 @@ class Transfer:
 
     @property
     def offset(self) -> int:
-        """Payload bytes that have come."""
+        """Return the number of payload bytes that were received."""
         return self.header.payload_bytes if self.held else self._backup.done
 
     def grows(self) -> bool:
-        """Whether memory has to be allocated before anything can come, which takes seconds for each 10 GB."""
+        """Return whether memory must be allocated first, which needs seconds for each 10 GB."""
         return not self.held and self._lacks() > 0
 
     def _lacks(self) -> int:
-        """Bytes of memory that the file needs and does not have."""
+        """Return the number of bytes that must still be allocated for the file."""
         file, need = self._backup.opened(self._offer.slots), self.header.payload_bytes
         return file.missing if need <= file.capacity else file_bytes(need, self._offer.slots)
 
     def begin(self) -> None:
-        """Make room, unless a part has come already.
+        """Make room, unless a part of the slot was received already.
 
         Raises:
-            BackupRefused: there is none.
+            BackupRefused: there is no room.
         """
         backup = self._backup
         if self.held:
@@ -162,25 +162,25 @@ class Transfer:
             raise BackupRefused(str(error)) from error
 
     def rest(self) -> memoryview:
-        """Where the next bytes go."""
+        """Return the memory for the next bytes."""
         return self._backup.view[self._backup.done :]
 
     def arrived(self, count: int) -> None:
-        """So many bytes came."""
+        """Record that ``count`` more bytes were received."""
         backup = self._backup
         backup.digest.update(backup.view[backup.done : backup.done + count])
         backup.done += count
 
     def give_up(self) -> None:
-        """The sender has it no more."""
+        """Discard the transfer, because the sender has lost the slot."""
         self._backup.give_up()
 
     def commit(self) -> None:
-        """All came: verify, and let it count.
+        """Verify the complete slot and commit it.
 
         Raises:
-            Fenced: its generation was stopped meanwhile.
-            CorruptCheckpoint: the bytes are not those that the rank saved.
+            Fenced: its generation was stopped during the transfer.
+            CorruptCheckpoint: the bytes differ from the bytes that the rank saved.
         """
         backup = self._backup
         try:

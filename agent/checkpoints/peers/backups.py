@@ -1,11 +1,11 @@
-"""The backups that this machine holds for other machines' ranks, and which connection may write them.
+"""The backups that this machine holds for other machines' ranks, and the connections that may write them.
 
-Each is a checkpoint file of a few slots, ``backup-<rank>``, filled by one
-connection at a time. A transfer that breaks is resumed where it ended, by
-whoever offers the same slot again. Two fences keep old data out: a stopped
-generation can begin or commit nothing, and each offer says where its
-generation began, so that what was saved beyond that step before is forgotten,
-whichever comes first, the offer or this machine's own Launch.
+Each backup is a checkpoint file of a few slots, ``backup-<rank>``, filled by one
+connection at a time. If a transfer breaks, the next offer of the same slot resumes
+it where it ended. Two fences keep old data out: a stopped generation can begin or
+commit nothing, and each offer names the step at which its generation began, so that
+saves of earlier generations beyond that step are dropped at the offer or at this
+machine's own Launch, whichever arrives first.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class PeerBackups:
 
     @contextlib.contextmanager
     def transfer(self, offer: Offer, wire: Wire) -> Iterator[Transfer]:
-        """Accept an offer; a connection that filled the same backup before is cut off.
+        """Accept an offer; an earlier connection that filled the same backup is closed.
 
         Raises:
             Fenced: the offer's generation was stopped.
-            BackupRefused: something newer is held.
+            BackupRefused: this machine holds a newer state.
         """
         header = as_header(offer.header.model_dump())
         backup = self._backup(offer.rank)
@@ -85,7 +85,7 @@ class PeerBackups:
 
     @contextlib.contextmanager
     def unfenced(self, generation: int) -> Iterator[None]:
-        """Do something that counts, while no Stop comes in between.
+        """Return a context in which a commit is safe from a concurrent Stop.
 
         Raises:
             Fenced: the generation was stopped, or the job is over.
@@ -98,18 +98,18 @@ class PeerBackups:
             yield
 
     def launch(self, generation: int, resume_step: int) -> None:
-        """A generation begins: forget what it does not go on from."""
+        """Drop the slots that a new generation abandons."""
         self._launched = generation
         for rank in backup_files(self._shm):
             backup = self._backup(rank)
-            # One that takes an offer of the new generation already has dropped them, and is not waited for.
+            # A backup that accepts an offer of the new generation has dropped them already, and is not waited for.
             if backup.generation < generation and backup.turn.acquire(timeout=TAKE_OVER_S):
                 if backup.generation < generation:
                     backup.drop_abandoned(generation, resume_step)
                 backup.turn.release()
 
     def stop(self, generation: int) -> None:
-        """Let nothing of a generation or older ones count any more; what came in part is forgotten."""
+        """Fence a generation and older ones, and discard slots that were received in part."""
         with self._lock:
             self._fenced = max(self._fenced, generation)
             backups = [backup for backup in self._backups.values() if backup.generation <= generation]
@@ -117,13 +117,13 @@ class PeerBackups:
                 if backup.user:
                     backup.user.cut()
         for backup in backups:
-            # A connection that still allocates memory for a backup takes longer; the fence keeps it from counting.
+            # A connection that still allocates memory for a backup needs longer; the fence prevents its commit.
             if backup.turn.acquire(timeout=TAKE_OVER_S):
                 backup.give_up()
                 backup.turn.release()
 
     def close(self) -> None:
-        """The job is over, or the agent ends: nothing is taken any more, files are unmapped and stay."""
+        """Accept nothing more, because the job is over or the agent ends; files are unmapped and stay."""
         with self._lock:
             self._closed = True
             backups = list(self._backups.values())
@@ -135,13 +135,13 @@ class PeerBackups:
                 backup.close()
 
     def require(self, size: int, rank: int) -> None:
-        """Make sure of room for a file, at the cost of stale ones.
+        """Make sure that there is room for a file; stale backups are removed if necessary.
 
         Raises:
-            BackupRefused: there is not enough, with numbers; or the folder is not ours alone.
+            BackupRefused: there is too little room, with numbers; or the folder is not private to the agent.
         """
         try:
-            private.make_folder(self._shm)  # an offer may come before this machine's own Launch
+            private.make_folder(self._shm)  # an offer may arrive before this machine's own Launch
         except ConfigError as error:
             raise BackupRefused(str(error)) from error
         if size > self._room():
@@ -156,18 +156,17 @@ class PeerBackups:
         return min(free(self._shm), memory_available())
 
     def remove_stale(self, before: int | None) -> bool:
-        """Remove backups whose ranks send theirs elsewhere since the newest Launch.
+        """Remove backups of ranks that send to another machine since the newest Launch.
 
-        This machine is not told which those are. It shows when other ranks have
-        sent something in the newest generation and these have not; still they are
-        kept as long as a restart might need them.
+        This machine gets no list of these ranks. A backup counts as stale if other ranks have sent
+        in the newest generation and its rank has not; it is still kept as long as a restart might need it.
 
         Args:
-            before: Only those whose steps are all older than this one: no rank here could go back so far.
-                None: all of them, since room is needed.
+            before: Remove only backups whose steps are all older than this step: no rank here could go back so far.
+                None: remove all stale backups, because room is needed.
 
         Returns:
-            Whether there may be some left.
+            Whether stale backups may be left.
         """
         with self._lock:
             newest = max((backup.generation for backup in self._backups.values()), default=0)

@@ -1,4 +1,4 @@
-"""What is said before a copy goes over the wire: offers, requests, headers; checked as they come in."""
+"""Messages that are exchanged before a copy is transferred: offers, requests and headers, validated when received."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Header(BaseModel):
 
 
 class Offer(BaseModel):
-    """PUT: a sender has a copy for this machine to keep."""
+    """PUT: a sender offers a copy for this machine to keep."""
 
     model_config = ConfigDict(strict=True)
 
@@ -48,7 +48,7 @@ class Offer(BaseModel):
 
 
 class Request(BaseModel):
-    """GET: a machine needs the payload of a slot, or a part of it."""
+    """GET: a machine needs the payload of a slot, or a part of the payload."""
 
     model_config = ConfigDict(strict=True)
 
@@ -62,15 +62,15 @@ class Request(BaseModel):
 
 
 def as_message(header: SlotHeader) -> Message:
-    """A header for the wire."""
+    """Format a header as a message."""
     return asdict(header)
 
 
 def as_header(message: object) -> SlotHeader:
-    """A header from the wire.
+    """Parse a header from a message.
 
     Raises:
-        WireError: it makes no sense.
+        WireError: the header is not valid.
     """
     try:
         return SlotHeader(**Header.model_validate(message).model_dump())
@@ -79,10 +79,10 @@ def as_header(message: object) -> SlotHeader:
 
 
 def parse(message: Message) -> Offer | Request:
-    """What a client asks for.
+    """Parse a client's message as an offer or a request.
 
     Raises:
-        WireError: nothing that exists.
+        WireError: the message is neither of them.
     """
     kinds: dict[object, type[Offer | Request]] = {"put": Offer, "get": Request}
     kind = kinds.get(message.get("op"))

@@ -1,4 +1,4 @@
-"""The data port: takes backups from other agents, and gives them copies to restore."""
+"""The data port: receives backups from other agents, and sends them copies for a restore."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ logger = structlog.get_logger()
 
 
 class JobPort:
-    """What one job keeps on this machine, as the data port sees it."""
+    """One job's copies on this machine, as the data port uses them."""
 
     def __init__(self, shm: Path, received: PeerBackups) -> None:
         self.shm = shm
         self.received = received
 
     def path(self, request: Request) -> Path:
-        """The file that a machine asks for."""
+        """Return the file that a request names."""
         slots = own_slots if request.file == "own" else backup_slots
         return slots(self.shm, request.rank)
 
 
 class DataPort:
-    """Listens and serves: one thread for each connection that knows a token.
+    """Listens and serves: each connection that proves a token has its own thread.
 
     Args:
-        host: Where to listen; the port is chosen by the kernel.
+        host: Address to listen on; the kernel chooses the port.
         tokens: The keys of the jobs whose agents may connect.
 
     Raises:
-        OSError: the address is not of this machine.
+        OSError: this machine does not have the address.
     """
 
     def __init__(self, host: str, tokens: Tokens) -> None:
@@ -68,16 +68,16 @@ class DataPort:
         self._handshakes = Handshakes(listener, self._key, self._enter)
 
     def start(self, port_of: Callable[[str], JobPort | None]) -> None:
-        """Begin to serve.
+        """Start to serve.
 
         Args:
-            port_of: What may be given and taken for a job, None when it is not known here; called in any thread.
+            port_of: Returns a job's copies, or None if the job is not known here; called in any thread.
         """
         self._port_of = port_of
         self._handshakes.open()
 
     def close(self) -> None:
-        """Serve no more; connections break."""
+        """Stop serving; connections break."""
         self._handshakes.close()
         with self._lock:
             open_now = list(self._connections)
@@ -86,7 +86,7 @@ class DataPort:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _key(self, job: str, nonce: bytes, client_nonce: bytes) -> bytes:
-        # Without a token the answer is the same as to a wrong one, at the same time.
+        # Without a token the answer is the same as to a wrong token, and as fast.
         return session_key(self._tokens.of(job) or os.urandom(32), job, nonce, client_nonce)
 
     def _enter(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
@@ -104,7 +104,7 @@ class DataPort:
     def _serve(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:
         yield_the_core()
         try:
-            with contextlib.suppress(OSError, Fenced):  # it broke, or was cut: a new one is made when it is needed
+            with contextlib.suppress(OSError, Fenced):  # the client can connect again
                 self._converse(wire, job, request)
         except WireError as error:
             logger.warning("a connection to the data port is refused", peer=peer, reason=str(error))
@@ -131,7 +131,7 @@ class DataPort:
 
 
 def take(wire: Wire, offer: Offer, received: PeerBackups) -> None:
-    """PUT, the receiver's side."""
+    """Handle a PUT on the receiver's side."""
     try:
         with received.transfer(offer, wire) as transfer:
             if transfer.grows():
@@ -150,7 +150,7 @@ def take(wire: Wire, offer: Offer, received: PeerBackups) -> None:
 
 
 def _fill(wire: Wire, transfer: Transfer) -> bool:
-    """Take the payload; False when the sender gave up."""
+    """Receive the payload; returns False if the sender gave up."""
     while room := transfer.rest():
         count = wire.receive_chunk(room)
         if count == 0:
@@ -162,7 +162,7 @@ def _fill(wire: Wire, transfer: Transfer) -> bool:
 
 
 def give(wire: Wire, wanted: Request, job_port: JobPort) -> None:
-    """GET, the giver's side: the header, then the payload, which the other side verifies."""
+    """Handle a GET on the sender's side: send the header, then the payload, which the receiver verifies."""
     try:
         reader = SlotReader(job_port.path(wanted))
     except (OSError, CorruptCheckpoint) as error:

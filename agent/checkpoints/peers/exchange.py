@@ -1,4 +1,4 @@
-"""What all jobs of an agent share to exchange state: the data port, its tokens, the way to other agents."""
+"""The exchange of training state that all jobs of an agent share: data port, tokens, connections to other agents."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ENDS = "the agent, or what needed the connection, ends"
 
 
 class Exchange:
-    """Serves the data port, and connects to those of others. Needs the running loop.
+    """Serves the data port, and connects to the data ports of other agents. Needs the running loop.
 
     Args:
         machine: This machine's name.
-        host: Where the data port listens; the same as gRPC.
-        security: What other agents ask for.
+        host: Address that the data port and gRPC listen on.
+        security: Certificates and token for calls to other agents.
 
     Raises:
-        OSError: the host is not of this machine.
+        OSError: this machine does not have the address.
     """
 
     def __init__(self, machine: str, host: str, security: ClientSecurity) -> None:
@@ -43,11 +43,11 @@ class Exchange:
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
 
     def connect(self, address: str, job: str, closing: threading.Event | None = None, *, run: str = "") -> Wire:
-        """A connection to the data port of the agent at ``host:port``; called in any thread but the loop's.
+        """Connect to the data port of the agent at ``host:port``; called in any thread except the loop's.
 
         Raises:
-            AgentError: the agent did not answer, or knows no such job, or of another run than the caller's.
-            OSError, WireError: its data port did not.
+            AgentError: the agent did not answer, does not know the job, or knows another run of the job.
+            OSError, WireError: its data port did not answer.
         """
         opening = self._open(address, job, run)
         try:
@@ -78,7 +78,7 @@ class Exchange:
         return await self._agents.get(address).open_exchange(request, timeout_s=OPEN_S)
 
     async def close(self) -> None:
-        """End; threads that wait for other agents get errors."""
+        """Stop serving; threads that wait for other agents get errors."""
         with self._lock:
             self._ended.set()
             for wire in self._wires:

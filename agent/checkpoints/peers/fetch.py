@@ -1,4 +1,4 @@
-"""Get a slot from another agent, into a checkpoint file of this machine."""
+"""Fetches a slot from another agent into a checkpoint file of this machine."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Connect = Callable[[], Wire]
 def fetch_slot(
     connect: Connect, rank: int, step: int, file: Literal["own", "backup"], into: SlotFile, *, saved_ns: int = 0
 ) -> int:
-    """Copy one slot of another agent into a file of ours, verified; a broken connection is taken up where it ended.
+    """Copy a slot from another agent into a file of this machine, verified; a broken transfer is resumed.
 
     Args:
-        connect: Makes a connection to the agent that holds the copy.
-        rank: Whose state it is.
-        step: Completed steps.
-        file: Of the two files in which an agent may hold a rank's state.
-        into: Is changed only when all is verified, apart from the slot that it needs least.
-        saved_ns: When the rank saved it; 0: any save of the step will do.
+        connect: Connects to the agent that holds the copy.
+        rank: Rank that saved the state.
+        step: Completed steps of the state.
+        file: Kind of the file at the other agent: its rank's own file, or a backup.
+        into: File of this machine. Until the copy is verified, only its least needed slot is changed.
+        saved_ns: Time of the save, nanoseconds; 0: any save of the step is accepted.
 
     Returns:
         The bytes of the payload.
 
     Raises:
-        CorruptCheckpoint: the copy is bad or gone, or of another save.
-        AgentUnreachable: the agent, or the way to it.
-        CheckpointError: no room here.
+        CorruptCheckpoint: the copy is damaged or missing, or belongs to another save.
+        AgentUnreachable: the agent or the network does not answer.
+        CheckpointError: there is no room on this machine.
     """
     part = _Part(into, saved_ns)
     failures = 0
@@ -70,7 +70,7 @@ def fetch_slot(
 
 
 class _Part:
-    """What has come of a slot."""
+    """The received part of a slot."""
 
     def __init__(self, into: SlotFile, saved_ns: int) -> None:
         self._into = into
@@ -88,7 +88,7 @@ class _Part:
             if self.done:
                 self.give_up()
                 raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
-            self._let_go()  # of an attempt that ended before its first byte
+            self._let_go()  # from an attempt that ended before its first byte
             self._view = self._into.receive(header, whole=False)
             self._ahead = Prefault(self._into, header.payload_bytes)
             self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
@@ -123,11 +123,11 @@ class _Part:
 
 
 def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:
-    """Copy one slot of another file of this machine, verified; returns its bytes.
+    """Copy a slot from another file of this machine, verified; returns the bytes of its payload.
 
     Raises:
-        CorruptCheckpoint: the copy is bad or gone, or of another save than that at ``saved_ns``.
-        CheckpointError: no room here.
+        CorruptCheckpoint: the copy is damaged or missing, or was not saved at ``saved_ns``.
+        CheckpointError: there is no room on this machine.
     """
     try:
         reader = SlotReader(path)
@@ -152,10 +152,10 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
 
 
 def check_save(header: SlotHeader, saved_ns: int, where: str) -> None:
-    """Refuse a copy that is of the step but not the one that was chosen.
+    """Refuse another save of the chosen step.
 
     Raises:
-        CorruptCheckpoint: says so.
+        CorruptCheckpoint: the copy was not saved at ``saved_ns``.
     """
     if not same_save(header, saved_ns):
         raise CorruptCheckpoint(
@@ -165,10 +165,10 @@ def check_save(header: SlotHeader, saved_ns: int, where: str) -> None:
 
 
 def ask(wire: Wire, request: Request) -> SlotHeader:
-    """Ask for a payload; its header comes first.
+    """Request a payload; returns its header, which is sent first.
 
     Raises:
-        CorruptCheckpoint: it is not there.
+        CorruptCheckpoint: the other agent does not hold the slot.
     """
     wire.send(request.model_dump())
     reply = wire.receive()
@@ -178,11 +178,11 @@ def ask(wire: Wire, request: Request) -> SlotHeader:
 
 
 def fetch_range(connect: Connect, rank: int, step: int, view: memoryview) -> SlotHeader:
-    """Fill ``view`` with the first bytes of the payload of an own slot elsewhere; not verified.
+    """Fill ``view`` with the first bytes of an own slot's payload at another agent, without verification.
 
     Raises:
-        CorruptCheckpoint: the slot is not there, was overwritten meanwhile, or is shorter.
-        AgentUnreachable: the agent, or the way to it.
+        CorruptCheckpoint: the slot is missing, was overwritten during the transfer, or is shorter than ``view``.
+        AgentUnreachable: the agent or the network does not answer.
     """
     try:
         with contextlib.closing(connect()) as wire:

@@ -1,10 +1,10 @@
-"""Handshakes of the data port: a client waits here until it has shown that it knows a job's token.
+"""Handshakes of the data port: a client waits here until it has proven that it knows a job's token.
 
-Any program that reaches the port can connect, and a connection costs nothing to
-make. So one that has proven nothing gets no thread, little memory and little
-time; there are few of them, and only so many from one address. When there are
-more, the oldest goes, of the address that has most: a client that knows the token
-shows it at once, and is not among the oldest.
+Any program that reaches the port can connect, and a connection costs an attacker nothing.
+So an unproven connection has no thread, little memory and little time; their number
+is limited, in total and per address. Above the limit, the oldest connection of the
+address with the most connections is closed: a client that knows the token
+proves it at once, and is not among the oldest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = structlog.get_logger()
 
 
 def origin(address: str) -> str:
-    """What counts as one address: of IPv6 all that one machine can take for itself."""
+    """Return the key to count connections by: an IPv4 address, or an IPv6 /64 network, which one machine can own."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
         return str(found)
@@ -54,7 +54,7 @@ def origin(address: str) -> str:
 
 
 class Waiting:
-    """A connection that has proven nothing."""
+    """A connection whose client has not proven a token yet."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         self.connection = connection
@@ -67,7 +67,7 @@ class Handshakes:
     """Accepts connections, in a thread of its own.
 
     Args:
-        listener: Where they come in.
+        listener: Socket that accepts the connections.
         key_of: See :data:`KeyOf`.
         enter: See :data:`Enter`.
     """
@@ -85,14 +85,14 @@ class Handshakes:
         self._thread = threading.Thread(target=self._run, name="data port", daemon=True)
 
     def open(self) -> None:
-        """Begin to accept."""
+        """Start to accept."""
         self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more; clients that wait are refused."""
+        """Stop accepting; clients that wait are refused."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

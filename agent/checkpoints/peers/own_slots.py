@@ -1,8 +1,8 @@
-"""Ranks that are not backed up: where machines are aligned, they keep the named steps in their own slots alone.
+"""Ranks without backups: when machines are aligned, these ranks keep the named steps in their own slots only.
 
-So ranks that drift apart keep a step in common without backups too, or on a
-single machine. What a ``PeerSender`` does when the peer has a step is done here when
-the rank has it.
+So ranks that drift apart keep a common step without backups too, even on a
+single machine. A ``PeerSender`` acts when the peer has a step; this class acts when
+the rank has saved the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everstep.slots.reader import SlotReader
 
 
 class OwnSlots:
-    """Some ranks of a job on this machine; thread-safe."""
+    """Ranks of a job on this machine that are not backed up; thread-safe."""
 
     def __init__(self, place: Place, ranks: Sequence[int]) -> None:
         self.ranks = ranks
@@ -34,12 +34,12 @@ class OwnSlots:
             on_own_file(place, rank, partial(self._remember, rank))
 
     def align(self, rank: int, request: pb.AlignBackupsRequest) -> None:
-        """Keep what all machines keep, or nothing any more."""
+        """Keep the step that all machines keep, or no step."""
         self._place.saved.change(rank, partial(told, request=request))
         self._spare(rank)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
-        """A rank saved something: perhaps the named step, or one beyond it."""
+        """Handle a rank's save, which may be the named step or a later one."""
         state = self._place.saved.of(rank)
         named = pending(state)
         if not named or header.completed_steps < named:
@@ -56,7 +56,7 @@ class OwnSlots:
             self._closed = True
 
     def _remember(self, rank: int, reader: SlotReader) -> None:
-        """After a restart of the agent: what was promised is still pinned."""
+        """Restore the state from the rank's pins after a restart of the agent."""
         pinned = {why: reader.pinned(why) for why in Pin}
         if pinned[Pin.NAMED] > 0:
             self._place.saved.change(rank, partial(remember, pinned=pinned))
@@ -74,7 +74,7 @@ class OwnSlots:
 
 
 def on_own_file(place: Place, rank: int, act: Callable[[SlotReader], None]) -> None:
-    """Do something with the file of a rank's own slots; nothing where there is none yet, or it is replaced."""
+    """Call ``act`` with a reader of a rank's own slots; does nothing if the file is missing or being replaced."""
     try:
         reader = SlotReader(own_slots(place.shm, rank))
     except (OSError, CorruptCheckpoint):

@@ -1,8 +1,8 @@
-"""One peer machine, and the thread that sends the saves of some ranks there.
+"""The connection to one peer machine, and the thread that sends the saves of some ranks to it.
 
-By itself it sends every step that it can; when machines are aligned
-(``everstep/decisions/keep/align_backups.py``), the named step only, and then nothing until it
-is told that all ranks have it.
+On its own it sends every step that it can. When machines are aligned
+(``everstep/decisions/keep/align_backups.py``) it sends the named step only, and then nothing until
+it is notified that all ranks have that step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = structlog.get_logger()
 
 
 class PeerSender:
-    """One peer machine and the ranks that are backed up there."""
+    """Sends the saves of some ranks to one peer machine."""
 
     def __init__(
         self,
@@ -89,22 +89,22 @@ class PeerSender:
             self._remember(rank)
 
     def start(self) -> None:
-        """Begin, with what is held already."""
+        """Start the thread; it begins with the saves that exist already."""
         self._due.set()
         self._thread.start()
 
     def align(self, rank: int, request: pb.AlignBackupsRequest) -> None:
-        """Back up what all machines back up, or again on our own."""
+        """Back up the step that all machines back up, or any step again."""
         self._place.saved.change(rank, partial(told, request=request))
         self.spare(rank)
         self.wake()
 
     def wake(self) -> None:
-        """There is something new."""
+        """Wake the thread: there may be something to send."""
         self._due.set()
 
     def end(self) -> None:
-        """Break off and end."""
+        """Break off and end the thread."""
         self._closing.set()
         self._due.set()
         with self._lock:
@@ -112,7 +112,7 @@ class PeerSender:
                 self._wire.cut()
 
     def join(self) -> None:
-        """Wait for the end."""
+        """Wait until the thread has ended."""
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
 
@@ -120,7 +120,7 @@ class PeerSender:
         yield_the_core()
         retry_s = FIRST_RETRY_S
         while True:
-            # A sender that skips steps looks now and then whether the job hangs at one of them.
+            # A sender that skips steps checks from time to time whether the job hangs at a skipped step.
             self._due.wait(STILL_S if self._stride > 1 else None)
             self._due.clear()
             if self._closing.is_set():
@@ -139,7 +139,7 @@ class PeerSender:
             reader.close()
 
     def _try(self) -> bool:
-        """Send what is due; whatever comes up, the thread lives on: backups must not end without a word."""
+        """Send the slots that are due; the thread survives any error, because backups must not end silently."""
         try:
             return self._send_what_is_due()
         except Exception as error:
@@ -149,12 +149,12 @@ class PeerSender:
             return False
 
     def _send_what_is_due(self) -> bool:
-        """Whether there is no reason to wait before the next try."""
+        """Send the slots that are due; returns whether the next try may follow without a wait."""
         held = self._held()
         due = self._choose(held)
         if not due:
             return True
-        self._due.set()  # look again when this is done: more may have been saved
+        self._due.set()  # check again afterwards: more slots may have been saved
         self._sending = {rank: header.completed_steps for rank, header in due.items()}
         try:
             for rank in due:
@@ -169,7 +169,7 @@ class PeerSender:
         return fine
 
     def _choose(self, held: Mapping[int, Mapping[int, SlotHeader]]) -> dict[int, SlotHeader]:
-        """What to send now, by rank."""
+        """Choose the slots to send now, by rank."""
         named = {rank: name for rank in self.ranks if (name := pending(self._state(rank)))}
         due = {rank: held[rank][name] for rank, name in named.items() if name in held[rank]}
         for rank in named.keys() - due.keys():
@@ -186,7 +186,7 @@ class PeerSender:
         return due
 
     def _send_all(self, due: Mapping[int, SlotHeader]) -> tuple[bool, int]:
-        """Whether there is no reason to wait before the next try, and the newest step that was saved meanwhile."""
+        """Return whether the next try may follow without a wait, and the newest step saved during the transfer."""
         fine, newest = True, -1
         for rank, header in due.items():
             if self._closing.is_set():
@@ -202,7 +202,7 @@ class PeerSender:
         return fine, newest
 
     def _held(self) -> dict[int, dict[int, SlotHeader]]:
-        """Rank → step → header of what is in the own slots."""
+        """Return rank → step → header of the own slots."""
         return {rank: self._slots(rank) for rank in self.ranks}
 
     def _slots(self, rank: int) -> dict[int, SlotHeader]:
@@ -238,7 +238,7 @@ class PeerSender:
         return put(wire, reader, header, offer, buffer=self._buffer, limiter=self._limiter, closing=self._closing)
 
     def _settle(self, rank: int, header: SlotHeader, outcome: Outcome) -> bool:
-        """Note what became of a slot; False: wait before the next try."""
+        """Record the outcome of an offered slot; returns False if the next try must wait."""
         match outcome.fate:
             case Fate.KEPT:
                 self._kept(rank, header.completed_steps)
@@ -255,7 +255,7 @@ class PeerSender:
         return True
 
     def _kept(self, rank: int, step: int) -> None:
-        """The peer has a step; the rank spares it until the peer, or in an alignment every rank, has a newer one."""
+        """Record that the peer has a step; it is spared until the peer (if aligned: every rank) has a newer step."""
         self._sent[rank] = max(self._sent[rank], step)
         self._kept_at, self._let_go = time.monotonic(), False
         if not self._closing.is_set():
@@ -264,7 +264,7 @@ class PeerSender:
         self.spare(rank)
 
     def spare(self, rank: int) -> None:
-        """Pin what the rank's saves should spare; for any thread."""
+        """Pin the slots that the rank's saves should spare; called in any thread."""
 
         def pin(reader: SlotReader) -> None:
             sending, sent = self._sending.get(rank, EMPTY), EMPTY if self._let_go else self._sent[rank]
@@ -276,7 +276,7 @@ class PeerSender:
                 on_own_file(self._place, rank, pin)
 
     def _remember(self, rank: int) -> None:
-        """After a restart of the agent: what was named, and what all ranks have, is still pinned."""
+        """Restore the named and the complete step from the rank's pins after a restart of the agent."""
 
         def look(reader: SlotReader) -> None:
             self._place.saved.change(rank, partial(remember, pinned={why: reader.pinned(why) for why in Pin}))
@@ -297,7 +297,7 @@ class PeerSender:
                 self._log.warning("backups do not go through", rank=rank, reason=text)
 
     def _connected(self) -> tuple[Wire, bool]:
-        """The connection, and whether it was made just now."""
+        """Return the connection, and whether it was made just now."""
         if self._wire:
             return self._wire, False
         wire = self._connect(self._address, self._place.job, self._closing)

@@ -1,4 +1,4 @@
-"""Memory for a slot that is on its way, made ready in a thread: the kernel clears pages while bytes arrive."""
+"""Prepares the memory of a slot during its transfer: the kernel clears pages in a thread while bytes arrive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PIECE = 4 << 20
 
 
 class Prefault:
-    """Makes the payload of a slot that ``receive`` has begun ready to be written, from its beginning on.
+    """Makes the payload memory of a slot that ``receive`` has begun writable, from its beginning on.
 
     Args:
-        file: The file. Nothing else is to be done with it before ``close``.
+        file: File of the slot. It must not be used for anything else before ``close``.
         total: Bytes of the payload.
     """
 
@@ -29,7 +29,7 @@ class Prefault:
         self._thread.start()
 
     def reach(self, stop: int) -> None:
-        """Return when the payload may be written up to ``stop``.
+        """Wait until the payload may be written up to ``stop``.
 
         Raises:
             CheckpointError: the file system has no room.

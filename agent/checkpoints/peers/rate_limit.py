@@ -1,4 +1,4 @@
-"""A bound on what a machine sends, so that backups leave the network to the training traffic."""
+"""A limit on the bytes per second that a machine sends, so that backups leave the network to the training traffic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Limiter:
     """A token bucket that several threads share.
 
     Args:
-        bytes_per_s: The rate; 0: no limit.
-        clock: Seconds, monotonic.
+        bytes_per_s: Rate in bytes per second; 0: no limit.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +25,7 @@ class Limiter:
         self._free_at = clock()
 
     def delay(self, count: int) -> float:
-        """Seconds to wait before sending so many bytes; they count as sent."""
+        """Return the seconds to wait before sending ``count`` bytes; the bytes count as sent."""
         if self.bytes_per_s <= 0:
             return 0.0
         with self._lock:
@@ -35,5 +35,5 @@ class Limiter:
             return max(0.0, start - now)
 
     def piece(self, wanted: int) -> int:
-        """The size of a piece: as wanted, or less, so that a slow rate still shows progress every quarter second."""
+        """Return the size of the next piece, at most ``wanted``: even a slow rate shows progress every 0.25 s."""
         return min(wanted, max(4096, int(self.bytes_per_s / 4))) if self.bytes_per_s > 0 else wanted

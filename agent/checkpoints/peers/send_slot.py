@@ -1,4 +1,4 @@
-"""Send one slot to another agent."""
+"""Sends one slot to another agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ used the pages, 1.9 GB/s otherwise."""
 
 
 class Fate(Enum):
-    """What became of a slot that was offered."""
+    """The outcomes of an offered slot."""
 
     KEPT = "complete and verified at the peer"
     GONE = "overwritten before it was all sent"
@@ -28,7 +28,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of it, why, and what went over the wire."""
+    """The outcome of an offered slot, its reason, and the bytes that were sent."""
 
     fate: Fate
     reason: str = ""
@@ -47,10 +47,10 @@ def put(
     limiter: Limiter | None = None,
     closing: threading.Event | None = None,
 ) -> Outcome:
-    """Offer a slot and send what the peer lacks of it, in pieces of the buffer's size; returns when it is verified.
+    """Offer a slot and send the bytes that the peer lacks, in pieces of the buffer's size; the peer verifies the slot.
 
     Raises:
-        OSError, WireError: the connection broke; the peer keeps what came, and goes on there when asked again.
+        OSError, WireError: the connection broke; the peer keeps the received part, and resumes there at the next offer.
     """
     wire.send(offer.model_dump())
     reply = wire.receive()

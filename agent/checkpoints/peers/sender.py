@@ -1,8 +1,8 @@
-"""Sends the saves of this machine's ranks to their peers, for as long as a generation runs.
+"""Sends the saves of this machine's ranks to their peers, while a generation runs.
 
-One thread for each peer machine. It never holds anything up: a rank that needs
-a slot which is being sent takes it, and the sender chooses another step; a peer
-that is slow or silent costs steps that are not backed up, and a line that says so.
+Each peer machine has its own thread. Sending never delays training: a rank that needs
+a slot that is being sent overwrites it, and the sender chooses another step. A
+slow or silent peer means fewer backups, and a line in the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from everstep.slots.format import SlotHeader
 
 
 class Sender:
-    """All of a job's ranks on this machine, from ``start`` to ``close``."""
+    """Sends the saves of all of a job's ranks on this machine, from ``start`` to ``close``."""
 
     def __init__(self, place: Place, launch: LaunchOptions, connect: ConnectTo) -> None:
         options = launch.options
@@ -32,26 +32,26 @@ class Sender:
         self._own_slots = OwnSlots(place, [rank for rank in launch.ranks if rank not in self._by_rank])
 
     def start(self) -> None:
-        """Begin."""
+        """Start all threads."""
         for sender in self._senders:
             sender.start()
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
-        """A rank saved something."""
+        """Handle the save of a rank."""
         if sender := self._by_rank.get(rank):
             sender.wake()
         else:
             self._own_slots.on_saved(rank, header)
 
     def align(self, request: pb.AlignBackupsRequest) -> None:
-        """Back up the same steps as all other machines, or again on our own; returns at once."""
+        """Back up the step that all machines back up, or any step again; returns at once."""
         for rank, sender in self._by_rank.items():
             sender.align(rank, request)
         for rank in self._own_slots.ranks:
             self._own_slots.align(rank, request)
 
     def close(self) -> None:
-        """End; what is under way is broken off."""
+        """End all threads; transfers in progress are broken off."""
         self._own_slots.close()
         for sender in self._senders:
             sender.end()

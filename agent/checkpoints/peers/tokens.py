@@ -1,4 +1,4 @@
-"""The keys of the data port: one for each job, as long as this agent lives."""
+"""The keys of the data port: each job has its own key while this agent lives."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Tokens:
         self._tokens: dict[str, bytes] = {}
 
     def issue(self, job: str) -> bytes:
-        """The token of a job, made when first asked for."""
+        """Return the token of a job, which is made at the first call."""
         with self._lock:
             return self._tokens.setdefault(job, secrets.token_bytes(TOKEN_BYTES))
 
     def of(self, job: str) -> bytes | None:
-        """The token of a job, None when none was issued."""
+        """Return the token of a job; None: it has no token."""
         with self._lock:
             return self._tokens.get(job)
 
     def forget(self, job: str) -> None:
-        """The job is over: its token opens nothing any more."""
+        """Forget the token of a job that is over; no connection with the token is accepted any more."""
         with self._lock:
             self._tokens.pop(job, None)

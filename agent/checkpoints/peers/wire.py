@@ -39,7 +39,7 @@ Message = dict[str, Any]
 
 
 class Wire:
-    """A connection after its handshake. One thread uses it; any thread may ``cut`` it."""
+    """A connection after its handshake. A single thread uses it; any thread may ``cut`` it."""
 
     def __init__(self, connection: socket.socket, key: bytes, *, client: bool) -> None:
         self._socket = connection
@@ -54,11 +54,11 @@ class Wire:
         self._sent += 1
 
     def receive(self) -> Message:
-        """The next message.
+        """Receive the next message.
 
         Raises:
-            WireError: it is too long, not authentic, or no JSON object.
-            ConnectionError, TimeoutError: the other side went away, or is silent.
+            WireError: the message is too long, not authentic, or no JSON object.
+            ConnectionError, TimeoutError: the other side closed the connection, or is silent.
         """
         length = self._length()
         if length > MESSAGE_LIMIT:
@@ -86,13 +86,13 @@ class Wire:
         """Send a piece of the payload without a copy in this process.
 
         Args:
-            send: Given an offset, a length and a socket's descriptor, sends so much of the payload, or the beginning
-                of it; returns how many bytes, 0: they are not there any more.
-            offset: Of the piece.
-            length: Of the piece.
+            send: Called with an offset, a length and a socket's descriptor; sends at most this part of the payload
+                and returns the number of bytes sent, 0: the bytes do not exist any more.
+            offset: Offset of the piece, bytes.
+            length: Length of the piece, bytes.
 
         Raises:
-            ConnectionError: they were not there: the other side has a part of the piece, and gets no more.
+            ConnectionError: the bytes do not exist any more: the other side has a part of the piece, and gets no more.
         """
         self._send(_U32.pack(length), socket.MSG_MORE)
         done = 0
@@ -106,15 +106,15 @@ class Wire:
             done += count
 
     def give_up(self) -> None:
-        """Say that no more of the payload will come."""
+        """Notify the other side that no more of the payload follows."""
         self._send(_U32.pack(0))
 
     def receive_chunk(self, room: memoryview, ready: Callable[[int], object] | None = None) -> int:
-        """Fill ``room`` with the next piece of the payload; returns its length, 0: the other side gave up.
+        """Fill ``room`` with the next piece of the payload; returns its length in bytes, 0: the other side gave up.
 
         Args:
-            room: What is left of the payload.
-            ready: Called with the length before so much of ``room`` is written.
+            room: Memory for the rest of the payload.
+            ready: Called with the length of the piece, before ``room`` is written.
         """
         length = self._length()
         if length > min(len(room), CHUNK_LIMIT):
@@ -125,7 +125,7 @@ class Wire:
         return length
 
     def set_patience(self, seconds: float) -> None:
-        """How long the other side may make no progress."""
+        """Set how many seconds the other side may make no progress."""
         set_patience(self._socket, seconds)
 
     def cut(self) -> None:
@@ -133,10 +133,10 @@ class Wire:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it is closed already
+            return  # the connection is closed already
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._socket.close()
 
     def _send(self, data: bytes | memoryview, flags: int = 0) -> None:
@@ -153,10 +153,10 @@ class Wire:
 
 
 class Greeting:
-    """What a client says up to its first message, as it comes in pieces; the server's side of a handshake.
+    """The server's side of a handshake: collects the client's bytes, which arrive in pieces, up to its first message.
 
     Args:
-        random: Makes so many random bytes.
+        random: Returns the requested number of random bytes.
     """
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
@@ -165,7 +165,7 @@ class Greeting:
         self._got = bytearray()
 
     def missing(self) -> int:
-        """How many bytes are to be read next; 0: all is there.
+        """Return the number of bytes to read next; 0: the greeting is complete.
 
         Raises:
             WireError: the first message is too long.
@@ -181,10 +181,10 @@ class Greeting:
         return begin + length + MAC_BYTES - len(self._got)
 
     def take(self, data: bytes) -> None:
-        """Take some of them.
+        """Add received bytes.
 
         Raises:
-            ConnectionError: there are none: the other side closed the connection.
+            ConnectionError: ``data`` is empty: the other side closed the connection.
         """
         if not data:
             raise ConnectionError("the other side closed the connection")
@@ -192,17 +192,17 @@ class Greeting:
 
     @property
     def job(self) -> str:
-        """The job that the client names."""
+        """Return the job that the client names."""
         return self._got[1 : 1 + self._got[0]].decode(errors="replace")
 
     @property
     def client_nonce(self) -> bytes:
-        """The client's own."""
+        """Return the client's nonce."""
         begin = 1 + self._got[0]
         return bytes(self._got[begin : begin + NONCE_BYTES])
 
     def proven(self, connection: socket.socket, key: bytes) -> tuple[Wire, Message]:
-        """The connection after its handshake, and the first message.
+        """Verify the first message with the key; returns the connection after its handshake, and the message.
 
         Raises:
             WireError: the message is not authentic, or no JSON object.
@@ -212,7 +212,7 @@ class Greeting:
         return wire, wire._read(bytes(self._got[begin:-MAC_BYTES]), bytes(self._got[-MAC_BYTES:]))
 
     def _begin(self) -> int:
-        """Where the body of the first message begins."""
+        """Return the offset at which the body of the first message begins."""
         return 1 + self._got[0] + NONCE_BYTES + _U32.size
 
     def _length(self) -> int:
@@ -221,7 +221,7 @@ class Greeting:
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes; raises ConnectionError or TimeoutError."""
+    """Read exactly ``count`` bytes; raises ConnectionError or TimeoutError."""
     found = bytearray(count)
     _fill(connection, memoryview(found))
     return bytes(found)
@@ -240,7 +240,7 @@ def _fill(connection: socket.socket, room: memoryview) -> None:
 
 
 def set_patience(connection: socket.socket, seconds: float) -> None:
-    """Let the kernel end a wait: Python's own time-outs cost a poll for each call and rule out MSG_WAITALL."""
+    """Set a time-out in the kernel: Python's own time-outs cost a poll for each call and rule out MSG_WAITALL."""
     connection.settimeout(None)
     value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -248,14 +248,14 @@ def set_patience(connection: socket.socket, seconds: float) -> None:
 
 
 def prepare(connection: socket.socket, patience_s: float) -> None:
-    """Set a fresh connection up."""
+    """Set the options of a new connection."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     set_patience(connection, patience_s)
 
 
 def session_key(token: bytes, job: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """The key of one connection."""
+    """Return the key of a connection."""
     return hmac.digest(token, MAGIC + server_nonce + client_nonce + job.encode(), hashlib.sha256)
 
 
@@ -265,8 +265,8 @@ def connect(
     """Connect to a data port as a client.
 
     Raises:
-        WireError: no data port of this kind listens there.
-        OSError: no connection, or no answer in time.
+        WireError: the address has no data port with this protocol.
+        OSError: the connection failed, or the port did not answer in time.
     """
     connection = socket.create_connection((host.strip("[]"), port), timeout=connect_s)
     try:
