@@ -1,1 +1,1 @@
-"""What is concluded from what ranks and machines show: ends, hangs, drift, checkpoints that go stale."""
+"""The detection of anomalies from the state of ranks and machines: ends, hangs, slow steps, stale checkpoints."""

@@ -1,8 +1,9 @@
-"""How long a rank computes in a step, on a CPU, against its own past.
+"""The CPU time that a rank computes in a step, against its own past.
 
-Whoever waits for others sleeps; so that time on a CPU, with the time in which it could have run and had none, is its
-own computing, however long the others keep it waiting. Where it waits by looking around for ever, as with GPUs,
-it is all of the step, on all ranks alike, and says nothing.
+A rank that waits for other ranks sleeps. So the time on a CPU, plus the time in which the rank was ready to run without
+a CPU, is its own computing, however long it waits. If a rank waits by polling, as with GPUs, this time is the whole
+step
+on all ranks, and shows nothing.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from statistics import median
 from typing import NamedTuple
 
 KEPT = 32
-"""Earlier times that the newest one is compared with."""
+"""The number of earlier times that the newest time is compared with."""
 KNOWN = 3
-"""Before there are so many of them there is nothing to compare with."""
+"""The number of earlier times below which no comparison is made."""
 
 
 class CpuPerStep(NamedTuple):
     """The time of a rank's main thread for each step, in seconds."""
 
     had_s: float
-    """That it had a CPU."""
+    """The time in which the rank had a CPU."""
     waited_s: float
-    """That it could have run and had none: others had it, or it had used up its share."""
+    """The time in which the rank was ready to run without a CPU: others had it, or its share was used up."""
     step_s: float = 0.0
-    """How long the same steps took; 0: not known."""
+    """The duration of the same steps; 0: not known."""
 
     @property
     def busy_s(self) -> float:
-        """How long the rank computes: with a CPU, or waiting for a CPU."""
+        """Return how long the rank computes: with a CPU, or waiting for a CPU."""
         return self.had_s + self.waited_s
 
 
@@ -56,14 +57,14 @@ class CpuWatch:
         self.newest = self._last = None
 
     def observe(self, steps: int, had_s: float, waited_s: float, *, step_s: float, slower: bool) -> None:
-        """Look at it, once for each look at its pace.
+        """Add a sample of the rank, for each sample of its pace.
 
         Args:
-            steps: That it has completed.
-            had_s: How long it had a CPU since it began.
-            waited_s: How long it could have run and had none.
-            step_s: How long its steps took since the last look.
-            slower: It steps more slowly than it did.
+            steps: The steps that the rank has completed.
+            had_s: How long the rank had a CPU since it began.
+            waited_s: How long the rank was ready to run without a CPU.
+            step_s: The duration of its steps since the last sample.
+            slower: The rank steps more slowly than before.
         """
         last, self._last = self._last, (steps, had_s, waited_s)
         if last is None or steps <= last[0]:

@@ -1,7 +1,7 @@
-"""A job hangs: no rank completes a step any more. How long that may last depends on what its ranks show.
+"""The detection of hangs: no rank completes a step any more. The time until then depends on the samples of the ranks.
 
-A rank whose process is stopped (state T) hangs the job at once. Somebody who stops all ranks pauses the job on purpose:
-that becomes a hang only if it lasts. Ranks are stopped, and continued, one after the other.
+A rank whose process is stopped (state T) hangs the job at once. If all ranks are stopped, the job was paused on
+purpose: this is a hang only if it lasts. Ranks are stopped, and continued, one after the other.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from everstep.model.incident import Anomaly, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 
 PAUSES = 1.5
-"""A pause for an evaluation or a checkpoint is at most so many times as long as the longest one seen before."""
+"""A pause for an evaluation or a checkpoint lasts at most this many times the longest pause seen before."""
 SAMPLES_APART_S = (1.0, 10.0)
 """Between two samples of a job that makes no steps: a median step, at least and at most, seconds."""
 TWO_SAMPLES_S = 0.5
-"""Two samples take so long themselves; where they take longer, a hang is reported later."""
+"""The time that two samples need, seconds; if they need longer, a hang is reported later."""
 SAMPLE_AGAIN = 2.0
-"""The ranks are sampled again after so many times as long without a step."""
+"""The ranks are sampled again after this many times as long without a step."""
 
 
 def hang_unseen_s(facts: JobFacts) -> float:
-    """How long without a step is a hang where samples show nothing: the paper's ten minutes, or longer where steps or
-    pauses of this very job were so long; seconds."""
+    """Return the seconds without a step that are a hang if samples show nothing: the paper's ten minutes, or longer if
+    steps or pauses of this job were that long."""
     policy = facts.spec.policy
     learnt = min(PAUSES * facts.longest_step_s, policy.hang.ceiling_s)
     return max(learnt, policy.hang.factor * facts.typical_step_s, policy.hang.floor_s)
 
 
 def hang_seen_s(facts: JobFacts) -> float:
-    """How long without a step is a hang where all ranks are seen to wait for some that do nothing; seconds.
+    """Return the seconds without a step that are a hang if all ranks are seen to wait for some ranks that do nothing.
 
-    It is never longer than where samples show nothing, and as long as that until a step was seen to take its time: a
+    It is never longer than if samples show nothing, and equal to that time until the duration of a step is known: a
     watcher that is new to the job may have begun in a usual pause.
     """
     return _learnt_hang_seen_s(facts) if facts.typical_step_s > 0 else hang_unseen_s(facts)
@@ -49,7 +49,7 @@ def _learnt_hang_seen_s(facts: JobFacts) -> float:
 
 
 def bound_s(facts: JobFacts) -> float:
-    """How long without a step is a hang, by what samples of its ranks show; seconds."""
+    """Return the seconds without a step that are a hang, from the samples of the ranks."""
     if facts.hang_check is None:
         return hang_unseen_s(facts)
     match facts.hang_check.sign:
@@ -69,14 +69,14 @@ def apart_s(typical_step_s: float) -> float:
 
 
 def first_sample_s(facts: JobFacts) -> float | None:
-    """How long without a step until the ranks are sampled first, in time for a second sample once it may be a hang;
-    None: never."""
+    """Return the seconds without a step until the first sample, early enough for a second sample before the hang is
+    due; None: the ranks are not sampled."""
     early_s = apart_s(facts.typical_step_s) + TWO_SAMPLES_S
     return max(_learnt_hang_seen_s(facts) - early_s, 0.0) if samples_ranks(facts.spec.policy) else None
 
 
 def samples_ranks(policy: RecoveryPolicy) -> bool:
-    """Whether the ranks of a job that makes no steps are sampled."""
+    """Return whether the ranks of a job that makes no steps are sampled."""
     return policy.hang.trace_s > 0
 
 
@@ -126,7 +126,7 @@ CONTINUED_S = 2.0
 
 
 def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
-    """All ranks that are stopped, in one anomaly."""
+    """Return all stopped ranks, in one anomaly."""
     least_s = facts.spec.policy.hang.stopped_s
     if not facts.newest or facts.quiet_s < least_s:
         return None

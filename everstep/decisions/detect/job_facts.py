@@ -1,4 +1,4 @@
-"""The facts of one generation of a job at one moment, and what a rule of detection looks like.
+"""The facts about one generation of a job at one moment, and the form of a detection rule.
 
 Times are nanoseconds of the watcher's clock.
 """
@@ -23,9 +23,9 @@ class ObservedExit:
     """Id of the observation."""
     end: RankExit
     finished: bool
-    """Its training loop ran to the end."""
+    """The rank's training loop ran to the end."""
     heard_ns: int = 0
-    """When the watcher heard of it."""
+    """When the watcher learned of the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class ReportedNumber:
     """The loss, or the gradient norm, as a rank reports it."""
 
     known: bool = False
-    """The rank reported a finite one before; without that nothing says that it has one."""
+    """The rank reported a finite value before; without that, the script may not have the value at all."""
     bad_steps: int = 0
-    """In so many reports in a row, up to the newest, it was NaN or infinite."""
+    """The number of reports in a row, up to the newest, in which the value was NaN or infinite."""
     since: int = -1
     """Step of the first of these; -1: there are none."""
 
@@ -54,7 +54,7 @@ class RankPace:
     slow_since: int = -1
     """Step from which on it is slower than it was; -1: it is not."""
     slow_looks: int = 0
-    """So many comparisons in a row found most of its steps slower."""
+    """The number of comparisons in a row in which most of the rank's steps were slower."""
     tokens_per_s: float = 0.0
     """0: not known, or the script gives none."""
     typical_tokens_per_s: float = 0.0
@@ -62,7 +62,7 @@ class RankPace:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What a machine showed of one of its ranks last."""
+    """The state of one rank, as its machine showed it last."""
 
     rank: int
     machine: str
@@ -72,34 +72,36 @@ class RankFacts:
     steps: int
     """Completed steps, or reports or calls of the optimizer where the script does not count steps."""
     stepped: bool
-    """Its process completed a step, as far as it shows any."""
+    """The rank's process completed a step, as far as it shows steps."""
     steps_since: int
     """Steps since its process was seen to step first."""
     in_loop: bool
-    """It is within ``run.steps``."""
+    """The rank is within ``run.steps``."""
     left_loop: bool
-    """Its training loop is over, at its end or by ``break``: what it does now are no steps."""
+    """The rank's training loop is over, at its end or by ``break``: its present work is not a step."""
     saved_step: int | None
-    """Newest step in its own memory; where it saved in an earlier generation and not yet in this one, the step that
-    this one began with. -1: none was ever saved. None: its agent does not say."""
+    """The newest step in the rank's own memory. If the rank saved in an earlier generation and not yet in this
+    generation: the step at which this generation began. -1: no step was ever saved. None: the agent does not report
+    it."""
     saved_ns: int
-    """When that was saved; it may have been by an earlier generation. 0: never."""
+    """When that step was saved, perhaps by an earlier generation. 0: never."""
     first_step_ns: int
-    """When its process completed its first step; 0: not yet."""
+    """When the rank's process completed its first step; 0: not yet."""
     heard_ns: int
-    """When its machine said all this."""
+    """When the machine reported this state."""
     stepped_ns: int = 0
-    """When it completed its newest step, by the watcher's clock and not before it was; 0: its agent does not say."""
+    """When the rank completed its newest step, by the watcher's clock and never too early; 0: the agent does not report
+    it."""
     stopped_ns: int = 0
     """Since when its process was seen to be stopped (state T), by the watcher's clock; 0: it is not."""
     continued_ns: int = 0
-    """When its process was seen to go on after it had been stopped, by the watcher's clock; 0: never."""
+    """When the rank's process was seen to continue after it had been stopped, by the watcher's clock; 0: never."""
     reported_step: int = -1
     """The step of the newest report; -1: there was none, or its agent does not report it."""
     loss: ReportedNumber = NOT_REPORTED
     grad_norm: ReportedNumber = NOT_REPORTED
     pace: RankPace | None = None
-    """None: it does not report, or its agent does not say."""
+    """The rank's pace; None: the rank does not report, or its agent does not pass it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +113,14 @@ class FindingSeen:
     machine: str
     finding: Finding
     heard_ns: int
-    """When the watcher heard of it."""
+    """When the watcher learned of the observation."""
     sequence: int = 0
-    """Number of the observation in its agent's log; 0: the agent said it when it was asked what it finds."""
+    """The number of the observation in its agent's log; 0: it is from an inspection that was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of one generation of a job now."""
+    """The facts about one generation of a job now."""
 
     spec: JobSpec
     generation: int
@@ -128,9 +130,9 @@ class JobFacts:
     ranks: Sequence[RankFacts] = ()
     """Those that were shown so far."""
     newest: bool = True
-    """No later generation was seen. Of an earlier one only ends of ranks count: the rest is over."""
+    """No later generation was seen. For an earlier generation only ends of ranks count: the rest is over."""
     quiet_s: float = 0.0
-    """How long no rank has completed a step, as far as that was watched; 0 too where no step is to be expected."""
+    """How long no rank has completed a step, as far as that was watched, seconds; 0 also if no step is expected."""
     typical_step_s: float = 0.0
     """Median time of a step of the job; 0: not known yet."""
     longest_step_s: float = 0.0
@@ -138,34 +140,34 @@ class JobFacts:
     last_step: int = 0
     """The most steps that any rank has shown."""
     slower_s: float = 0.0
-    """How long most ranks have been slower than they were, as far as that was watched."""
+    """How long most ranks have been slower than before, as far as that was watched."""
     hang_check: HangCheck | None = None
-    """What samples of its ranks show since the last step; None: there were none."""
+    """The result of samples of the ranks since the last step; None: there were none."""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
     machine_names: Sequence[str] = ()
     """The names of all machines of the job, in order."""
     silent: Sequence[str] = ()
-    """Machines whose agents have said nothing for a while."""
+    """Machines whose agents have been silent for a while."""
     unheard_s: Mapping[str, float] = field(default_factory=dict)
-    """Machine → since when its agent has said nothing, as far as that was watched, seconds."""
+    """Machine → how long its agent has been silent, as far as that was watched, seconds."""
     findings: Sequence[FindingSeen] = ()
-    """In the order in which they were heard of."""
+    """The observations in the order in which the watcher learned of them."""
     faults_accepted: Mapping[str, int] = field(default_factory=dict)
     """Reason code → when such a fault of a machine was reported to the job last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to see that a job does not train as it should: the facts of one generation in, an anomaly or none out."""
+    """A detection rule: it maps the facts of one generation to an anomaly, or to none."""
 
     name: str
-    """Kept with each anomaly that the rule finds; it does not change."""
+    """The stable name that is kept with each anomaly of the rule."""
     finds: str
-    """What it finds, in one line."""
+    """The anomaly that the rule detects, in one line."""
     threshold: str
-    """When that is an anomaly; ``{policy.…}`` and ``{checkpoint.…}`` stand for the numbers of a job."""
+    """The condition for the anomaly; ``{policy.…}`` and ``{checkpoint.…}`` are replaced by the numbers of a job."""
     source: str
-    """Where the threshold is from; empty: the papers leave it open."""
+    """The source of the threshold; empty: the papers leave it open."""
     find: Callable[[JobFacts], Anomaly | None]
     """Keeps nothing between two calls."""

@@ -1,7 +1,7 @@
 """A machine that lost its ranks, or that has gone silent while no rank of the job steps.
 
 Ranks on other machines need not notice: collectives can wait for ten minutes. A silent agent alone is no fault: as long
-as the ranks step, its machine works. Where all other ranks have ended with success, the job may be over on the silent
+as the ranks step, its machine works. If all other ranks have ended with success, the job may be over on the silent
 machine too.
 """
 
@@ -18,7 +18,8 @@ from everstep.model.incident import Anomaly, Symptom
 
 
 def find_silent_machine(facts: JobFacts) -> Anomaly | None:
-    """All such machines in one anomaly; none where all are silent, for then it may be the watcher who is cut off."""
+    """Return all silent machines in one anomaly; None if all are silent, since the watcher itself may be
+    cut off then."""
     policy = facts.spec.policy
     if not facts.newest or facts.longest_step_s <= 0:
         return None
@@ -63,7 +64,7 @@ SILENT_MACHINE = Rule(
 
 
 def find_lost_machine(facts: JobFacts) -> Anomaly | None:
-    """All such machines in one anomaly."""
+    """Return all machines that lost their ranks, in one anomaly."""
     if not facts.lost:
         return None
     return Anomaly(

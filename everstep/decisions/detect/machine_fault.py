@@ -1,8 +1,7 @@
-"""A machine that an inspection found faulty while its ranks go on.
+"""The detection of a machine that an inspection reports as faulty while its ranks continue.
 
-What is done about it is not decided here: the job continues, and an incident reports it. Where ranks end meanwhile, the
-incident of their end has the finding among its evidence. What many machines report at the same time, as when a switch
-fails, is one anomaly.
+The job continues, and an incident reports the fault. If ranks end meanwhile, the incident of their end has the finding
+among its evidence. Faults that many machines report at the same time, as when a switch fails, are one anomaly.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from everstep.model.incident import Anomaly, Symptom
 from everstep.model.pool import OperatorMove
 
 WAIT_S = 1.0
-"""A rank that the same fault ends does so within this time, and its incident tells of both."""
+"""A rank that the same fault ends does so within this time, and its incident reports both."""
 GATHER_S = 10.0
 """Faults of the same reason on several machines are gathered for this long, and reported together."""
 LATELY_S = 60.0
-"""So are those that arrive within this time after a fault of the same reason was reported."""
+"""Faults that arrive within this time after a fault of the same reason was reported are also grouped."""
 FINDINGS_LISTED = 64
-"""So many findings of one anomaly are listed; the others are counted."""
+"""The number of findings of one anomaly that are listed; further findings are counted."""
 EVIDENCE_OF_OTHERS = 1
-"""Lines of evidence of each finding but the first, where there are several."""
+"""The number of lines of evidence of each finding after the first, if there are several."""
 
 
 def due(facts: JobFacts) -> list[FindingSeen]:
-    """The faults to be reported now, all of one reason code; empty: none."""
+    """Return the faults to be reported now, all of one reason code; empty: none."""
     if not facts.newest or facts.exits or facts.lost:
         return []
     groups: dict[str, list[FindingSeen]] = defaultdict(list)
@@ -66,11 +65,11 @@ def find_machine_fault(facts: JobFacts) -> Anomaly | None:
 
 
 def without(anomaly: Anomaly, known: Collection[str]) -> Anomaly | None:
-    """What an anomaly says beyond what is known; None: nothing.
+    """Return the part of an anomaly that is not known yet; None: all of it is known.
 
     Args:
-        anomaly: Of machines that are faulty.
-        known: What the faults are about that were reported already (``MachineFinding.about``).
+        anomaly: The anomaly of faulty machines.
+        known: The subjects of faults that were reported already (``MachineFinding.about``).
     """
     new = [found for found in anomaly.findings if found.about not in known]
     if len(new) == len(anomaly.findings):

@@ -1,11 +1,10 @@
-"""What the reports of one rank say of its training: losses that are not finite, jumps, and how fast it goes.
+"""The training state in the reports of one rank: losses that are not finite, jumps, and the speed of its steps.
 
-Each record costs the same, however long the job runs. All of it is fact: what is
-done about it is for the rules to say.
+Each report has the same cost, however long the job runs. This module only records facts; the rules
+decide about them.
 
-ByteRobust (section 4.1) takes a loss or gradient norm that jumps five times, or is
-NaN, for an anomaly, and does not say against what it measures: here that is the
-median of the rank's own last ``WINDOW`` values.
+ByteRobust (section 4.1) treats a loss or gradient norm that jumps by a factor of five, or is NaN, as an anomaly, and
+does not state the reference: here the reference is the median of the rank's own last ``WINDOW`` values.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from typing import NamedTuple
 from everstep.rank.step_reports import GRAD_NORM, LOSS, StepRecord
 
 WINDOW = 64
-"""Values of which the median is taken; before there are so many, nothing is called a jump."""
+"""The number of values of the median; before that, no value is a jump."""
 JUMP_FACTOR = 5.0
-"""So many times the median is a jump (ByteRobust, section 4.1)."""
+"""The multiple of the median that is a jump (ByteRobust, section 4.1)."""
 JUMP_STEPS = 3
-"""A single value may be an outlier: so many in a row are a jump."""
+"""The number of values in a row that are a jump; a single value may be an outlier."""
 PACE_STEPS = 32
-"""Steps over which a speed is taken."""
+"""The number of steps over which a speed is measured."""
 PACES_KEPT = 32
-"""Earlier speeds that the newest one is compared with."""
+"""The number of earlier speeds that the newest speed is compared with."""
 PACES_KNOWN = 4
-"""Before there are so many of them there is nothing to compare with."""
+"""The number of earlier speeds below which no comparison is made."""
 SLOW_FACTOR = 1.25
-"""Steps that take so many times as long as those before are a decline."""
+"""The factor by which steps have to be slower than earlier steps to be a decline."""
 
 
 @dataclass(slots=True)
@@ -44,17 +43,17 @@ class Series:
     not_finite: int = 0
     """Reports of this generation in which it was NaN or infinite."""
     streak: int = 0
-    """How many of them in a row, up to the newest."""
+    """The number of these reports in a row, up to the newest report."""
     since: int = -1
     """Step of the first of these; -1: the newest was finite."""
     jump_step: int = -1
-    """Where the newest jump of this generation began; -1: there was none."""
+    """The step at which the newest jump of this generation began; -1: there was none."""
     jump_steps: int = 0
-    """How many steps it has lasted."""
+    """The number of steps that the jump has lasted."""
     jump_ratio: float = 0.0
-    """The most that it came to, in medians."""
+    """The largest value of the jump, in medians."""
     known: bool = False
-    """A finite one was seen: without that nothing says that the script has one at all."""
+    """A finite value was seen; without that, the script may not have the value at all."""
     _window: deque[float] = field(default_factory=deque)
     _sorted: list[float] = field(default_factory=list)
     _high: list[tuple[int, float]] = field(default_factory=list)
@@ -73,11 +72,11 @@ class Series:
         self._high.clear()
 
     def observe(self, step: int, value: float, *, given: bool) -> None:
-        """Take the value of one report.
+        """Record the value of one report.
 
         Args:
-            step: Of the report.
-            value: NaN where none was given.
+            step: The step of the report.
+            value: The value; NaN if the report has none.
             given: The script gave it.
         """
         if math.isfinite(value):
@@ -115,7 +114,7 @@ class Series:
 
 
 class PaceKept(NamedTuple):
-    """How fast some steps in a row were."""
+    """The speed of some steps in a row."""
 
     step_s: float
     """Mean time of a step."""
@@ -126,7 +125,7 @@ class PaceKept(NamedTuple):
 
 @dataclass(slots=True)
 class Pace:
-    """How fast a rank steps, against its own past."""
+    """The speed of a rank's steps, against its own past."""
 
     tokens_per_s: float = 0.0
     """Over the last steps; 0: not known, or the script gives no tokens."""
@@ -135,9 +134,10 @@ class Pace:
     slow_since: int = -1
     """Step from which on it is slower than it was; -1: it is not, as far as known."""
     slow_looks: int = 0
-    """So many looks in a row found most of its steps slower, and not only their mean, as a checkpoint does."""
+    """The number of samples in a row in which most of the steps were slower, not only their mean, as with a
+    checkpoint."""
     looks: int = 0
-    """How often the last steps were compared with those before, or kept for that."""
+    """The number of times that the last steps were compared with earlier steps, or kept for that."""
     _records: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     """Step, time in ns and tokens of the last reports."""
     _tokens: int = 0
@@ -170,7 +170,7 @@ class Pace:
         self._slow.clear()
 
     def observe(self, step: int, time_ns: int, tokens: int) -> None:
-        """Take one report."""
+        """Record one report."""
         if self._records:
             self._tokens += tokens
         if len(self._records) > PACE_STEPS:
@@ -178,7 +178,7 @@ class Pace:
         self._records.append((step, time_ns, tokens))
         seconds = (time_ns - self._records[0][1]) / 1e9
         if len(self._records) > 1 and seconds > 0:
-            # Who reports every tenth step has made ten from one report to the next.
+            # A rank that reports every tenth step has made ten steps from one report to the next.
             steps = max(step - self._records[0][0], len(self._records) - 1)
             self.step_s, self.tokens_per_s = seconds / steps, self._tokens / seconds
         self._since_look += 1
@@ -203,7 +203,7 @@ class Pace:
             self._past.append(kept)
 
     def _most_s(self) -> float:
-        """Median time of one of the last steps."""
+        """Return the median time of one of the last steps."""
         return median(
             (time_ns - before_ns) / 1e9 / max(step - before, 1)
             for (before, before_ns, _), (step, time_ns, _) in pairwise(self._records)
@@ -212,7 +212,7 @@ class Pace:
 
 @dataclass(slots=True)
 class MetricWatch:
-    """The reports of one rank, in their order. A job's next generation goes on with the same watch."""
+    """The reports of one rank, in order. A job's next generation continues with the same watch."""
 
     loss: Series = field(default_factory=Series)
     grad_norm: Series = field(default_factory=Series)
@@ -228,7 +228,7 @@ class MetricWatch:
         self.pace.begin()
 
     def observe(self, record: StepRecord) -> None:
-        """Take one report."""
+        """Record one report."""
         self.step = record.step
         self.loss.observe(record.step, record.loss, given=bool(record.given & LOSS))
         self.grad_norm.observe(record.step, record.grad_norm, given=bool(record.given & GRAD_NORM))

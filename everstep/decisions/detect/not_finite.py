@@ -1,8 +1,8 @@
-"""A loss or gradient norm that is NaN or infinite, on all ranks or on some.
+"""The detection of a loss or gradient norm that is NaN or infinite, on all ranks or on some.
 
-Every step is saved, so the newest states are as bad as the loss: the anomaly says
-from which step on none is to be trusted. A jump that stays finite is shown, and is
-no anomaly: whether training gets over it nobody knows yet (ADR 0037).
+Every step is saved, so the newest states are as bad as the loss: the anomaly
+states the first step that is not to be trusted. A jump that stays finite is shown, but is not an anomaly: training may
+recover from it (ADR 0037).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from everstep.decisions.detect.job_facts import JobFacts, RankFacts, ReportedNum
 from everstep.model.incident import Anomaly, Symptom
 
 AWAIT_S = 5.0
-"""Where no rank steps for so long, reports that are still missing are not waited for."""
+"""If no rank steps for this many seconds, missing reports are not waited for."""
 LATE_STEPS = 8
-"""So many steps past the one in question a rank has not reported it: it reports fewer steps than others."""
+"""A rank that is this many steps past the step in question without a report of it reports fewer steps than
+the others."""
 NAMED = 4
 
 
@@ -60,8 +61,8 @@ def _number(rank: RankFacts, what: str) -> ReportedNumber:
 
 
 def _where(first: Sequence[RankFacts], reporting: Sequence[RankFacts], unseen: Sequence[RankFacts]) -> str:
-    """Who is named by it. Where all who report one were struck at once, e.g. for it is a mean over ranks, nobody is;
-    nor where some did not report that step."""
+    """Return the ranks to name. No rank is named if all ranks that report were affected at once, e.g. because the loss
+    is a mean over ranks, or if some ranks did not report that step."""
     ranks = listed([f"rank {rank.rank} on {rank.machine}" for rank in first], NAMED)
     if unseen:
         silent = listed([f"rank {rank.rank} on {rank.machine}" for rank in unseen], NAMED)

@@ -1,8 +1,7 @@
-"""Ends of ranks: success, a failure, or a rank that left with code 0 while others train on.
+"""The detection of rank ends: success, a failure, or a rank that left with code 0 while other ranks continue training.
 
-A rank that left before the end of its loop has broken out of it together with all others, or has left them alone. The
-others show which: those that stay in their loops were left alone. Where they fail because of it, ``failed-rank``
-reports that.
+A rank that left before the end of its loop has broken out of it together with all others, or has left them alone. Ranks
+that stay in their loops were left alone. If they fail because of it, ``failed-rank`` reports that.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 
 def is_success(seen: ObservedExit) -> bool:
-    """Whether a rank ended as it should: with code 0, as under torchrun."""
+    """Return whether a rank ended with success: with code 0, as under torchrun."""
     if seen.end.code == 0:
         return True
     # The status is lost when the parent died first; the rank's own word is enough, and nothing less.
@@ -24,7 +23,7 @@ def is_success(seen: ObservedExit) -> bool:
 
 
 def has_finished(exits: Collection[ObservedExit], world_size: int) -> bool:
-    """Whether all ranks of a generation left with success: the job is done."""
+    """Return whether all ranks of a generation left with success: the job is done."""
     return len(exits) >= world_size and all(map(is_success, exits))
 
 
@@ -44,7 +43,7 @@ def anomaly_of(facts: JobFacts, seen: ObservedExit) -> Anomaly:
 
 
 def find_failed_rank(facts: JobFacts) -> Anomaly | None:
-    """The first failure, once any rank failed; a rank that left early with success may be why the others did."""
+    """Return the first failure, once any rank failed; an early exit with success may be its cause."""
     ends = facts.exits.values()
     if all(map(is_success, ends)):
         return None
@@ -63,7 +62,7 @@ FAILED_RANK = Rule(
 
 
 def find_early_exit(facts: JobFacts) -> Anomaly | None:
-    """The rank that left first, once the others did not follow in time."""
+    """Return the rank that left first, once the other ranks did not follow in time."""
     ends = facts.exits.values()
     early = [seen for seen in ends if not seen.finished]
     if not early or len(ends) >= facts.spec.topology().world_size or not all(map(is_success, ends)):
@@ -77,16 +76,15 @@ def find_early_exit(facts: JobFacts) -> Anomaly | None:
 
 
 def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
-    """Seconds in which the others have to follow a rank that left with code 0.
+    """Return the seconds in which the other ranks have to follow a rank that left with code 0.
 
-    Of those without a loop of ours it is not known whether they hang or have
-    something left to do: they have as long as a hang.
+    Ranks without an everstep loop may hang, or may have something left to do: they have as long as a hang.
     """
     return policy.stop.exit_grace_s if others_in_loop else max(policy.stop.exit_grace_s, policy.hang.floor_s)
 
 
 def _others_in_loop(facts: JobFacts) -> bool | None:
-    """Whether a rank that lives is within ``run.steps``; False: all of them left it; None: not known."""
+    """Return whether a living rank is within ``run.steps``; False: all of them left it; None: not known."""
     living = [rank for rank in facts.ranks if rank.alive and rank.rank not in facts.exits]
     if any(rank.in_loop for rank in living):
         return True

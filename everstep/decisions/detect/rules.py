@@ -26,7 +26,7 @@ RULES: tuple[Rule, ...] = (
     MACHINE_FAULT,
     SLOW_STEPS,
 )
-"""In order: what names a rank or a machine comes first, faults with which the job continues come last."""
+"""The rules in order: rules that name a rank or a machine are first, faults with which the job continues are last."""
 
 
 def anomalies(facts: JobFacts) -> Iterator[Anomaly]:

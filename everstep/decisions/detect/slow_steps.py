@@ -1,9 +1,9 @@
-"""A job whose steps go on, and take longer than they did.
+"""The detection of a job whose steps continue, but last longer than before.
 
 Its own recent past says what is slow: most ranks find most of their last steps a quarter longer than those before
-(``metric_watch``), twice in a row. So a checkpoint or an evaluation now and then is none, and a noisy neighbour that
-goes away soon is over before it is reported. A rank that reports tokens is measured by them: a step that has more to do
-is not slow.
+(``metric_watch``), twice in a row. So an occasional checkpoint or evaluation is not a decline, and a short noisy
+neighbour is
+gone before it is reported. A rank that reports tokens is measured by its tokens: a step with more work is not slow.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from everstep.decisions.detect.step_watch import LOOK_LIMIT_S
 from everstep.model.incident import Anomaly, Symptom
 
 LOOKS = 2
-"""So many comparisons of a rank's pace, each of other steps, have to find it slower."""
+"""The number of comparisons of a rank's pace, each of other steps, that have to be slower."""
 MOST_RANKS = 0.5
-"""More than this share of the ranks that report has to be slower: they wait for each other."""
+"""The share of reporting ranks above which a decline is reported: ranks wait for each other."""
 QUIET_STEPS = 10.0
-"""A job that made no step for so many step times hangs: that is for another rule."""
+"""The number of step times without a step after which the job hangs; another rule reports that."""
 
 
 def is_slower(pace: RankPace) -> bool:
-    """Whether a rank became slower, beyond noise, and does not just have more to do in each step."""
+    """Return whether a rank became slower, beyond noise, and not because of more work in each step."""
     if pace.slow_looks < LOOKS or pace.typical_step_s <= 0:
         return False
     return pace.typical_tokens_per_s <= 0 or pace.tokens_per_s * SLOW_FACTOR < pace.typical_tokens_per_s
 
 
 def slower_ranks(ranks: Sequence[RankFacts]) -> list[RankPace]:
-    """The paces of the ranks that became slower, where most of those that report did; else none."""
+    """Return the paces of the ranks that became slower, if most reporting ranks did; else none."""
     paces = [rank.pace for rank in ranks if rank.pace is not None and rank.pace.typical_step_s > 0 and rank.alive]
     slower = [pace for pace in paces if is_slower(pace)]
     return slower if len(slower) > MOST_RANKS * len(paces) else []
@@ -41,7 +41,7 @@ def slower_ranks(ranks: Sequence[RankFacts]) -> list[RankPace]:
 
 @dataclass(slots=True)
 class SlowWatch:
-    """How long the ranks of one generation have been slower than they were."""
+    """The time for which the ranks of one generation have been slower than before."""
 
     slower_s: float = 0.0
     _looked_ns: int = 0
@@ -54,7 +54,7 @@ class SlowWatch:
 
 
 def find_slow_steps(facts: JobFacts) -> Anomaly | None:
-    """The decline, when it has lasted; what ends ranks, or holds them up, other rules report."""
+    """Return the decline once it has lasted; other rules report faults that end or block ranks."""
     policy = facts.spec.policy
     if not facts.newest or facts.exits or facts.lost or not policy.slow.after_s or facts.slower_s < policy.slow.after_s:
         return None

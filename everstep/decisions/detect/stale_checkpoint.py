@@ -1,4 +1,4 @@
-"""Whether a job still saves; else a stale checkpoint would be noticed only when it is needed."""
+"""The detection of a job that stopped saving; otherwise a stale checkpoint is noticed only when it is needed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from everstep.model.incident import Anomaly, Symptom
 
 
 def find_stale_checkpoint(facts: JobFacts) -> Anomaly | None:
-    """Saves stopped, named by the rank that is furthest behind.
+    """Return the anomaly of stopped saves, with the rank that is furthest behind.
 
-    A rank that never saved is left alone: its script keeps no state with
-    everstep. Both limits must be passed, so that neither a long step nor a burst
-    of short ones is taken for it.
+    A rank that never saved is ignored: its script keeps no state with everstep. Both limits must be passed, so that
+    neither a long step nor a burst of short steps is mistaken for stopped saves.
     """
     if not facts.newest:
         return None
@@ -46,7 +45,7 @@ def _unsaved_steps(rank: RankFacts) -> int:
 
 
 def _unsaved_s(rank: RankFacts) -> float:
-    """How long the newest save is ago, not counting the time before this process stepped."""
+    """Return the age of the newest save, without the time before this process stepped."""
     return (rank.heard_ns - max(rank.saved_ns, rank.first_step_ns)) / 1e9
 
 

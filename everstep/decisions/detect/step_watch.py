@@ -1,4 +1,4 @@
-"""How long a job has not stepped, and how long a step takes it."""
+"""The time for which a job has not stepped, and the duration of its steps."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from statistics import median
 from everstep.decisions.detect.job_facts import RankFacts
 
 RUNS_FREE_STEPS = 3
-"""So many steps ahead of another one, a rank does not wait for it: ranks that do are at most one ahead."""
+"""A rank that is this many steps ahead of another rank does not wait for it: ranks that wait are at most one ahead."""
 LOOK_LIMIT_S = 5.0
 """Time between two looks counts as at most this much of a hang: who was stopped meanwhile, or suspended with the
 whole machine, has seen nothing of it."""
 
 TOLD_WITHIN_S = 2.0
-"""Who steps all the time is seen to within this time. What is told at once after longer may be one step of a script
-that calls several optimizers, or the same one often: it counts as one step."""
+"""A rank that steps all the time is seen within this many seconds. Steps that are reported together after a longer time
+count as one step: a script may call several optimizers in a step, or the same optimizer often."""
 
 
 @dataclass(slots=True)
 class StepWatch:
-    """The steps of all ranks of one generation, looked at again and again.
+    """The steps of all ranks of one generation, sampled again and again.
 
     Args:
-        world_size: Ranks of the job.
+        world_size: The number of ranks of the job.
     """
 
     world_size: int
@@ -34,13 +34,13 @@ class StepWatch:
     _all_stepped: bool = False
     _total: int = -1
     _shown: int = 0
-    """So many ranks were shown."""
+    """The number of ranks that were shown."""
     _looked_ns: int = 0
     _newest: tuple[int, int] = (0, 0)
     """The most steps, and when they were completed; of step 0 it is not known."""
     _quiet_s: float = 0.0
     longest_s: float = 0.0
-    """The longest time without a step that came to its end by a step; 0: not known yet."""
+    """The longest time without a step that ended with a step, seconds; 0: not known yet."""
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
     def begun_anew(self) -> StepWatch:
@@ -54,7 +54,7 @@ class StepWatch:
 
     @property
     def quiet_s(self) -> float:
-        """How long no rank advanced, as far as it was watched, seconds; 0 before the first step."""
+        """Return how long no rank advanced, as far as it was watched, seconds; 0 before the first step."""
         return self._quiet_s if self._total > 0 else 0.0
 
     @property
@@ -63,12 +63,12 @@ class StepWatch:
         return median(self._step_times_s) if self._step_times_s else 0.0
 
     def observe(self, ranks: Sequence[RankFacts], now_ns: int, *, known_step: int = 0) -> None:
-        """Look at all ranks. Call it often.
+        """Add a sample of all ranks. Call this often.
 
         Args:
-            ranks: Those that were shown.
-            now_ns: Time now.
-            known_step: Where no rank was shown: the step that the job's workflow knows; 0: none.
+            ranks: The ranks that were shown.
+            now_ns: The current time.
+            known_step: If no rank was shown: the step that the job's workflow knows; 0: none.
         """
         if ranks and not self._steps_expected(ranks):
             self._forget()
@@ -81,7 +81,7 @@ class StepWatch:
         self._look(total, newest.stepped_ns if newest else 0, last_ns, now_ns, same_ranks=same_ranks)
 
     def _look(self, total: int, at_ns: int, last_ns: int, now_ns: int, *, same_ranks: bool) -> None:
-        """Take what was told: so many steps of all, when the newest of them was completed, and when any was last."""
+        """Add the reported sum of all steps, the time of the newest step, and the time of the last step of any rank."""
         unseen_s = min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
         self._quiet_s += unseen_s
         self._looked_ns = now_ns
@@ -90,14 +90,14 @@ class StepWatch:
         if self._total > 0 and same_ranks:  # the steps of a rank that is shown for the first time are no step now
             self.longest_s = max(self.longest_s, self._quiet_s)
             self._learn(at_ns or now_ns)
-            # Steps are told now and then: the last may be over for as long as nobody looked, and no longer.
+            # Steps are reported at intervals: the last step may be over for as long as the time since the last sample.
             self._quiet_s = min(max((now_ns - last_ns) / 1e9, 0.0), unseen_s) if last_ns else 0.0
         else:
             self._newest, self._quiet_s = (self.last_step, at_ns or now_ns), 0.0
         self._total = total
 
     def _learn(self, at_ns: int) -> None:
-        """How long steps took: several may be told at once, and those of one step by several machines."""
+        """Learn the durations of steps: several may be reported at once, and each step by several machines."""
         steps, before_ns = self._newest
         if self.last_step <= steps:
             return
@@ -107,9 +107,9 @@ class StepWatch:
         self._newest = (self.last_step, at_ns)
 
     def _steps_expected(self, ranks: Sequence[RankFacts]) -> bool:
-        """Whether steps are to be expected: the ranks are past their first one, and in their loops still.
+        """Return whether steps are expected: the ranks are past their first step, and still in their loops.
 
-        How long the first step may take is for who confirms the launch to say.
+        The confirmation of the launch limits the duration of the first step.
         """
         if all(rank.left_loop for rank in ranks if rank.alive):
             return False

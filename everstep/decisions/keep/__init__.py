@@ -1,1 +1,2 @@
-"""Where copies of training state go, which steps they are of, and from which of them a job goes on."""
+"""Decisions about copies of training state: their locations, the steps to copy, and the copies that a job
+resumes from."""

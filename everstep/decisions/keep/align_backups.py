@@ -1,24 +1,23 @@
-"""Which steps machines back up together, so that a lost one always leaves a step that all ranks have.
+"""The steps that machines back up together, so that after the loss of a machine all ranks still have a common step.
 
 A machine that keeps up backs up every step, without any coordination: ranks are
-never more than a step apart, so what one machine has sent the others still hold.
+never more than a step apart, so the other machines still hold the step that a machine has sent.
 Once some machine falls behind, that is no longer so. Then the machines are
 *aligned*: a coming step is named; each of them reserves a slot for it before
-its ranks reach it, sends that step and no other, and keeps the one before, in
-its own memory and at its peer, until it is told that the new one is *whole*:
-backed up by every rank. Only then the next one is named.
+its ranks reach it, sends that step and no other, and keeps the one before, in its own memory and at its peer, until it
+is notified that the new step is *whole*:
+backed up by every rank. Only then the next step is named.
 
-Where a job stands still before it comes to the first named step, e.g. in a hang,
-nothing is whole, and nothing would be backed up: then each machine backs up on
-its own again.
+If a job hangs before it reaches the first named step, no step is whole, and nothing would be backed up: then each
+machine backs up on its own again.
 
-The same is done where ranks drift apart by more steps than their slots hold
+Machines are also aligned if ranks drift apart by more steps than their slots hold
 (``everstep/decisions/keep/drift.py``), for as long as they do.
 
 So there may be several watchers, messages may be late, lost or repeated, and
-agents and workers may be restarted: what a conclusion rests on are facts that
-stay true. A rank that adopted a name sends nothing older any more, and adopts
-none that its saves have passed. A step is *settled* when it is whole, or can
+agents and workers may be restarted: every conclusion is made from facts that stay true. A rank that adopted a named
+step sends no older step any more, and adopts no step that its saves have passed. A step is *settled* when it is whole,
+or can
 never be, because some rank passed it without having adopted it or has adopted a
 later one. A rank that backed up a step does nothing else until that is settled.
 """
@@ -31,19 +30,20 @@ from dataclasses import dataclass, field
 from everstep.decisions.keep.disk_schedule import StepRate, steps_ahead
 
 BEHIND_S = 1.0
-"""Machines are aligned when one has been behind for so long by two steps that were due, or more."""
+"""Machines are aligned when one machine has been behind by at least two due steps for this long, seconds."""
 LEAD_S = 1.5
-"""How far ahead a named step lies: until then every machine has heard of it."""
+"""How far ahead a named step lies, seconds: within this time every machine receives the name."""
 MOST_LEAD_S = 12.0
-"""Where messages take longer, or steps grow shorter, each name that comes too late doubles the lead, to this."""
+"""The largest lead, seconds. Each name that arrives too late doubles the lead, since messages are slow or
+steps short."""
 EASE = 0.9
-"""The lead after each step that is whole, as a part of the one before, down to ``LEAD_S`` again."""
+"""The factor by which the lead shrinks after each whole step, down to ``LEAD_S``."""
 STILL_S, STILL_STEPS = 3.0, 3
-"""A job stands still when its next step takes longer than so many seconds, and than so many steps took."""
+"""A job hangs, for backups, when its next step takes longer than this many seconds and than this many steps took."""
 CALM = 3
 """Named steps in a row with which every machine kept up, after which each backs up on its own again."""
 GIVEN_UP_S = 15.0
-"""A rank whose backups fail for so long, rather than take long, is waited for no more."""
+"""A rank whose backups fail for this long, seconds, is not waited for any more; slow backups do not count."""
 
 NO_NAMED_STEP = 0
 """Instead of a name: each backs up on its own."""
@@ -51,7 +51,7 @@ NO_NAMED_STEP = 0
 
 @dataclass(frozen=True, slots=True)
 class Backed:
-    """What one rank's machine says of its backups."""
+    """The state of one rank's backups, as its machine reports it."""
 
     rank: int
     own_step: int
@@ -61,39 +61,39 @@ class Backed:
     named: int
     """The name that it adopted last; ``NO_NAMED_STEP``: it backs up on its own."""
     whole: int
-    """What it was told to be whole; 0: nothing."""
+    """The newest step that the rank was notified to be whole; 0: none."""
     calm: int
-    """Named steps in a row that it backed up before the next one was due."""
+    """The number of named steps in a row that the rank backed up before the next step was due."""
     failing: bool
-    """Its backups do not go through at the moment."""
+    """The rank's backups fail at the moment."""
     apart: int = 0
-    """How many steps ranks are apart, as a watcher told its machine."""
+    """How many steps ranks are apart, as a watcher reported it to the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """What machines should know."""
+    """The message that machines should receive."""
 
     whole: int
     """The newest step that every rank has in its own memory and at its peer; 0: none is known."""
     settled: int
-    """Every step up to this one is whole, or never will be."""
+    """Every step up to this step is whole, or never will be."""
     named: int
     """The step to back up next; ``NO_NAMED_STEP``: each for itself."""
     apart: int = 0
-    """By how many steps ranks drift apart, more than their slots hold; 0: they do not."""
+    """By how many steps ranks drift apart, if more than their slots hold; 0: they do not."""
 
 
 @dataclass(slots=True)
 class AlignRule:
-    """One for each generation of a job."""
+    """The alignment of backups for one generation of a job."""
 
     world_size: int
     every: int = 1
     """``backup_every_steps``."""
     _pace: StepRate = field(default_factory=StepRate)
     _target_step: int = 0
-    """What was named last, whether anybody adopted it or not."""
+    """The step that was named last, adopted or not."""
     _lead_s: float = LEAD_S
     _complete_step: int = 0
     _behind: dict[int, int] = field(default_factory=dict)
@@ -102,12 +102,12 @@ class AlignRule:
     """Rank → since when its backups fail."""
 
     def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0) -> Aligned | None:
-        """What to tell every machine; None: nothing, they know. Call it often.
+        """Return the message for every machine; None: every machine has it already. Call this often.
 
         Args:
-            ranks: Of one generation, as their machines showed them last.
-            now_ns: Time now.
-            apart: So many steps ranks drift apart (``DriftRule``); 0: their slots have one in common.
+            ranks: The ranks of one generation, as their machines showed them last.
+            now_ns: The current time.
+            apart: The number of steps by which ranks drift apart (``DriftRule``); 0: their slots have a common step.
         """
         newest = max((rank.own_step for rank in ranks), default=-1)
         self._pace.look(now_ns, newest)
@@ -120,7 +120,7 @@ class AlignRule:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
         on_time = all(rank.calm >= CALM for rank in ranks if rank.named != NO_NAMED_STEP and rank.rank not in given_up)
         still = not self._complete_step and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
-        # Where nothing moves no other step is named either: it would not come.
+        # If no step is made, no further step is named either: the job would not reach it.
         if still and (adopted == NO_NAMED_STEP or adopted > newest):
             aligned = Aligned(0, max(adopted - 1, 0), NO_NAMED_STEP, apart)
         elif adopted > self._complete_step and not _missed(ranks, adopted):
@@ -155,7 +155,7 @@ class AlignRule:
         return self._target_step
 
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
-        """Whether backups of some rank on its own do not fail, but take longer than steps."""
+        """Return whether backups of a rank on its own do not fail, but take longer than steps."""
         for rank in ranks:
             if rank.failing or rank.named != NO_NAMED_STEP or self._late(rank) < 2:
                 self._behind.pop(rank.rank, None)
@@ -173,13 +173,13 @@ class AlignRule:
 
 
 def _has(rank: Backed, step: int, given_up: set[int]) -> bool:
-    """Whether a rank adopted a step and keeps it, here and at its peer."""
+    """Return whether a rank adopted a step and keeps it, here and at its peer."""
     there = rank.own_step >= step if rank.rank in given_up else rank.backup_step == step
     return rank.named == step and there
 
 
 def _missed(ranks: Sequence[Backed], step: int) -> bool:
-    """Whether some rank has passed a step that it had not adopted, and will not."""
+    """Return whether a rank has passed a step that it had not adopted, and now cannot adopt."""
     return any(rank.own_step >= step > rank.named for rank in ranks)
 
 

@@ -1,4 +1,4 @@
-"""Whether the machines of a job have room for its checkpoints, before it starts."""
+"""The check, before a job starts, that its machines have room for its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from everstep.model.machine import Machine
 from everstep.slots.footprint import footprint, refusal
 
 SHOWN = 3
-"""Machines whose lack of room is told in full."""
+"""The number of machines whose lack of room is described in full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a machine has free, bytes."""
+    """The free memory of a machine, bytes."""
 
     shm_free: int
     memory_available: int
 
 
 def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str, Room]) -> str:
-    """Why the job cannot start, with numbers; empty when it can, or when its size is not told.
+    """Return why the job cannot start, with numbers; empty: it can, or the size of its state is not set.
 
     Args:
         spec: The job; ``checkpoint.state_mb_per_rank`` is the size of a rank's state.
-        machines: Its machines. Those on loopback addresses share this host's memory.
-        rooms: What each of them has free; a machine that did not say is not judged.
+        machines: The job's machines. Machines on loopback addresses share this host's memory.
+        rooms: The free memory of each machine; a machine without an entry is not checked.
     """
     policy = spec.checkpoint
     if not policy.state_mb_per_rank:

@@ -1,4 +1,4 @@
-"""From which step a job goes on, and which copies have to be brought for it."""
+"""The choice of the step from which a job resumes, and of the copies that have to be brought for it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def readers(
 
     Ranks of a data-parallel group hold equal tensors, so that storage which all
     machines share need not send them once for each: one rank of the group reads,
-    the others get them from it (MegaScale). Equal is
-    what has equal digests; without one a rank reads for itself.
+    and the other ranks get the tensors from that rank (MegaScale). Tensors with equal digests are equal; a rank without
+    a digest reads for itself.
 
     Args:
-        copies: What is to be restored.
+        copies: The copies to restore.
         digests: Rank → digest of its copy's tensors.
-        topology: The job's.
+        topology: The topology of the job.
         disk_shared: The folder of disk checkpoints is shared too; else each machine reads its own disk.
     """
     shared = {Tier.REMOTE, Tier.DISK} if disk_shared else {Tier.REMOTE}
@@ -56,10 +56,11 @@ class Restore:
     """Completed steps of the state to restore; 0: from the beginning; -1: nothing is held."""
     reason: str
     copies: tuple[CopyToRestore, ...] = ()
-    """What has to be brought to the machines first, in order of ranks: all but what lies in a rank's own slot."""
+    """Copies that have to be brought to the machines first, in order of ranks: all copies outside a
+    rank's own slots."""
     unverified: tuple[CopyToRestore, ...] = ()
-    """Own slots that are where they are needed, and whose contents were not compared with their checksums yet: that
-    comes before a launch, because ranks that go on overwrite what would be left to choose from."""
+    """Own slots that are already on the right machine, and whose contents were not compared with their checksums yet.
+    That is done before a launch, because ranks that resume overwrite the remaining choices."""
     largest: int = 0
     """Bytes of the largest of the copies, of any rank; 0: not known."""
     folder: str = ""
@@ -67,7 +68,7 @@ class Restore:
 
     @property
     def origin(self) -> str:
-        """Where a restart goes on, for people: ``from step 20``."""
+        """The origin of a restart, as text for people: ``from step 20``."""
         if self.folder:
             return f"from {self.folder}"
         return f"from step {self.step}" if self.step >= 0 else "from the script's own checkpoint"
@@ -130,11 +131,11 @@ def choose_restore(
 
 
 def nearest(held: Iterable[StateCopy], assignment: Assignment[str]) -> dict[int, dict[int, StateCopy]]:
-    """Step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
+    """Return step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
 
-    Own memory on the spot comes first, then other memory, disk and remote
-    storage; among equals what lies on the machine that runs the rank. All copies of
-    a step are of one run: of the one that has it for most ranks, of equal ones the latest.
+    A rank's own memory on its machine comes first, then other memory, disk and remote storage; among equal copies the
+    copy on the rank's machine comes first. All copies of a step belong to one run: the run that has the step for most
+    ranks; among equal runs the latest.
     """
     found: dict[int, dict[str, dict[int, StateCopy]]] = defaultdict(lambda: defaultdict(dict))
     world_size = assignment.topology.world_size
@@ -169,7 +170,7 @@ def _in_place(copy: StateCopy, assignment: Assignment[str]) -> bool:
 
 
 def copy_of(held: StateCopy) -> CopyToRestore:
-    """Which copy it is."""
+    """Return the identity of a copy."""
     return CopyToRestore(
         rank=held.rank,
         completed_steps=held.completed_steps,
@@ -205,7 +206,7 @@ def _sources(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> st
 def _cost(
     step: int, copies: Mapping[int, Mapping[int, StateCopy]], chosen: Mapping[int, StateCopy], world_size: int
 ) -> str:
-    """What a tier below memory costs against the newest copy of any rank, and why memory does not do."""
+    """Describe the loss of a tier below memory against the newest copy of any rank, and why memory is not enough."""
     if all(copy.tier in MEMORY for copy in chosen.values()):
         return ""
     newest = max(copies)

@@ -1,4 +1,4 @@
-"""Copies of training state in words: from where they are restored."""
+"""Texts that describe the copies of training state from which ranks are restored."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def copies_text(copies: Iterable[CopyToRestore]) -> str:
 
 
 def wanted_text(copies: Sequence[CopyToRestore], unverified: Sequence[CopyToRestore]) -> str:
-    """What a restore is going to do: ``rank 4 from backups on m1; verify 7 own slots``."""
+    """Return the plan of a restore as text: ``rank 4 from backups on m1; verify 7 own slots``."""
     verify = [f"verify {len(unverified)} own {'slot' if len(unverified) == 1 else 'slots'}"] if unverified else []
     return "; ".join([*([copies_text(copies)] if copies else []), *verify])

@@ -1,11 +1,11 @@
-"""Which coming step is written to disk on all machines, when that goes by time, and which step on disk all ranks keep.
+"""The next step that all machines write to disk by time, and the step on disk that all ranks keep.
 
 Every machine must write the same step, and must know of it before its ranks have passed it. So a step that is some
 seconds ahead is asked for. Several watchers may ask at once: they choose the next multiple of a power of two, so that
 mostly they name the same step, and ask for no other step while one is wanted.
 
 Disks differ: a slow one gets every 2nd, 4th, … of the steps that a fast one gets, and later. Each machine deletes old
-steps, and a step that one of them deletes, the others may just have finished. So a step that all ranks have
+steps, and other machines may just have finished a step that one machine deletes. So a step that all ranks have
 is sent to all of them as the step to *keep*. A machine that has it acknowledges that, and does not delete it any more.
 When all have acknowledged, it is *settled*, and only then may older steps go, and the next step is named.
 
@@ -24,22 +24,22 @@ from math import ceil
 from everstep.model.checkpoint_policy import CheckpointPolicy
 
 SPEED_OF = 64
-"""Looks from which the time of a step is taken."""
+"""The number of samples from which the time of a step is computed."""
 LEAST_AHEAD = 2
-"""Steps that a step that is asked for lies ahead at least: the coming one may be completed before the request
+"""The smallest number of steps that a requested step lies ahead: the next step may be complete before the request
 arrives."""
 
 
 @dataclass(slots=True)
 class StepRate:
-    """How fast one generation of a job steps."""
+    """The speed at which one generation of a job steps."""
 
     _looks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SPEED_OF))
 
     _came_ns: int = 0
-    """When the newest step was seen first; 0: none was."""
+    """When the newest step was first seen, nanoseconds; 0: no step was seen."""
     _took_ns: int = 0
-    """The step before it, or the mean of those that came with it."""
+    """The time of the newest step, or the mean of the steps that were first seen with it, nanoseconds."""
 
     def look(self, now_ns: int, newest: int) -> None:
         """Note how many steps the furthest rank has completed; negative: not known yet."""
@@ -52,11 +52,12 @@ class StepRate:
         self._looks.append((now_ns, newest))
 
     def stands_still(self, now_ns: int, least_s: float, steps: int) -> bool:
-        """Whether the next step takes longer than ``least_s`` seconds, and longer than so many steps took lately."""
+        """Return whether the next step takes longer than ``least_s`` seconds, and longer than ``steps`` steps took
+        lately."""
         return bool(self._came_ns) and now_ns - self._came_ns > max(least_s * 1e9, steps * self._took_ns)
 
     def step_s(self) -> float | None:
-        """Mean time of a step over the last looks; None before one was completed."""
+        """Return the mean time of a step over the last samples, seconds; None before a step was completed."""
         if not self._looks:
             return None
         (first_ns, first), (last_ns, last) = self._looks[0], self._looks[-1]
@@ -64,32 +65,32 @@ class StepRate:
 
 
 def steps_ahead(lead_s: float, step_s: float) -> int:
-    """How many steps take ``lead_s`` seconds when each takes ``step_s``, and ``LEAST_AHEAD`` at least."""
+    """Return how many steps take ``lead_s`` seconds when each takes ``step_s``, at least ``LEAST_AHEAD``."""
     return max(ceil(lead_s / step_s), LEAST_AHEAD) if step_s > 0 else LEAST_AHEAD
 
 
 @dataclass(frozen=True, slots=True)
 class StepsOnDisk:
-    """What one rank's machine says of the steps on its disk; alike for all ranks of a machine."""
+    """The steps on the disk of one rank's machine, as the machine reports them; equal for all ranks of a machine."""
 
     steps: frozenset[int]
     """Steps that are there for all ranks of the machine."""
     passed: int = 0
-    """Every step up to this one is among them or never will be; 0: not known."""
+    """Every step up to this step is among ``steps`` or never will be; 0: not known."""
     kept: int = 0
-    """The one that it keeps until it hears that it is settled or gone; 0: none."""
+    """The step that the machine keeps until it is notified that the step is settled or gone; 0: none."""
     settled: int = 0
     """The newest that it heard to be settled; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What machines should know."""
+    """The message that machines should receive."""
 
     keep: int = 0
     """The step that every rank should keep; 0: there is none."""
     settled: int = 0
-    """The newest that every rank keeps: older ones may go; 0: none."""
+    """The newest step that every rank keeps: older steps may be deleted; 0: none."""
     gone: tuple[int, ...] = ()
     """Steps on some disk that some rank does not have and never will."""
 
@@ -100,10 +101,10 @@ def newest_of_all(ranks: Collection[StepsOnDisk]) -> int:
 
 
 def agree(ranks: Sequence[StepsOnDisk], world_size: int) -> Agreed:
-    """What to tell every machine.
+    """Return the message for every machine.
 
     Args:
-        ranks: Of one generation, as their machines showed them last.
+        ranks: The ranks of one generation, as their machines showed them last.
         world_size: Ranks of the job; while some of them are not known, nothing is concluded.
     """
     if len(ranks) < world_size:
@@ -121,37 +122,37 @@ def agree(ranks: Sequence[StepsOnDisk], world_size: int) -> Agreed:
 
 
 LEAD_S = 3.0
-"""How far ahead the step lies: until then the request has reached every machine."""
+"""How far ahead the step lies, seconds: within this time the request reaches every machine."""
 AGAIN_S = 60.0
-"""A watcher that asked for a step asks for the next one after this time at the soonest, seconds, and after twice as
-long each time that no step came of it, up to ``disk_every_min``."""
+"""The shortest time between two requests of one watcher, seconds. It doubles each time that a request leads to no step,
+up to ``disk_every_min``."""
 MISSED_MIN = 15.0
-"""Where steps are due by their number only, one is asked for when so long no new one got onto all disks, minutes."""
+"""If steps are due by their number only, a step is requested after this many minutes without a new step
+on all disks."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskProgress:
-    """What one rank's machine says of its steps and of the disk; ages by that machine's own clock."""
+    """The progress of one rank and its disk, as its machine reports it; ages are by that machine's own clock."""
 
     rank: int
     completed_steps: int
     disk_step: int
-    """Its newest disk checkpoint; -1: there is none."""
+    """The rank's newest disk checkpoint; -1: there is none."""
     disk_age_s: float
-    """How old the state in it is now."""
+    """The age of the state in that checkpoint."""
     lived_s: float
-    """How long ago this process of the rank was started; counts while nothing is on disk."""
+    """The age of the rank's current process; it counts while nothing is on disk."""
     wanted: int
     """Step that was asked for and that is not written yet; -1: none."""
 
 
 @dataclass(slots=True)
 class PersistRule:
-    """Asks for a step when the newest one that all ranks have on disk gets too old; one for each generation of a job.
+    """A rule for one generation of a job: request a step when the newest step that all ranks have on disk is too old.
 
-    Its time is the watcher's alone, from when it saw that a step had got onto
-    all disks. What a machine's clock says counts as a difference only, of two
-    of its own times.
+    The rule uses only the watcher's clock, from the moment at which it saw a step on all disks. Of a machine's clock it
+    uses only differences between two times of that clock.
     """
 
     policy: CheckpointPolicy
@@ -159,22 +160,22 @@ class PersistRule:
     _complete_step: int | None = None
     """The newest step that all ranks have; None: not known yet."""
     _saved_ns: int | None = None
-    """When that one was saved, or the job began; None: not known yet."""
+    """When that step was saved, or the job began; None: not known yet."""
     _asked_ns: int | None = None
     _asked: int = 0
-    """How often, since the newest step got onto all disks."""
+    """The number of requests since the newest step was on all disks."""
 
     def next(self) -> PersistRule:
         """The rule of the next generation."""
         return PersistRule(self.policy, _saved_ns=self._saved_ns, _asked_ns=self._asked_ns, _asked=self._asked)
 
     def observe(self, ranks: Sequence[DiskProgress], complete_step: int, now_ns: int) -> int | None:
-        """The step to ask all machines for, or None. Call it often.
+        """Return the step to request from all machines, or None. Call this often.
 
         Args:
-            ranks: All of one generation, as their machines showed them last.
+            ranks: All ranks of one generation, as their machines showed them last.
             complete_step: The newest step that all of them have on disk; 0: there is none.
-            now_ns: Time now, on a clock that is never set.
+            now_ns: The current time of a clock that is never set.
         """
         newest = max((rank.completed_steps for rank in ranks), default=-1)
         self._pace.look(now_ns, newest)
@@ -184,7 +185,7 @@ class PersistRule:
         self._look(ranks, complete_step, now_ns)
         wanted = max(rank.wanted for rank in ranks)
         if wanted > newest:
-            # Say it again while some machine does not know; to the others it is nothing new.
+            # Repeat the request while a machine does not have it; other machines ignore the repetition.
             return None if all(rank.wanted == wanted for rank in ranks) else wanted
         step_s = self._pace.step_s()
         if wanted >= 0 or step_s is None or now_ns < self._due_ns(every_ns):
@@ -195,7 +196,7 @@ class PersistRule:
         return coming_step(newest, step_s, every=every)
 
     def _every_min(self, newest: int, complete_step: int) -> float:
-        """How old the newest step on all disks may get, minutes; 0: nothing is asked for."""
+        """Return how old the newest step on all disks may get, minutes; 0: no step is requested."""
         every = self.policy.disk_every_steps
         if not self.policy.disk or self.policy.disk_every_min:
             return self.policy.disk_every_min if self.policy.disk else 0.0

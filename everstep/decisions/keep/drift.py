@@ -1,14 +1,14 @@
-"""Whether ranks drift so far apart that their slots have no step in common.
+"""The detection of ranks that drift so far apart that their slots have no step in common.
 
-A rank whose collectives come every step is at most a step ahead of another one.
-Where ranks meet more seldom, say every 25 steps, fast ones are ahead of slow
-ones by up to so many, and own slots hold only the last few: no step may be left
-that all ranks have, although each of them saves. Once that is seen, machines
+A rank with collectives in every step is at most a step ahead of another rank.
+If ranks synchronize more rarely, say every 25 steps, fast ranks are ahead of slow ranks by up to 25 steps, and own
+slots hold only the last few steps: all ranks may have no common step, although each of them saves. Once that is seen,
+machines
 are aligned (``everstep/decisions/keep/align_backups.py``): then all of them keep the same
-step until the next one is whole.
+step until the next step is whole.
 
-Machines show their ranks at different times, and no two clocks are compared. A
-rank is seen to be behind only by what another one had ``LATE_S`` earlier.
+Machines show their ranks at different times, and no two clocks are compared. A rank
+counts as behind only against the step that another rank had ``LATE_S`` earlier.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 LATE_S = 0.5
-"""What a machine shows is heard within this time."""
+"""The longest time from a machine's observation to its arrival here, seconds."""
 SEEN_AGAIN_S = 1.0
-"""Ranks drift when they are seen apart twice, so long one after the other: no machine stalled meanwhile."""
+"""Ranks drift when they are seen apart twice, at least this many seconds apart: no machine paused meanwhile."""
 RECALL_S = 60.0
-"""They drift until they were not seen apart for so long."""
+"""Ranks drift until they were not seen apart for this many seconds."""
 HELD_BACK = 2
-"""Slots of a file that are not to be counted on: the one that is written, and the newest itself."""
+"""The number of a file's slots that may be overwritten: the slot that is written, and the newest slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a rank stands, as its machine showed it last."""
+    """The progress of a rank, as its machine showed it last."""
 
     rank: int
     own_step: int
     """Newest step in its own slots; -1: none."""
     completed_steps: int
     heard_ns: int
-    """When its machine was heard, on the listener's clock."""
+    """When the machine's message arrived, on the receiver's clock."""
 
 
 @dataclass(slots=True)
 class DriftRule:
-    """One for each generation of a job.
+    """The drift of the ranks of one generation of a job.
 
     Args:
-        slots: Of each rank.
+        slots: The number of slots of each rank.
     """
 
     slots: int
     _times: list[int] = field(default_factory=list)
     _newest: list[int] = field(default_factory=list)
-    """Which step was the newest in anybody's slots from each of these times on; both grow."""
+    """The newest step in any rank's slots from each of these times on; both lists grow."""
     _seen: deque[tuple[int, int]] = field(default_factory=deque)
     """When ranks were seen apart, and by how many steps."""
 
     def observe(self, ranks: Iterable[Standing], now_ns: int) -> int:
-        """How many steps ranks were seen apart lately; 0: no more than their slots allow. Call it often."""
+        """Return how many steps ranks were seen apart lately; 0: no more than their slots allow. Call this often."""
         known = [rank for rank in ranks if rank.own_step >= 0]
         newest = max((rank.own_step for rank in known), default=-1)
         if newest > max(self._newest[-1:], default=-1):

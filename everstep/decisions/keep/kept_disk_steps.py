@@ -1,7 +1,7 @@
-"""Which steps on its disk a machine keeps. Pure.
+"""The steps that a machine keeps on its disk; pure.
 
-``everstep/decisions/keep/disk_schedule.py`` says what the machines learn from each other through
-the watchers, and what that rests on.
+``everstep/decisions/keep/disk_schedule.py`` describes how the machines agree on them through the
+watchers.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ OPEN_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What watchers reported to this machine, and what it has promised to keep; a step of 0: there is none."""
+    """The reports of watchers to this machine, and the step that it has promised to keep; a step of 0:
+    there is none."""
 
     settled: int = 0
     """Every rank keeps it: what is older may go."""
     promised: int = 0
-    """Kept until it is settled, or gone; ``settled`` where nothing else is promised."""
+    """The step that is kept until it is settled or gone; ``settled`` if no other step is promised."""
     named: int = 0
     """The newest that a watcher asked all machines to write."""
     gone: frozenset[int] = frozenset()
     """Steps on this disk that some rank does not have and never will."""
     passed: int = 0
-    """Every step up to this one is on this disk, or never will be."""
+    """Every step up to this step is on this disk, or never will be."""
 
 
 def agreed(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Collection[int]) -> Kept:
-    """What is kept after the message of a watcher.
+    """Return the state after the message of a watcher.
 
     Args:
-        kept: Until now.
+        kept: The state until now.
         held: Steps that all ranks of this machine have on disk.
         keep: As in ``Agreed``.
         settled: Likewise.
@@ -49,22 +50,21 @@ def agreed(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: 
 
 
 def went_back(kept: Kept, resume_step: int) -> Kept:
-    """What is kept when a job goes on from a step: later ones belong to a future that it abandons."""
+    """Return the state after a job resumes from a step: later steps belong to a future that it abandons."""
     settled = kept.settled if kept.settled <= resume_step else 0
     return Kept(settled, kept.promised if kept.promised <= resume_step else settled)
 
 
 def steps_to_keep(held: Collection[int], kept: Kept, *, newest: int) -> set[int]:
-    """The steps that stay; all others of ``held`` may go.
+    """Return the steps that stay; all other steps of ``held`` may be deleted.
 
-    Of those of which it is open whether all ranks will have them, the one that
-    was asked for stays, then the roundest: what a slow disk gets is a part of
-    what a faster one gets, and the rounder part.
+    Among the steps that all ranks may or may not get, the requested step stays, then the roundest: a slow disk gets a
+    part of the steps of a faster disk, and the rounder part.
 
     Args:
         held: Steps that all ranks of this machine have on disk.
-        kept: What was reported and promised.
-        newest: How many of the newest stay, ``disk_keep``.
+        kept: The reported and promised steps.
+        newest: How many of the newest steps stay, ``disk_keep``.
     """
     still_open = [step for step in held if step > kept.settled and step not in kept.gone]
     likeliest_last = sorted(still_open, key=lambda step: (step == kept.named, roundness(step), step))

@@ -1,10 +1,9 @@
-"""Which copies belong to the line of steps that led to the job as it is now.
+"""The copies that belong to the line of steps which led to the job's current state.
 
-A generation that begins at step 20 disowns what generations before it had
-saved beyond 20, and one that begins from nothing disowns all of it. Agents throw
-such copies away when they launch a generation; but a machine may have been away
-then, remote storage asks nobody, and a job's name may be used again for
-something else. So every copy is compared with the line before it is used. Between
+A generation that begins at step 20 disowns all copies that earlier generations
+saved beyond step 20, and a generation that begins from nothing disowns all copies. Agents delete such copies when they
+launch a generation; but a machine may have been away then, remote storage is not cleaned, and a job's name may be used
+again for another job. So every copy is compared with the line before it is used. Between
 runs of the name ids tell (``everstep/model/run_id.py``), within one run generations.
 """
 
@@ -18,33 +17,32 @@ from everstep.model.evidence import Evidence
 from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 
 FROM_NOTHING = -1
-"""Where a generation began that restored nothing of ours."""
+"""The step of a generation that restored no copy of everstep."""
 KEPT = 100
-"""Launches that are remembered one by one; older ones are merged, on the safe side."""
+"""The number of launches that are remembered separately; older launches are merged, on the safe side."""
 
 Lineage = Sequence[tuple[int, int]]
-"""Of each generation that was launched, oldest first: its number and the completed steps that it began with."""
+"""The launched generations, oldest first: the number of each, and the completed steps that it began with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Which run of its name a job is."""
+    """The identity of a job's run among the runs of the job's name."""
 
     own: str = ""
-    """Its id; empty: it began before there were ids, and generations have to do."""
+    """The id of the run; empty: it began before there were ids, and its generations identify it."""
     origins: tuple[str, ...] = ()
-    """Of the earlier runs that saved the copies from which it was started; empty: of none, or not known."""
+    """Ids of the earlier runs that saved the copies from which this run was started; empty: none, or not known."""
 
 
 UNKNOWN = Runs()
 
 
 def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The line after further launches.
+    """Return the line after further launches.
 
-    Where it grows too long the two oldest entries after the first become one with
-    the lower step: of copies between them some that would do are refused, and never one
-    used that would not.
+    If the line grows too long, its two oldest entries after the first become one entry with the lower step: some usable
+    copies between them are refused, but an unusable copy is never used.
     """
     line = [*lineage, *launches]
     while len(line) > KEPT:
@@ -54,14 +52,13 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
 
 
 def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
-    """Whether the job as it is now went through this copy's state.
+    """Return whether the job's current state descends from this copy.
 
     Of the runs from which it was started that is all files up to where it began (what
     is left of it in memory is thrown away), of any other run nothing. Within its own
     run, or where ids are not known, every generation after the one that saved it must
     have begun at its step or later; one that was never launched is of another run of
-    the name, and ours only at the step from which this run was started. A copy that
-    does not say which generation saved it counts as ours.
+    the name, and ours only at the step from which this run was started. A copy without a generation counts as ours.
     """
     if runs.own and copy.run not in {"", runs.own}:
         led_here = all(copy.completed_steps <= step for _, step in lineage)
@@ -83,16 +80,17 @@ def usable(
     *,
     verified: Iterable[CopyToRestore] = (),
 ) -> list[StateCopy]:
-    """The copies of the line, which may be restored; those that failed since they were listed are marked as not valid.
+    """Return the copies of the line, which may be restored; copies that failed since they were listed are marked not
+    valid.
 
     All of them count as the job's own run: the state at the step from which it
     was started is the same, whichever of the two runs keeps it.
 
     Args:
-        held: What the machines listed.
+        held: The copies that the machines listed.
         lineage: The line of the job.
         bad: Copies that could not be used, with reasons; a later one wins.
-        runs: Which run it is.
+        runs: The run of the job.
         verified: Copies whose contents were compared since they were listed.
     """
     verified_keys = {copy.key for copy in verified}
@@ -120,11 +118,11 @@ CORRUPT = "CorruptCheckpoint"
 
 
 def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
-    """Own slots that their ranks could not restore from, as those ranks said when they ended.
+    """Return the own slots that their ranks could not restore, as the ranks reported when they ended.
 
     Args:
-        evidence: Of the stop of the generation that restored.
-        resume_step: Where it began.
+        evidence: The evidence of the stop of the generation that restored.
+        resume_step: The step at which that generation began.
     """
     exceptions = {
         (end.rank, end.machine): end.exception

@@ -1,13 +1,14 @@
-"""Which step a machine writes to disk next, or sends to a peer.
+"""The next step that a machine writes to disk, or sends to a peer.
 
 All machines of a job must write, and send, the same steps, or no step is complete for all ranks, and they
 do not talk about it. So a step is due by its number alone: every ``disk_every_steps``-th (or
-``backup_every_steps``-th), and those that a ``Persist`` asked all machines for. A machine that is too slow does
+``backup_every_steps``-th), and each step that a ``Persist`` requested from all machines. A machine that is too slow
+does
 not use whichever step is newest when it is ready, but doubles the distance until it keeps up: its steps are then a part
-of those of every faster machine.
+of the steps of every faster machine.
 
-Where a machine that sends still has a choice, it sends the *roundest* step, the one with the most trailing zero bits:
-machines that are behind by a different amount choose that one too. Where the job makes no steps, e.g. in a hang, the
+If a machine that sends still has a choice, it sends the *roundest* step, the step with the most trailing zero bits:
+machines that are behind by a different amount choose the same step. If the job makes no steps, e.g. in a hang, the
 distance is one again: its last step is the one that has to be backed up.
 """
 
@@ -17,12 +18,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Held = Mapping[int, Sequence[int]]
-"""For each rank of this machine the steps in its own slots; none when nothing was saved yet."""
+"""For each rank of this machine the steps in its own slots; none if nothing was saved yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextDiskStep:
-    """What to write, with the reason, "nothing" included."""
+    """The step to write, or none, with the reason."""
 
     step: int | None
     """The step to write now for all ranks of this machine; None: none."""
@@ -32,21 +33,21 @@ class NextDiskStep:
 
 
 def is_due(step: int, every: int, stride: int = 1) -> bool:
-    """Whether a step is written by its number: multiples of ``every`` times ``stride``; ``every`` 0: none."""
+    """Return whether a step is written by its number: multiples of ``every`` times ``stride``; ``every`` 0: none."""
     return every > 0 and step > 0 and step % (every * stride) == 0
 
 
 def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> NextDiskStep:
-    """The step that this machine writes next.
+    """Return the step that this machine writes next.
 
     A step can be written when every rank either holds it or has yet to reach
     it. Steps that were asked for go first, the oldest first, since they are
     overwritten first; then the newest that is due by its number.
 
     Args:
-        held: What the ranks of this machine have in their own slots.
+        held: The steps in the own slots of this machine's ranks.
         every: ``disk_every_steps``; 0: only what is asked for.
-        stride: From ``stride_after``.
+        stride: The result of ``stride_after``.
         asked: Steps that a Persist asked for and that are not written yet.
         done: The newest step that is written, or was given up; steps due by number up to it are not looked at again.
     """
@@ -71,7 +72,7 @@ def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int
 
 
 def stride_after(every: int, lasted: int) -> int:
-    """How many due steps make one that a machine can keep up with: the smallest power of two that suffices.
+    """Return the distance in due steps with which a machine keeps up: the smallest power of two that is enough.
 
     Args:
         every: ``disk_every_steps``.
@@ -112,12 +113,12 @@ def next_step_to_send(
 
 
 def next_stride(stride: int, every: int, lasted: int) -> int:
-    """The stride after one more step was sent.
+    """Return the stride after a further step was sent.
 
     It grows by doubling only, so that a single delay does not cost more than one step more.
 
     Args:
-        stride: Until now.
+        stride: The stride until now.
         every: ``backup_every_steps``.
         lasted: Steps that were saved while it was sent.
     """

@@ -1,4 +1,4 @@
-"""Where the backup of each rank's state lies: on a machine that shares none of its parallel groups.
+"""The location of the backup of each rank's state: a machine that shares none of the rank's parallel groups.
 
 ByteRobust evicts whole parallel groups on purpose and survives it because a
 rank's backup lies outside all of its groups (section 7, figure 9). To lose a
@@ -29,32 +29,32 @@ from everstep.model.topology import Topology
 DOMAIN = "failure domain"
 """A kind of group that is none of the mesh: machines that fail together."""
 Spans = Mapping[str, Mapping[tuple[int, ...], int]]
-"""Of each kind of group: the machines that a group spans (two or more), and how many groups span just these."""
+"""For each kind of group: the machines that a group spans (two or more), and how many groups span exactly these."""
 Hit = Mapping[str, Mapping[tuple[int, ...], int]]
-"""Those of them whose loss takes an owner together with its peer."""
+"""For each kind of group: the groups whose loss takes an owner together with its peer."""
 Move = Callable[[int], int]
-"""From a machine to the one that holds its backups."""
+"""Machine → the machine that holds its backups."""
 FEW = 6
-"""Up to so many machines every permutation is tried where no perfect one exists; for more, the best of those that the
-search comes by."""
+"""Up to this many machines every permutation is tried if no perfect one exists; with more machines, the best
+permutation of the search is used."""
 
 
 MOST_TOLERATED = 4
-"""Up to so many kinds of groups are tried in all combinations; of more than that only all at once."""
+"""Up to this many kinds of groups are tried in all combinations; more kinds are only tried all at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which rank's machine holds the backup of which rank."""
+    """The placement of backups: for each rank the machine that holds its backup."""
 
     peers: tuple[int | None, ...]
     """Rank → rank on whose machine its backup lies; None: there is no other machine."""
     involution: bool
-    """Ranks back each other up in pairs."""
+    """The ranks back each other up in pairs."""
     shared: tuple[str, ...]
-    """Kinds of groups of which some single lost group takes an owner together with its peer."""
+    """Kinds of groups in which the loss of a single group takes an owner together with its peer."""
     reason: str
-    """For people: what may be lost, and why no more."""
+    """The possible loss, and why it cannot be smaller, as text for people."""
     domains: tuple[str, ...] = ()
     """Failure domains whose loss takes an owner together with its peer."""
 
@@ -62,16 +62,16 @@ class Placement:
 def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
     """Give every rank a peer on another machine, outside its parallel groups where that is possible.
 
-    Every machine holds as many backups as it has ranks. Where some group or
-    domain cannot be avoided, the parallel groups come first, and among them the
-    fewest whose loss would take owner and peer together.
+    Every machine holds as many backups as it has ranks. If a group or a domain cannot be avoided, avoiding parallel
+    groups comes first, with the
+    fewest groups whose loss would take owner and peer together.
 
     Args:
         topology: Ranks and machines.
         domains: Failure domain of each machine, e.g. its switch or rack; ``""``: not known.
 
     Raises:
-        TopologyError: ``domains`` does not name one for each machine.
+        TopologyError: ``domains`` does not name a domain for each machine.
     """
     if domains and len(domains) != topology.machines:
         raise TopologyError(f"{len(domains)} failure domains are named for {topology.machines} machines: name each")
@@ -93,7 +93,7 @@ def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
 
 
 def survives(topology: Topology, placement: Placement, lost_machines: AbstractSet[int]) -> bool:
-    """Whether every rank's state, or its backup, is on a machine that is left."""
+    """Return whether every rank's state, or its backup, is on a machine that is left."""
     size = topology.ranks_per_machine
     return all(
         rank // size not in lost_machines or (peer is not None and peer // size not in lost_machines)
@@ -141,7 +141,7 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
 
 
 def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
-    """What may be shared, from nothing to everything; the failure domain before any parallel group."""
+    """Return what may be shared, from nothing to everything; the failure domain before any parallel group."""
     kinds = sorted(spans, key=lambda kind: (kind != DOMAIN, kind))
     for size in range(len(kinds) + 1):
         if size <= MOST_TOLERATED or size == len(kinds):
@@ -149,7 +149,8 @@ def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
 
 
 def _costed(spans: Spans, target: list[int]) -> tuple[tuple[int, int, int], list[int]]:
-    """How many groups, then domains, would take an owner together with its peer, and how many owners a domain."""
+    """Count the groups, then the domains, whose loss takes an owner together with its peer, and the owners for each
+    domain."""
     counts = {kind: sum(_hit(groups, target).values()) for kind, groups in spans.items()}
     domains = counts.pop(DOMAIN, 0)
     owners = sum(target[machine] in group for group in spans.get(DOMAIN, ()) for machine in group)
@@ -157,12 +158,12 @@ def _costed(spans: Spans, target: list[int]) -> tuple[tuple[int, int, int], list
 
 
 def _hit(groups: Mapping[tuple[int, ...], int], target: Sequence[int]) -> dict[tuple[int, ...], int]:
-    """Those groups of a kind whose loss takes an owner together with its peer."""
+    """Return the groups of a kind whose loss takes an owner together with its peer."""
     return {group: count for group, count in groups.items() if not {target[m] for m in group}.isdisjoint(group)}
 
 
 def _allowed(machines: int, avoid: Iterable[Iterable[tuple[int, ...]]]) -> list[int]:
-    """For each machine the others without a conflict, a bit for each."""
+    """Return for each machine the other machines without a conflict, as bits."""
     near = [1 << machine for machine in range(machines)]
     for groups in avoid:
         for group in groups:
@@ -195,7 +196,8 @@ def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
 
 
 def _step(sizes: Sequence[tuple[str, int]], moved: Sequence[str]) -> Move:
-    """Neighbours along even axes change places; along odd ones one half steps up and the other half down again."""
+    """Shift machines: neighbours exchange along even axes; along odd axes one half steps up and the other half down
+    again."""
 
     def move(machine: int) -> int:
         place, rest = {}, machine
@@ -246,7 +248,7 @@ def _matching(allowed: Sequence[int], start: Sequence[int | None]) -> list[int |
 def _augment(
     root: int, allowed: Sequence[int], to_look_at: tuple[int, int], target: list[int | None], owner: dict[int, int]
 ) -> tuple[int, int]:
-    """Match one more machine, if others can make room for it.
+    """Match one more machine, if other machines can give way to it.
 
     ``to_look_at`` are the machines that the search may come by, and those that nobody has yet, a bit for each.
 
@@ -275,7 +277,7 @@ def _augment(
 
 
 def _give_way(to: int | None, reached_from: Mapping[int, int], target: list[int | None], owner: dict[int, int]) -> None:
-    """Back along the path to a free machine: each gives its place to the one before it."""
+    """Go back along the path to a free machine: each machine gives its position to the machine before it."""
     while to is not None:
         at = reached_from[to]
         before, target[at], owner[to] = target[at], to, at

@@ -1,8 +1,7 @@
-"""The evidence after copies were asked for that the answers to a stop do not list.
+"""The evidence after a search for copies that the answers to a stop do not list.
 
-A stop is answered at once: with what lies in memory, and on the disks that an
-agent knows of. Remote storage takes its time, and the agent of a machine that
-came back empty knows no folder.
+A stop is answered at once, with the copies in memory and on the disks that an agent knows of. Remote storage is slow,
+and the agent of a machine that returned empty knows no folder.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from everstep.model.state_copy import Tier
 
 
 def merged(evidence: Evidence, found: Evidence) -> Evidence:
-    """The evidence with the copies that were found besides. A place that was listed in either of them is known."""
+    """Merge the evidence with the copies that the search added. A location that was listed in either of
+    them is known."""
     held = [copy for copy in evidence.held if not copy.unlisted]
     known = {copy.key for copy in held}
     new = [copy for copy in found.held if copy.key not in known]
@@ -37,10 +37,10 @@ def unanswered(evidence: Evidence, machines: Sequence[str], reason: str) -> Evid
 
 
 def _still_unlisted(evidence: Evidence, now: Sequence[Unlisted]) -> list[Unlisted]:
-    """The places that can be listed neither now nor before.
+    """Return the locations that could be listed neither now nor before.
 
-    The job stands still, so that what was seen once is still there. The agent of a machine that came back empty did
-    not know where to look.
+    The job is stopped, so a copy that was listed once is still there. The agent of a machine that returned empty did
+    not know which folder to list.
     """
     before = {machine for place in evidence.unlisted if place.tier is Tier.DISK for machine in place.machines}
     if not evidence.searched:

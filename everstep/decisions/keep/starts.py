@@ -1,4 +1,4 @@
-"""What a job may start from: the folder of one disk checkpoint, or what an earlier run of its name left."""
+"""The copies that a job may start from: the folder of a disk checkpoint, or copies of an earlier run of its name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from everstep.model.topology import Topology
 from everstep.shards.manifest import data_name, manifest_name
 
 NAMED = 8
-"""Ranks that a message names; the others are counted."""
+"""The number of ranks that a message names; further ranks are counted."""
 STEP = re.compile(r"step-([0-9]{9,})")
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """``<root>/<job>/step-<number>``, taken apart."""
+    """The parts of a folder's path: ``<root>/<job>/step-<number>``."""
 
     root: str
     job: str
@@ -44,7 +44,7 @@ def folder_of(path: str) -> Folder | None:
 def judge_folder(
     path: str, seen: Mapping[str, Mapping[int, str]], saved_by: Mapping[int, tuple[str, str]] | None = None
 ) -> str:
-    """Why a job cannot start from the folder; empty when it can.
+    """Return why a job cannot start from the folder; empty: it can.
 
     Args:
         path: The folder.
@@ -92,13 +92,12 @@ def choose_start(
     at: int | None = None,
     bad: Iterable[StateCopy] = (),
 ) -> tuple[Restore, list[str]]:
-    """From which copies a new run starts; and the ids of the runs that saved them.
+    """Choose the copies from which a new run starts; return them with the ids of the runs that saved them.
 
-    What the last run took for its own goes before what still older runs left, which
-    it did not go on from.
+    Copies that the last run used as its own come before copies of still older runs that it did not resume from.
 
     Args:
-        held: What the machines told of.
+        held: The copies that the machines reported.
         assignment: Which machines, by name, are going to run its ranks.
         earlier_run: The last run of the name.
         at: The step to start from; None: the latest.
@@ -131,15 +130,15 @@ def _chosen(
 
 
 def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int | None = None) -> list[StateCopy]:
-    """The copies that may be chosen from.
+    """Return the copies that may be chosen.
 
-    What is still in memory is none of them: an unclean end left it, and it is
-    thrown away when the new run prepares its machines.
+    Copies that are still in memory are not among them: they are left from an unclean end, and are deleted when the new
+    run prepares its machines.
 
     Args:
-        held: What the machines told of.
-        topology: Of the new run.
-        at: The step that it is to start from; None: not known yet.
+        held: The copies that the machines reported.
+        topology: The topology of the new run.
+        at: The step from which the new run is to start; None: not known yet.
 
     Raises:
         CheckpointError: the step was saved with other parallel sizes.

@@ -1,1 +1,1 @@
-"""Decisions about the pool of standbys: how many there should be, and which machine takes the place of which."""
+"""Decisions about the machine pool: the number of standbys, and the machine that replaces an evicted machine."""

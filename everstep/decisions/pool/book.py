@@ -1,7 +1,8 @@
-"""The pool's book: which machine is whose. Pure: times are arguments, and the state is changed in place.
+"""The pool's book: the state and the job of every machine. Pure: times are arguments, and the state is changed in
+place.
 
-A machine is in one place at a time, so two jobs never have the same one; an evicted machine is never given to a job
-before it passed its tests or an operator released it.
+A machine has one state at a time, so two jobs never have the same machine; a job never gets an evicted machine before
+it passed its tests or an operator released it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from everstep.model.pool import (
 
 
 def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str, str]:
-    """Evicted machine → the one in its place; fewer where there are too few.
+    """Return evicted machine → its replacement; fewer entries if there are too few machines.
 
-    First what the job has been given already and does not use, then standbys, then free machines; among these one of
-    another failure domain than that of the evicted machine, in which the job has few.
+    Machines that the job already has and does not use come first, then standbys, then free machines; among them a
+    machine outside the failure domain of the evicted machine is preferred, in a domain where the job has few machines.
 
     Args:
-        machines: All of the pool.
-        request: What is asked for.
+        machines: All machines of the pool.
+        request: The request for replacements.
     """
     known = {one.machine.name: one for one in machines}
     out = {eviction.machine for eviction in request.evict}
@@ -60,23 +61,24 @@ def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str
 
 
 def _is_there(one: PoolMachine, request: ReplaceRequest) -> bool:
-    if one.place is PoolPlace.ACTIVE:  # given to an incident that was closed before it could use it
+    if one.place is PoolPlace.ACTIVE:  # The machine was assigned to an incident that was closed before it could use it.
         return (one.job, one.run) == (request.job, request.run) and not one.wanted_out
     return one.place in {PoolPlace.STANDBY, PoolPlace.FREE}
 
 
 EVICTIONS_KEPT = 10
-"""Times of evictions of one machine."""
+"""The number of eviction times that are kept for one machine."""
 ANSWERS_KEPT = 200
 """Answers to replacements."""
 TWICE_S = 24 * 3600.0
-"""A machine that is evicted twice within this time does not come back by itself."""
+"""A machine that is evicted twice within this time, seconds, does not return without an operator."""
 IDLE = frozenset({PoolPlace.STANDBY, PoolPlace.FREE})
 UNUSED = IDLE | {PoolPlace.PROVISIONING}
 
 
 def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, why: str = "", **more: object) -> None:
-    """Put a machine somewhere: since now, and for a reason. What is not named in ``more`` is as for a new one."""
+    """Set the state of a machine, with the time and the reason. Fields that are not in ``more`` are as for a new
+    machine."""
     known = state.machines[name]
     state.machines[name] = PoolMachine(
         machine=known.machine,
@@ -90,7 +92,7 @@ def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, 
 
 
 def add(state: PoolState, machines: Iterable[Machine], *, now_ns: int) -> None:
-    """Know of machines, and where they listen now."""
+    """Add machines, or update the addresses of known machines."""
     for machine in machines:
         known = state.machines.get(machine.name)
         if known is None:
@@ -134,7 +136,8 @@ def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
 
 
 def taken_out(state: PoolState, request: LeaseRequest) -> dict[str, str]:
-    """Machines that a job wants, and that an operator takes out of the run before, whose end is not known yet → why."""
+    """Return the requested machines that an operator removes from an earlier run whose end is not known yet → the
+    reason."""
     wanted = [state.machines[machine.name] for machine in request.machines if machine.name in state.machines]
     return {
         one.machine.name: f"{one.by} takes it out: {one.why}; 'everstep release {one.machine.name}' lets jobs have it"
@@ -144,7 +147,7 @@ def taken_out(state: PoolState, request: LeaseRequest) -> dict[str, str]:
 
 
 def _why_not(known: PoolMachine, job: str) -> str:
-    if known.place is PoolPlace.ACTIVE and known.job != job:  # of one name, only one job runs
+    if known.place is PoolPlace.ACTIVE and known.job != job:  # only one job of a name runs
         return f"job {known.job} has it"
     if known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}:
         return f"it is {known.place}: {known.why}; 'everstep release {known.machine.name}' lets it come back"
@@ -152,7 +155,7 @@ def _why_not(known: PoolMachine, job: str) -> str:
 
 
 def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replaced:
-    """Evict machines of a job and give it others: for all of them, or for none. Asked again, the answer is the same."""
+    """Evict machines of a job and replace all of them, or none. A repeated request gets the same answer."""
     if known := state.replaced.get(request.id):
         return known
     chosen = choose(state.machines.values(), request)
@@ -182,7 +185,7 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
 
 
 def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str], why: str, *, now_ns: int) -> Replaced:
-    """Who leaves is evicted, and the answer is kept."""
+    """Evict the machines that leave, and keep the answer."""
     for eviction in request.evict:
         _evict(state, eviction, request, now_ns=now_ns)
     answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()}, why=why)
@@ -191,7 +194,7 @@ def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str],
 
 
 def _can_go_back(state: PoolState, request: ReplaceRequest) -> bool:
-    """Whether each that is not fit came for one that left this job, and that nobody has had since."""
+    """Return whether each unfit machine replaced a machine that left this job and that no job has had since."""
     away = {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
     left = [state.machines.get(old) for old in request.back.values()]
     return request.back.keys() == {eviction.machine for eviction in request.evict} and all(
@@ -220,7 +223,7 @@ def _go_back(state: PoolState, name: str, request: ReplaceRequest, why: str, *, 
 
 
 def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> None:
-    """Put a machine into quarantine, or away where an operator said so."""
+    """Put a machine into quarantine, or cordon it if an operator asked for that."""
     known = state.machines.get(one.machine)
     if known is None:
         return
@@ -253,7 +256,7 @@ def give_back(state: PoolState, request: GiveBack, *, now_ns: int) -> int:
 
 
 def free(state: PoolState, name: str, *, now_ns: int, by: str, why: str) -> None:
-    """Nobody has a machine any more: it is a standby where there are too few, and where it came back from repair."""
+    """Release a machine from its job: it becomes a standby if there are too few, and if it returned from repair."""
     known = state.machines[name]
     if known.wanted_out:
         put(state, name, PoolPlace.CORDONED, now_ns=now_ns, by=known.by, why=known.why)

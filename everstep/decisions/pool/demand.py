@@ -1,7 +1,7 @@
-"""How many standbys the failures of the past would have needed, day by day.
+"""The number of standbys that past failures would have needed, day by day.
 
-Days are counted from the begin of the record; only those that are over count. Where the record is made from evictions,
-a machine counts as back once it was seen in a job again, so it counts as away for longer than it was.
+Days are counted from the begin of the record; only complete days count. If the record is made from
+evictions, a machine counts as back once it was seen in a job again, so it counts as away for longer than it was.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def record_from(
 
 
 AGAIN_DAYS = 7.0
-"""A machine that fails again within so many days was not repaired: it counts as away in between (in the trace
-of InfiniteHBD 34 % of the repaired machines do)."""
+"""A machine that fails again within this many days was not repaired: it counts as away in between (in the trace of
+InfiniteHBD 34 % of the repaired machines do)."""
 
 
 class Refill(StrEnum):
-    """Where the machines come from that fill the pool again."""
+    """The source of the machines that refill the pool."""
 
     REPAIR = "repair"
     """From repair only: a standby is in use until the machine that it replaces is back."""
     DAILY = "daily"
-    """From outside: the pool is full again every day, however long repairs take. It is what a quantile of the failures
-    of one day supposes (ByteRobust, table 5)."""
+    """From outside: the pool is full again every day, however long repairs last. A quantile of the failures of one day
+    supposes this (ByteRobust, table 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class MachineFailure:
     machine: str
     failed_day: float
     back_day: float | None = None
-    """When it could be used again; None: not yet."""
+    """When the machine could be used again; None: not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class FailureRecord:
     """The failures of a cluster over some time."""
 
     machines: int
-    """That could fail."""
+    """The number of machines that could fail."""
     days: float
-    """How long the record is."""
+    """The length of the record, days."""
     failures: tuple[MachineFailure, ...] = ()
 
     def before(self, day: float) -> FailureRecord:
-        """What of it was known at the begin of a day."""
+        """Return the part of the record that was known at the begin of a day."""
         known = (
             failure if failure.back_day is None or failure.back_day < day else replace(failure, back_day=None)
             for failure in self.failures
@@ -96,11 +96,11 @@ class FailureRecord:
 
 
 def daily_demand(record: FailureRecord, refill: Refill) -> list[int]:
-    """The most standbys that were in use at once, on each day of a record.
+    """Return the largest number of standbys in use at once, for each day of a record.
 
     Args:
-        record: What failed, and when it was back.
-        refill: Where the machines come from that fill the pool again.
+        record: The failures, and when each machine was back.
+        refill: The source of the machines that refill the pool.
     """
     days = int(record.days)
     if refill is Refill.DAILY:
@@ -110,7 +110,7 @@ def daily_demand(record: FailureRecord, refill: Refill) -> list[int]:
 
 
 def _absences(record: FailureRecord) -> Iterator[tuple[float, float]]:
-    """From when to when machines were away; of one machine they do not overlap."""
+    """Return the begin and end of each absence; absences of one machine do not overlap."""
     of_machine: dict[str, list[MachineFailure]] = defaultdict(list)
     for failure in sorted(record.failures, key=lambda failure: failure.failed_day):
         of_machine[failure.machine].append(failure)
@@ -129,7 +129,8 @@ def _back(failure: MachineFailure) -> float:
 
 
 def _away_at_once(absences: list[tuple[float, float]], days: int) -> Iterator[int]:
-    """The highest number of absences at one moment of each day; one that ends as another begins makes room for it."""
+    """Return the highest number of simultaneous absences of each day; an absence that ends as another begins does not
+    overlap with it."""
     changes = deque(sorted(change for begin, end in absences for change in ((begin, 1), (end, -1))))
     away = 0
     for day in range(days):

@@ -1,6 +1,6 @@
-"""What follows for the pool from an inspection of its machines and of the jobs that run.
+"""The changes to the pool after an inspection of its machines and of the running jobs.
 
-What the inspection could not learn changes nothing: unknown is not empty.
+A fact that the inspection could not learn changes nothing: unknown is not empty.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from everstep.decisions.pool.book import IDLE, TWICE_S, UNUSED, add, free, put
 from everstep.model.pool import Looked, LookRequest, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
 
 COMING_S = 900.0
-"""A machine that came into the list and is not fit after this long is not counted on any more."""
+"""A machine that was added to the list and is not fit after this many seconds is not expected any more."""
 
 AWAITED_S = 600.0
 """A job that waits for machines this long waits on, and its machines are looked for less often."""
 
 
 def wanted(state: PoolState, *, now_ns: int) -> int:
-    """How many machines the list of the cluster should have; 0: it has enough, or cannot have more.
+    """Return how many machines the list of the cluster should have; 0: it has enough, or cannot have more.
 
-    It is a number of all, not of new ones: who asks for it twice gets no more than who asks once.
+    It is the number of all machines, not of new machines: asking twice adds no more machines than asking once.
 
     Args:
-        state: Of the pool.
-        now_ns: Now.
+        state: The state of the pool.
+        now_ns: The current time.
     """
     machines = state.machines.values()
     idle = sum(machine.place in IDLE for machine in machines)
@@ -39,7 +39,8 @@ def coming(state: PoolState, *, now_ns: int) -> int:
 
 
 def is_awaited(state: PoolState, *, now_ns: int) -> bool:
-    """Whether a job waits for machines of which some may come soon: new ones, or others, as it has just asked."""
+    """Return whether a job waits for machines that may be available soon: new machines, or others since it asked
+    lately."""
     lately = any(now_ns - short.asked_ns < AWAITED_S * 1e9 for short in state.short.values())
     return lately or bool(state.short and coming(state, now_ns=now_ns))
 
@@ -47,22 +48,22 @@ def is_awaited(state: PoolState, *, now_ns: int) -> bool:
 GRACE_S = 60.0
 """A machine that its job does not name yet stays with it so long."""
 LOOKS = 2
-"""So many looks have to agree that a job does not have a machine."""
+"""The number of inspections in a row that must agree that a job does not have a machine."""
 QUARANTINE_S = 600.0
 """An evicted machine is tested at least this long."""
 PASSES = 3
-"""In so many looks in a row."""
+"""The number of inspections in a row that an evicted machine must pass."""
 FORGOTTEN_S = TWICE_S
 """A machine in quarantine that is out of the list, and of no use, is forgotten after this time: its evictions
 count no longer then."""
 CLEANED_S = 120.0
 """A machine that left its job with ranks that could not be ended may answer soon: it is asked often for so long."""
 UNKNOWN_LOOKS = 3
-"""After so many looks machines are given to jobs although a running job never said where it runs."""
+"""The number of inspections after which jobs get machines although a running job has not reported its machines."""
 
 
 def request_of(state: PoolState) -> LookRequest:
-    """What to look at."""
+    """Return the request for an inspection."""
     rest = [machine for machine in state.machines.values() if machine.place is not PoolPlace.ACTIVE]
     return LookRequest(
         fresh=not state.known,
@@ -79,14 +80,17 @@ def request_of(state: PoolState) -> LookRequest:
 
 
 def is_to_be_cleaned(state: PoolState, *, now_ns: int) -> bool:
-    """Whether a machine that may still have ranks of the job that it left a moment ago may answer soon."""
+    """Return whether a machine that may still have ranks of the job that it left a moment ago may answer soon."""
     return any(machine.uncleaned and now_ns - machine.since_ns < CLEANED_S * 1e9 for machine in state.machines.values())
 
 
 def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
-    """Machines that jobs are told to leave now: what an operator wants out, where there are others for it.
+    """Return the machines that jobs should release now: machines that an operator removes, as far as the pool can
+    replace
+    them.
 
-    A job that starts, or is in an incident, does not take it; one that did not say how it is comes last.
+    Machines of a job that starts, or is in an incident, are left out; machines of a job without a reported state are
+    last.
     """
     settled = {job.job: job.settled for job in looked.jobs}
     wanted = [
@@ -97,7 +101,7 @@ def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
 
 
 def changed_in_list(state: PoolState, looked: Looked) -> list[str]:
-    """Known machines that left the list of the cluster, or came back into it, since the look before."""
+    """Return the known machines that left the list of the cluster, or returned to it, since the inspection before."""
     if looked.machines is None:
         return []
     listed = {machine.name for machine in looked.machines}
@@ -112,13 +116,13 @@ def take(
     now_ns: int,
     quarantine_s: float = QUARANTINE_S,
 ) -> None:
-    """Bring the book up to date.
+    """Update the book with an inspection.
 
     Args:
-        state: Of the pool, changed in place.
-        looked: What was found.
-        began_ns: When the look began, by the same clock as ``now_ns``: what changed since then is newer than it.
-        now_ns: Now.
+        state: The state of the pool, changed in place.
+        looked: The result of the inspection.
+        began_ns: When the inspection began, by the same clock as ``now_ns``: later changes are newer than its result.
+        now_ns: The current time.
         quarantine_s: An evicted machine is tested at least this long, seconds.
     """
     state.problem = looked.problem
@@ -128,7 +132,7 @@ def take(
     if not state.known:  # all machines were asked
         _take_machines(state, looked, began_ns)
     _take_health(state, looked, began_ns)
-    if state.known:  # who has come into the list since the look before was not asked yet
+    if state.known:  # A machine that was added to the list since the inspection before was not asked yet.
         _take_machines(state, looked, began_ns)
     _take_jobs(state, looked, began_ns, now_ns=now_ns)
     if not state.known:
@@ -141,7 +145,7 @@ def take(
 
 
 def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
-    """Know of new machines, as of the begin of the look: a job that it found there has them."""
+    """Add new machines, as of the begin of the inspection: a machine with a job's ranks belongs to that job."""
     if looked.machines is None:
         return
     state.standbys, state.listed, state.at_most = looked.standbys, len(looked.machines), looked.at_most
@@ -164,7 +168,7 @@ def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
 
 
 def _fit(state: PoolState) -> list[str]:
-    """New machines that were found fit since they came."""
+    """Return the new machines that were inspected as fit since they were added."""
     coming = [name for name, one in state.machines.items() if one.place is PoolPlace.PROVISIONING]
     return [name for name in coming if state.machines[name].passed and not state.machines[name].fault]
 
@@ -201,7 +205,7 @@ def _take_jobs(state: PoolState, looked: Looked, began_ns: int, *, now_ns: int) 
 
 
 def _take_found(state: PoolState, job: RunningJob, began_ns: int, *, now_ns: int) -> None:
-    """Machines on which a job runs that the book does not know of: one that began before there was a pool."""
+    """Add machines on which a job runs and that the book does not have: the job began before there was a pool."""
     add(state, [machine for machine in job.machines if machine.name not in state.machines], now_ns=began_ns)
     for machine in job.machines:
         one = state.machines[machine.name]
@@ -219,9 +223,10 @@ def _take_found(state: PoolState, job: RunningJob, began_ns: int, *, now_ns: int
 
 
 def _take_absence(state: PoolState, name: str, *, now_ns: int) -> None:
-    """A job that is in no incident does not run on a machine that it was given: it may just not have said so yet.
+    """Count a machine as absent from its job, which is in no incident and does not report it; the report may just be
+    late.
 
-    An incident may hold a machine for long before the job has it: ranks that die slowly are waited for.
+    An incident may hold a machine for a long time before the job has it, since it waits for ranks that die slowly.
     """
     one = state.machines[name]
     if now_ns - one.since_ns < GRACE_S * 1e9:
@@ -233,8 +238,8 @@ def _take_absence(state: PoolState, name: str, *, now_ns: int) -> None:
 
 
 def _is_well(one: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
-    """Whether a machine may leave quarantine by itself: a repeat offender does not, nor one that inspections cannot
-    judge."""
+    """Return whether a machine may leave quarantine by itself. A repeat offender may not, nor a machine that
+    inspections cannot judge."""
     if one.place is not PoolPlace.QUARANTINED or one.uncleaned or one.fault or one.passed < PASSES:
         return False
     if one.until_released:
@@ -244,9 +249,10 @@ def _is_well(one: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
 
 
 def _is_gone(one: PoolMachine, looked: Looked, now_ns: int) -> bool:
-    """Whether a machine in quarantine does not come back: it was taken out of the list, and is of no use since.
+    """Return whether a machine in quarantine will not return: it was removed from the list, and has been faulty since.
 
-    What waits for an operator does so, and what may have ranks of its job is cleaned as long as that runs.
+    A machine that waits for an operator keeps waiting, and a machine that may have ranks of its job is cleaned as long
+    as the job runs.
     """
     if one.place is not PoolPlace.QUARANTINED or one.until_released or not (one.unlisted_ns and one.fault):
         return False

@@ -1,6 +1,7 @@
-"""Which idle machines get the code of which jobs ahead, and whether a machine has the same libraries as a job's others.
+"""The code versions that idle machines get ahead of time, and the comparison of a machine's libraries with its job's.
 
-ByteRobust keeps code and libraries of its standbys in place (section 6.2); for which jobs, and how many, is ours.
+ByteRobust keeps code and libraries of its standbys in place (section 6.2); it does not state for which
+jobs, and how many.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from everstep.model.pool import Looked, PoolPlace, PoolState, Readied, ReadyRequ
 
 
 def differing(here: Mapping[str, str], elsewhere: Iterable[Mapping[str, str]]) -> str:
-    """What a machine has in other versions than all the others, for people; empty: nothing, as far as it is known.
+    """Return the libraries of a machine whose versions differ from all other machines, for people; empty: none is
+    known.
 
     Args:
-        here: Its libraries, by name, with versions.
-        elsewhere: Those of the others.
+        here: The libraries of the machine, by name, with versions.
+        elsewhere: The libraries of the other machines.
     """
     others = list(elsewhere)
     found = []
@@ -29,19 +31,19 @@ def differing(here: Mapping[str, str], elsewhere: Iterable[Mapping[str, str]]) -
 KEPT = 8
 """Versions of which a machine's pool remembers that they are there: agents keep 20 snapshots."""
 MACHINES = 16
-"""Machines that get a version at a time; others follow with the next look."""
+"""The number of machines that get a version at a time; the rest follow after the next inspection."""
 WHY_CHARACTERS = 200
-"""What is found against a version on a machine is cut after so many characters."""
+"""The number of characters after which the reason why a version cannot run on a machine is cut."""
 
 
 def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:
-    """What is to be brought where: versions that run undisturbed, to machines that are fit and that no job has.
+    """Return the versions to bring: those of jobs that run undisturbed, to fit machines that no job has.
 
-    Each machine serves all jobs: beyond as many as are remembered, those whose jobs come first by name.
+    Each machine serves all jobs; if there are more versions than a machine keeps, jobs that are first by name win.
 
     Args:
-        state: Of the pool, after the look.
-        looked: What was found.
+        state: The state of the pool after the inspection.
+        looked: The result of the inspection.
     """
     idle = [
         machine
@@ -58,7 +60,7 @@ def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:
 
 
 def take(state: PoolState, request: ReadyRequest, readied: Readied) -> None:
-    """Note what is where now; ``state`` is changed in place."""
+    """Record which versions the machines have now; ``state`` is changed in place."""
     for name, why in readied.machines.items():
         if one := state.machines.get(name):
             ready = {version: told for version, told in one.ready.items() if version != request.version}
@@ -67,5 +69,5 @@ def take(state: PoolState, request: ReadyRequest, readied: Readied) -> None:
 
 
 def failed(request: ReadyRequest, why: str) -> Readied:
-    """What is noted where it could not be done at all: nobody tries it again and again."""
+    """Return the result of a request that failed on all machines, so that it is not repeated again and again."""
     return Readied(machines={machine.name: why for machine in request.machines})

@@ -1,9 +1,9 @@
-"""How many standbys a cluster should have, and why.
+"""The number of standbys that a cluster should have, and why.
 
-Two rules: a quantile of the binomial over machines and failure rate (ByteRobust, table 5), which takes failures as
-independent and repairs as done by the next day; and ours, which asks what the failures of this cluster would have
-taken, as they came: in bursts, while others were in repair, and again on machines that had been repaired. The greater
-one holds.
+The size is the larger result of two rules. The paper's rule is a quantile of the binomial over machines and failure
+rate (ByteRobust, table 5); it assumes that failures are independent and that repairs are done by the next day. Our rule
+computes how many standbys the real failures of this cluster would have used: failures in bursts, during the repair of
+other machines, and again on repaired machines.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from everstep.decisions.pool.demand import FailureRecord, Refill, daily_demand
 PAPER_RATE = 0.0012
 """Failures of one machine in a day: the rate that gives the pool sizes of ByteRobust, table 5 (derived)."""
 PAPER_MACHINE_DAYS = 1 / PAPER_RATE
-"""The paper's rate counts as one failure in so many machine-days: what a short record says, or one without a
-failure, changes it little; a long one replaces it."""
+"""The paper's rate counts as one failure in this many machine-days. A short record, or a record without a failure,
+changes the rate little; a long record replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRate:
-    """Failures of one machine in a day, and where the number comes from."""
+    """The failures of one machine in a day, and the source of the number."""
 
     per_day: float
     source: Literal["paper", "record", "given"]
-    """``paper``: nothing was seen here; ``given``: somebody says so."""
+    """The source: ``paper``: no failures were recorded here; ``given``: the rate was set."""
     failures: int = 0
     machine_days: float = 0.0
 
@@ -47,24 +47,25 @@ def failure_rate(record: FailureRecord | None) -> FailureRate:
 
 
 SHARE = 0.99
-"""Of the days on which the standbys are to be enough (ByteRobust, table 5)."""
+"""The share of days on which the standbys are to be enough (ByteRobust, table 5)."""
 FLOOR = 1
-"""Never fewer standbys, where nobody says otherwise."""
+"""The smallest number of standbys, unless it is set."""
 WINDOW_DAYS = 180
 """The days that our rule looks back: machines of a year ago were perhaps worse."""
 SHORT_DAYS = 7
-"""A record that is shorter says nothing about peaks."""
+"""The number of days below which a record shows nothing about peaks."""
 MARGIN = 1.5
-"""Our rule adds so many square roots of the peak: the next peak is often higher than all before. Without it the trace
-of InfiniteHBD is held on 98.0 % of days, with 1 on 99.1 %, with 1.5 on 99.7 % (ours, pool filled daily)."""
+"""Our rule adds this many square roots of the peak, since the next peak is often higher than all before. Without the
+margin the standbys were enough on 98.0 % of days of the InfiniteHBD trace, with 1 on 99.1 %, with 1.5 on 99.7 %
+(pool filled daily)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSize:
-    """What our rule says, from a record."""
+    """The result of our rule for a record."""
 
     days: int
-    """That it looked at."""
+    """The number of days that the rule used."""
     peak: float
     """Standbys that would have been enough on 99 % of them, for as many machines as are asked about."""
     margin: int
@@ -73,21 +74,21 @@ class RecordSize:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How many standbys there should be, with all that this rests on."""
+    """The number of standbys that a cluster should have, with all its inputs."""
 
     machines: int
     standbys: int
     decided_by: Literal["floor", "binomial", "record"]
-    """The floor, the paper's rule, or ours."""
+    """The rule that decided: the floor, the paper's rule, or ours."""
     floor: int
     refill: Refill
     rate: FailureRate
     binomial: int
-    """What the paper's rule says."""
+    """The result of the paper's rule."""
     record: RecordSize | None
-    """What ours says; None: the record is too short."""
+    """The result of our rule; None: the record is too short."""
     recorded_machines: int
-    """That the record is of; other numbers of machines need standbys in proportion. 0: no record."""
+    """The number of machines of the record; other clusters need standbys in proportion. 0: there is no record."""
 
 
 def pool_size(
@@ -98,14 +99,14 @@ def pool_size(
     floor: int = FLOOR,
     rate: FailureRate | None = None,
 ) -> PoolSize:
-    """How many standbys a cluster should have.
+    """Return how many standbys a cluster should have.
 
     Args:
-        machines: That may fail.
+        machines: The number of machines that may fail.
         record: The failures of the past; None: none are known.
-        refill: Where the machines come from that fill the pool again.
-        floor: Never fewer than this.
-        rate: For the paper's rule; None: that of the record.
+        refill: The source of the machines that refill the pool.
+        floor: The smallest number of standbys.
+        rate: The failure rate for the paper's rule; None: the rate of the record.
     """
     rate = rate or failure_rate(record)
     binomial = binomial_quantile(machines, rate.per_day)
@@ -119,12 +120,12 @@ def pool_size(
 
 
 def record_size(record: FailureRecord, machines: int, refill: Refill) -> RecordSize | None:
-    """Our rule: what was enough on 99 % of the last days, and a margin.
+    """Apply our rule: the number of standbys that was enough on 99 % of the last days, and a margin.
 
     Args:
         record: The failures of the past.
-        machines: That may fail.
-        refill: Where the machines come from that fill the pool again.
+        machines: The number of machines that may fail.
+        refill: The source of the machines that refill the pool.
 
     Returns:
         None: the record is too short.
@@ -138,12 +139,12 @@ def record_size(record: FailureRecord, machines: int, refill: Refill) -> RecordS
 
 
 def binomial_quantile(machines: int, rate: float, share: float = SHARE) -> int:
-    """The smallest number that a binomial count does not exceed with this probability.
+    """Return the smallest number that a binomial count does not exceed with this probability.
 
     Args:
-        machines: Each fails or not, independent of the others.
-        rate: Probability that one fails.
-        share: The probability that is asked for.
+        machines: The number of machines; each fails independently.
+        rate: The probability that a machine fails.
+        share: The required probability.
     """
     if machines < 1 or rate <= 0:
         return 0
@@ -164,7 +165,7 @@ def binomial_quantile(machines: int, rate: float, share: float = SHARE) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """How a rule would have done, and at what cost."""
+    """The result and the cost of a rule on a record."""
 
     rule: Literal["binomial", "record"]
     """The paper's rule, or ours, which is never below it."""
@@ -183,12 +184,12 @@ class RuleResult:
 
 
 def walk_forward(record: FailureRecord, refill: Refill, *, floor: int = FLOOR) -> tuple[RuleResult, RuleResult]:
-    """How the paper's rule and ours would have done on a record.
+    """Return the results of the paper's rule and of ours on a record.
 
     Args:
         record: The failures of the past.
-        refill: Where the machines come from that fill the pool again.
-        floor: Never fewer standbys than this.
+        refill: The source of the machines that refill the pool.
+        floor: The smallest number of standbys.
     """
     needed = daily_demand(record, refill)
     sizes = [pool_size(record.machines, record.before(day), refill=refill, floor=floor) for day in range(len(needed))]
