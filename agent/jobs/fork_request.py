@@ -23,7 +23,7 @@ def check_launch(request: pb.LaunchRequest) -> None:
     """Refuse a launch that cannot run, before anything is forked.
 
     Raises:
-        ConfigError: no ranks, a rank twice, or a script or folder that is not there.
+        ConfigError: there are no ranks, a rank is named twice, or the script or folder does not exist.
     """
     ranks = [rank.rank for rank in request.ranks]
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
@@ -32,11 +32,11 @@ def check_launch(request: pb.LaunchRequest) -> None:
 
 
 def folder_to_work_in(request: pb.LaunchRequest | pb.TryCodeRequest, script: Path) -> str:
-    """The working directory: the script's folder where none is asked for, or the default one is not on this machine.
+    """Return the working directory: the script's folder if none is requested, or the default one does not exist.
 
     Args:
-        request: What is launched or tried.
-        script: Its path on this machine.
+        request: The launch, or the trial.
+        script: Path of the script on this machine.
     """
     if request.cwd_by_default and not Path(request.cwd).is_dir():
         return str(script.parent)
@@ -44,10 +44,10 @@ def folder_to_work_in(request: pb.LaunchRequest | pb.TryCodeRequest, script: Pat
 
 
 def check_paths(script: str, cwd: str) -> None:
-    """Refuse a script, or a working directory other than empty, that is not there.
+    """Refuse a script or a working directory that does not exist; an empty working directory is accepted.
 
     Raises:
-        ConfigError: which.
+        ConfigError: the script or the working directory does not exist.
     """
     if not Path(script).is_absolute() or not Path(script).is_file():
         raise ConfigError(f"script {script} is not a file on this machine; give the absolute path of one")
@@ -64,19 +64,19 @@ def fork_arguments(
     reports: Reports,
     output: Callable[[int, str], Path],
 ) -> dict[str, Any]:
-    """The arguments of the fork server's ``fork``; makes the report files of the ranks.
+    """Return the arguments of the fork server's ``fork``; makes the report files of the ranks.
 
     Args:
         request: The launch.
-        ranks: Those of it that do not run yet.
+        ranks: Ranks of the launch that do not run yet.
         host: The machine.
-        record: Of the job.
-        reports: Makes the files, in the job's shared memory.
-        output: Where a rank's output goes; suffix ``out`` or ``err``.
+        record: Record of the job.
+        reports: Makes the report files, in the job's shared memory.
+        output: Returns the path for a rank's output; suffix ``out`` or ``err``.
     """
     shm = host.shm_dir / request.job
     shared = {
-        "OMP_NUM_THREADS": "1",  # as torchrun does
+        "OMP_NUM_THREADS": "1",  # torchrun does this too
         **host.sockets,
         **inherited_environment(),
         **dict(record.env),
@@ -111,7 +111,7 @@ def fork_arguments(
 
 
 def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, str]:
-    """The variables that say how a rank keeps its state."""
+    """Return the variables that define how a rank keeps its state."""
     options = request.checkpoint
     backups = options.backup_slots if options.backup and request.peers else 0
     return {

@@ -1,4 +1,4 @@
-"""What all jobs of a machine share."""
+"""The parts of the agent that all jobs of a machine share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = structlog.get_logger()
 
 @dataclass
 class Host:
-    """What all jobs of a machine share."""
+    """The parts of the agent that all jobs of a machine share."""
 
     machine: str
     address: str
@@ -50,11 +50,11 @@ class Host:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def place(self, job: str, run: str = "", version_of: Callable[[int], int] = lambda _: 0) -> Place:
-        """The locations of the copies of a job's state."""
+        """Return the locations of a job's copies of training state."""
         return Place(job, self.machine, self.shm_dir / job, self.state_dir, SavedStates(), run, version_of)
 
     def spawn(self, work: Awaitable[Any]) -> None:
-        """Run something in the background; a failure is logged."""
+        """Run an awaitable in the background; a failure is logged."""
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self._done)
@@ -71,14 +71,14 @@ finds: often one that other machines cannot reach."""
 
 
 def interface_of(host: str) -> str:
-    """Name of the interface that has an address; empty: no interface has it, or it is not known."""
+    """Return the name of the interface that has an address; empty: no interface has it, or it is not resolved."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
     wanted = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
     if any(address.is_loopback for address in wanted):
-        return "lo"  # which has all of 127.0.0.0/8
+        return "lo"  # lo has all of 127.0.0.0/8
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -90,6 +90,6 @@ def interface_of(host: str) -> str:
 
 
 def socket_environment(host: str) -> dict[str, str]:
-    """Variables for ranks, so that they meet where their agent listens; none where the interface is not known."""
+    """Return variables that make ranks use their agent's network interface; empty if it is not known."""
     name = interface_of(host)
     return dict.fromkeys(LIBRARIES, name) if name else {}

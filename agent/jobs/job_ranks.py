@@ -1,4 +1,4 @@
-"""The ranks of one job on this machine, each from its fork until its end was reported."""
+"""The ranks of one job on this machine, each from its fork until its end is reported."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ logger = structlog.get_logger()
 
 
 class JobRanks:
-    """The ranks as the job's record has them; the fork server's table is the truth about what was forked.
+    """The ranks in the job's record; the fork server's table decides which ranks were forked.
 
     Args:
         host: The machine.
         record: The job's record; changed in place.
-        server_lives: Whether a fork server lives that would report an end.
+        server_lives: Returns whether the fork server lives, and so reports ends of ranks.
     """
 
     def __init__(self, host: Host, record: JobRecord, server_lives: Callable[[], bool]) -> None:
@@ -78,7 +78,7 @@ class JobRanks:
         return found
 
     def watch(self, rank: RankRecord) -> None:
-        """Watch for the end of a rank, whether its fork server lives or not."""
+        """Watch for the end of a rank, whether or not its fork server lives."""
 
         def noticed() -> None:
             self._watches.pop(_key(rank), None)
@@ -92,13 +92,13 @@ class JobRanks:
         self._endings[_key(rank)] = EndingWatch(notice, lambda: self._begins_to_end(rank))
 
     def _begins_to_end(self, rank: RankRecord) -> None:
-        """Report the end of a rank whose process is not gone yet: the kernel may take minutes to free its memory.
+        """Report the end of a rank while its process still exists: the kernel may need minutes to free its memory.
 
-        It lives on in the record, so that nothing is launched and no memory is read before it is gone.
+        The record counts the rank as living, so that no launch and no read of memory comes before the process is gone.
         """
         end = ending_of(rank.pid, rank.start_ticks)
         if end is None or rank.end or rank.ending or rank.generation <= self.record.fenced or self.record.released:
-            return  # it did not end by itself, or was reported already
+            return  # the rank did not end by itself, or its end was reported already
         rank.ending, rank.sequence = end, PENDING
         self.save()
         self.drain()
@@ -117,7 +117,7 @@ class JobRanks:
         self.ended(rank, end)
 
     def exit_reported(self, row: Mapping[str, Any]) -> None:
-        """The fork server reports the end of a rank."""
+        """Handle a fork server's report that a rank ended."""
         if row["rank"] < 0:
             return
         rank = self.record_rank(row)
@@ -143,12 +143,12 @@ class JobRanks:
             self.host.spawn(self._report_end(rank))
 
     async def _report_end(self, rank: RankRecord) -> None:
-        """Write the observation of an end, with what the rank's output says of it."""
+        """Write the observation of a rank's end, with the error from the rank's output."""
         await self.describe_end(rank)
         if self.record.released or rank.sequence != PENDING:
             return
-        # First the record, with the number that the observation is going to have: an agent that is
-        # killed between the two lines below reports it again from the record, and never twice.
+        # First save the record, with the number of the coming observation: an agent that is
+        # killed between the two lines below reports the end again from the record, and never twice.
         rank.sequence = self.host.log.last + 1
         self.save()
         self._log_end(rank)
@@ -157,7 +157,7 @@ class JobRanks:
         self.host.log.append(job=self.record.job, generation=rank.generation, rank_ended=self._end_message(rank))
 
     async def describe_end(self, rank: RankRecord) -> pb.RankEnd:
-        """How a rank ended, with the end of its output; it is classified once its output can be read, and only once."""
+        """Describe how a rank ended, with the end of its output; it is classified once, when its output is readable."""
         output = await self.last_output(rank)
         log_tail = output[-rank_logs.TAIL_BYTES :].decode(errors="replace")
         if output and rank.classification is None:
@@ -184,7 +184,7 @@ class JobRanks:
         )
 
     def report_pending(self, newest: int) -> None:
-        """Report the ends that a killed agent had recorded and not reported; ``newest``: the last number in its log."""
+        """Report recorded ends that a killed agent did not report; ``newest``: the last number in its log."""
         for rank in self.record.ranks:
             has_ended = rank.end or rank.ending
             if has_ended and rank.sequence == PENDING:
@@ -195,12 +195,12 @@ class JobRanks:
         self.save()
 
     def snapshot(self, rank: RankRecord) -> Snapshot | None:
-        """How far a rank is; None: its report file is gone."""
+        """Return the progress of a rank; None: its report file is gone."""
         report = self.reports.get(rank.rank, rank.generation)
         return report.snapshot() if report else None
 
     async def last_output(self, rank: RankRecord) -> bytes:
-        """The end of what a rank wrote to stderr; empty where the disk does not answer in time."""
+        """Return the end of a rank's stderr; empty if the disk does not answer in time."""
         path = self.log_path(rank.rank, "err")
         try:
             text = await self.host.reads.do(lambda: rank_logs.tail(path, rank_logs.SEARCHED_BYTES), OUTPUT_PATIENCE_S)
@@ -210,19 +210,19 @@ class JobRanks:
         return rank_logs.of_generation(text, rank.generation)
 
     def log_path(self, rank: int, suffix: str) -> Path:
-        """Where the output of a rank is captured; suffix ``out`` or ``err``."""
+        """Return the path of a rank's captured output; suffix ``out`` or ``err``."""
         return self.folder / "logs" / f"rank-{rank}.{suffix}"
 
     def output_path(self, rank: int, suffix: str) -> Path:
-        """Where a rank that is started now writes its output: nowhere while the disk hangs, or it would hang too."""
+        """Return the path for a new rank's output: /dev/null if the disk hangs, because the rank would hang too."""
         return self.log_path(rank, suffix) if self.keeps_output else Path(os.devnull)
 
     def find_orphans(self) -> None:
-        """Record ranks that a dead fork server forked and had not reported: their report files name them."""
+        """Record ranks that a dead fork server forked and did not report: their report files name them."""
         for path in self.shm.glob("report-*"):
             _, rank, generation = path.name.split("-")
             if not generation.isdecimal() or self.record.find(int(generation), int(rank)):
-                continue  # one that was never finished, or is known
+                continue  # the report file was never finished, or its rank is known
             report = self.reports.get(int(rank), int(generation))
             found = report.snapshot() if report else None
             if found and found.pid and has_mapped(found.pid, path):
@@ -237,7 +237,7 @@ class JobRanks:
         self.save()
 
     def forget_other_boots(self, boot: str) -> None:
-        """Report the end of ranks that ran before the machine was rebooted; their process ids may be others' now."""
+        """Report the end of ranks that ran before the machine was rebooted; other processes may have their pids now."""
         before, self.record.boot = self.record.boot, boot
         if before == boot:
             return
@@ -248,7 +248,7 @@ class JobRanks:
             self.ended(rank, End("unknown", 0, time.time_ns()))
 
     def take_over(self, table: Mapping[str, Any]) -> None:
-        """Bring the record up to the fork server's table."""
+        """Update the record from the fork server's table."""
         for row in table["ranks"]:
             self.record_rank(row)
             if row["exit"]:
@@ -266,22 +266,22 @@ class JobRanks:
         return store
 
     def mark(self, rank: RankRecord) -> str:
-        """The variable that is in the environment of a rank and of all processes that it started."""
+        """Return the variable that is in the environment of a rank and of all processes that it started."""
         return f"{environment.REPORT_FILE}={self.reports.path(rank.rank, rank.generation)}"
 
     def drain(self) -> None:
-        """Have the step records of the newest generation copied to the disk; returns at once."""
+        """Copy the step records of the newest generation to the disk in the background; returns at once."""
         ranks = [(rank.rank, rank.generation) for rank in self.record.of(self.record.generation)]
         self.host.disk.run(("steps", self.record.job, self.record.generation), lambda: self._drain(ranks))
 
     def _drain(self, ranks: list[tuple[int, int]]) -> None:
-        """Copy them; runs in the disk's thread."""
+        """Copy the step records; runs in the disk's thread."""
         for rank, generation in ranks:
             if report := self._drained.get(rank, generation):
                 self.archive.drain(report)
 
     def report_metrics(self) -> None:
-        """Report jumps and declines of what ranks measure, once each."""
+        """Report each jump and decline of the ranks' metrics once."""
         for rank in self.record.of(self.record.generation):
             if report := self.reports.get(rank.rank, rank.generation):
                 for text in self.metrics.news(report):
@@ -289,11 +289,11 @@ class JobRanks:
                     self.host.log.append(job=self.record.job, generation=rank.generation, metric_noted=noted)
 
     def save(self) -> None:
-        """Keep the record; nothing is waited for, and nothing fails."""
+        """Save the record; this neither waits nor fails."""
         self.host.records.keep(self.record)
 
     def close(self) -> None:
-        """Stop watching; the ranks go on."""
+        """Stop watching; the ranks run on."""
         for watch in self._watches.values():
             watch.close()
         for ending in self._endings.values():
@@ -301,7 +301,7 @@ class JobRanks:
 
 
 def to_exit(end: End) -> pb.Exit:
-    """An end as a message."""
+    """Convert an end to a message."""
     kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
     return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)
 

@@ -1,7 +1,7 @@
-"""One job on this machine: its fork server, its ranks, its store, and what is known of them.
+"""One job on this machine: its fork server, its ranks, its rendezvous store, and its record.
 
-The fork server's table is the truth about what was forked; the job's record is
-what survives when the fork server dies. Both are reconciled when an agent
+The fork server's table decides which processes were forked; the job's record
+survives the death of the fork server. Both are reconciled when an agent
 starts and when a fork server is lost, so that no rank is ever started twice.
 """
 
@@ -66,7 +66,7 @@ class JobRunner:
     # The fork server.
 
     async def ensure_server(self) -> ForkServerClient:
-        """The job's fork server; starts one where there is none, or where it runs other code and is idle."""
+        """Return the job's fork server; starts a server if there is none, or if the idle one runs other code."""
         if self._is_outdated():
             await self.end_server()
         if self.server and not self.server.lost:
@@ -81,13 +81,13 @@ class JobRunner:
                 self._starting = None
 
     def _is_outdated(self) -> bool:
-        """Whether the fork server was started by an agent with other code, and runs no rank and no store."""
+        """Return whether the fork server was started with other code, and runs no rank and no store."""
         if self.server is None or self.server.lost or self.record.living() or self.record.stores:
             return False
         return self.server.label != label_of(self.record.python, self.record.env)
 
     async def _fit_server(self, request: pb.StartStoreRequest | pb.LaunchRequest) -> None:
-        """Replace an idle fork server by one with the imports that a launch asks for."""
+        """Replace an idle fork server if a launch needs other imports."""
         wanted = (request.imports.python, dict(request.imports.env))
         if not request.HasField("imports") or (self.record.python, self.record.env) == wanted or self.record.living():
             return
@@ -97,17 +97,17 @@ class JobRunner:
         self.ranks.save()
 
     async def end_server(self) -> None:
-        """End the job's fork server, and with it what it has forked."""
+        """End the job's fork server and all processes that it forked."""
         server, self.server = self.server, None
         if server:
             await server.end()
 
     def server_is_silent(self) -> bool:
-        """Whether the job's fork server lives but never answered this agent."""
+        """Return whether the job's fork server lives but never answered this agent."""
         return self.server is None and is_alive(self.record.fork_server_pid, self.record.fork_server_ticks)
 
     async def _end_silent(self) -> None:
-        """Kill a fork server that does not answer, for two could start a rank twice; its ranks live on."""
+        """Kill a fork server that does not answer, because two servers could start a rank twice; its ranks live on."""
         if self.server_is_silent():
             pid, ticks = self.record.fork_server_pid, self.record.fork_server_ticks
             self._log.warning("killing a fork server that does not answer; its ranks live on", pid=pid)
@@ -124,7 +124,7 @@ class JobRunner:
         return server
 
     def attach(self, server: ForkServerClient) -> None:
-        """Make a fork server this job's, with all that it has forked."""
+        """Connect a fork server to this job, with all processes that it has forked."""
         self.server = server
         server.on_exit = self.ranks.exit_reported
         server.on_lost = lambda: self.host.spawn(self._server_lost(server))
@@ -134,7 +134,7 @@ class JobRunner:
             server.on_lost()
 
     async def _server_lost(self, server: ForkServerClient) -> None:
-        """The fork server died; its ranks live on, and this agent is their parent if it was the agent's child."""
+        """Handle the death of the fork server: its ranks live on, and the agent adopts them if the server was its child."""
         end = await self.host.reaper.end_of(server.pid, server.start_ticks)
         server.forget()
         self._log.warning("the fork server died; ranks live on", pid=server.pid, how=end.kind, value=end.value)
@@ -151,7 +151,7 @@ class JobRunner:
     # Commands.
 
     async def start_store(self, request: pb.StartStoreRequest) -> StoreRecord:
-        """Start the rendezvous store of a generation, or return it."""
+        """Return the rendezvous store of a generation, which is started if it does not run."""
         generation = request.generation
         self._check_fence(generation, begins_run=request.begins_run)
         await self._fit_server(request)
@@ -169,7 +169,7 @@ class JobRunner:
         raise AgentError("the fork server died again and again; see the agent's log")
 
     async def launch(self, request: pb.LaunchRequest) -> list[RankRecord]:
-        """Start the ranks of a generation that do not run yet; returns all of them."""
+        """Start the ranks of a generation that do not run yet; returns all of its ranks."""
         check_launch(request)
         generation = request.generation
         self._check_fence(generation, begins_run=request.begins_run)
@@ -197,7 +197,7 @@ class JobRunner:
                 break
             except ForkServerLost:
                 await wait_gone(server.pid, server.start_ticks, KILL_PATIENCE_S)
-                self.ranks.find_orphans()  # what it managed to fork counts; only the rest is forked again
+                self.ranks.find_orphans()  # ranks that the server forked count; only the others are forked again
         else:
             raise AgentError("the fork server died again and again; see the agent's log")
         self.record.generation = generation
@@ -219,13 +219,13 @@ class JobRunner:
         )
 
     async def _look_at_disk(self) -> None:
-        """Wait before ranks are forked until their log files are made; where the disk hangs they get none."""
+        """Wait before ranks are forked until their log files are made; if the disk hangs, their output is not kept."""
         self.ranks.keeps_output = await self.host.disk.flush(OUTPUT_PATIENCE_S)
         if not self.ranks.keeps_output:
             self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
 
     async def _open_checkpoints(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
-        """Before ranks are forked: forget copies of an abandoned future, make the FIFO of saves, start backups."""
+        """Before ranks are forked: drop copies of an abandoned future, make the save signal, start backups."""
         if unforked or self.checkpoints.opened is None:
             launch = LaunchOptions.of(request)
             self.record.terms, self.record.emptied = launch.to_json(), False
@@ -234,7 +234,7 @@ class JobRunner:
             await asyncio.to_thread(self.checkpoints.launch, launch, unforked)
 
     async def resume_checkpoints(self) -> None:
-        """Continue, after the agent's restart, what the newest launch asked for, unless it was stopped or lost."""
+        """Resume the newest launch's copying after a restart of the agent, unless it was stopped or lost."""
         if self.record.generation > 0 and not self.shm.is_dir():
             self.record.emptied, self.record.heard = True, 0
         if not self.record.terms or self.record.emptied:
@@ -248,7 +248,7 @@ class JobRunner:
             await asyncio.to_thread(self.checkpoints.open, launch)
 
     def disk_path(self) -> str:
-        """The folder for disk checkpoints that the newest launch named; empty: none, or nothing is known of it."""
+        """Return the folder for disk checkpoints in the newest launch; empty: there is none, or it is not known."""
         if not self.record.terms:
             return ""
         with contextlib.suppress(ValueError):
@@ -256,19 +256,19 @@ class JobRunner:
         return ""
 
     def mark_memory(self) -> None:
-        """Write into the job's shared memory to which run it belongs."""
+        """Write the run's id into the job's shared memory."""
         if self.record.run:
             private.replace(private.make_folder(self.shm) / RUN, self.record.run)
 
     def is_unknown(self) -> bool:
-        """Whether nothing is known of the job: its agent has seen no launch, or its shared memory is gone."""
+        """Return whether the job is unknown here: it was not prepared, or its shared memory is gone."""
         return self.record.emptied or not self.record.prepared
 
     async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
-        """Kill and fence every generation up to one; returns the ranks of the newest of them."""
+        """Kill and fence every generation up to ``generation``; returns the ranks of the newest of them."""
         self.record.fenced = max(self.record.fenced, generation)
         self.record.heard = max(self.record.heard, generation)
-        self.host.records.fence(self.record)  # from here on it lasts if the agent dies; the fork server keeps it too
+        self.host.records.fence(self.record)  # from here on the fence survives the agent; the fork server keeps it too
         for rank in self.record.living():
             if rank.generation <= generation:
                 self.ranks.killed.setdefault(rank.pid, time.monotonic() + grace_s)
@@ -294,7 +294,7 @@ class JobRunner:
         self.ranks.save()
 
     async def _kill_orphans(self, generation: int, grace_s: float) -> None:
-        """Kill the ranks and stores that a dead fork server left."""
+        """Kill the ranks and stores that a dead fork server left behind."""
         ranks = [rank for rank in self.record.living() if rank.generation <= generation]
         for rank in ranks:
             ends = rank.ending or ending_of(rank.pid, rank.start_ticks)
@@ -315,7 +315,7 @@ class JobRunner:
             raise self._still_dying([pid])
 
     def _still_dying(self, pids: Iterable[int]) -> StillDying:
-        """The error that names killed processes that are not gone: ``rank 5 (pid 4711, state D) has been dying …``."""
+        """Return the error for killed processes that still exist: ``rank 5 (pid 4711, state D) has been dying …``."""
         ranks = {rank.pid: rank.rank for rank in self.record.living()}
         texts = []
         for pid in pids:
@@ -327,13 +327,13 @@ class JobRunner:
         return StillDying(listed(texts, NAMED))
 
     async def release(self) -> int:
-        """End the job here: fork server and shared memory; returns the bytes given back."""
+        """End the job on this machine, with its fork server and shared memory; returns the bytes that were freed."""
         newest = max([self.record.generation, *(store.generation for store in self.record.stores), 0])
-        self.record.released = True  # first, so that nothing is started any more
+        self.record.released = True  # set first, so that nothing is started any more
         try:
             await self.stop(max(newest, self.record.fenced), 0.0)
         except AgentError:
-            self.record.released = False  # something cannot be killed: the caller has to ask again
+            self.record.released = False  # a process cannot be killed: the caller must ask again
             raise
         if self._starting:
             with contextlib.suppress(AgentError):
@@ -354,7 +354,7 @@ class JobRunner:
         return freed
 
     async def detach(self) -> None:
-        """Let go of the job as the agent ends; its ranks go on."""
+        """Detach from the job when the agent ends; its ranks run on."""
         self.ranks.close()
         if self.server:
             await self.server.disconnect()
@@ -364,7 +364,7 @@ class JobRunner:
         """Refuse a command that waited for the lock while the job ended.
 
         Raises:
-            AgentError: the job is over here.
+            AgentError: the job is over on this machine.
         """
         if self.record.released:
             raise AgentError(f"{self.record.job} is over on {self.host.machine}: its memory was given back")
@@ -380,8 +380,8 @@ class JobRunner:
             )
         lost = self.record.emptied or self.record.generation == 0
         if lost and not begins_run and generation - 1 > self.record.heard:
-            # What was fenced here may be lost with the rest. Whoever means it has stopped the one before it, unless
-            # that was another run's, which gave everything back.
+            # The fence of the generation before may be lost too. Before a valid launch that generation was stopped,
+            # unless it belonged to another run, which released everything.
             raise Fenced(
                 f"{self.host.machine} lost what it knew of {self.record.job}, and generation {generation - 1} was not "
                 "stopped here since: this may be a late launch of one that was. Stop it first"
@@ -389,6 +389,6 @@ class JobRunner:
 
 
 def signal_process(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process, which may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""The trial of a script: it runs up to where it joins the job, in a process that has nothing to do with the job."""
+"""The trial of a script: the script runs until it joins the job, in a process that is independent of the job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = structlog.get_logger()
 
 
 def forget_earlier(host: Host) -> None:
-    """Remove the folders of an earlier agent's trials; these ended with it."""
+    """Remove the folders of an earlier agent's trials, which ended with that agent."""
     shutil.rmtree(host.shm_dir / LIVE / FOLDER, ignore_errors=True)
 
 
@@ -50,13 +50,13 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
 
     Args:
         host: The machine.
-        request: What is tried.
-        values: Variables that ``env_from`` names.
+        request: The script, its code and its settings.
+        values: Variables that ``env_from`` names, with their values.
 
     Raises:
-        CodeMissing: its code is not here.
-        ConfigError: script or folder are not there.
-        AgentError: there is no fork server to try it in, or it died meanwhile.
+        CodeMissing: this machine does not have its code.
+        ConfigError: the script or its folder does not exist.
+        AgentError: no fork server can be started, or the fork server died during the trial.
     """
     began = time.monotonic()
     if not 0 < request.timeout_s <= LONGEST_S:
@@ -92,7 +92,7 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
 
 
 async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Message) -> tuple[Message, str]:
-    """How it ended, as the fork server reports, and what it printed. It is tried again where the fork server dies."""
+    """Run the trial, again if the fork server dies; returns its end as the server reports it, and its output."""
     for last in (False, True):
         fifo = own / f"output-{last}"
         async with (
@@ -108,16 +108,14 @@ async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Mes
             except ForkServerLost as error:
                 logger.warning("the fork server of a trial died", job=request.job, reason=str(error))
                 mark = f"{environment.TRIAL}={own / OUTCOME}"
-                await asyncio.to_thread(
-                    kill_session, NO_SESSION, mark
-                )  # the trial died with it; what it started did not
+                await asyncio.to_thread(kill_session, NO_SESSION, mark)  # the trial died with it; its children did not
                 if last:
                     raise
     raise AssertionError
 
 
 def _joined(outcome: Path) -> tuple[int, str]:
-    """Pid of the process that reached the call that joins the job (0: none did), and what it could not try."""
+    """Return the pid of the process that called the join (0: none did), and the note on parts that it could not try."""
     with contextlib.suppress(OSError, ValueError):
         pid, _, note = outcome.read_text().partition(" ")
         return int(pid), note
@@ -125,13 +123,13 @@ def _joined(outcome: Path) -> tuple[int, str]:
 
 
 def _outcome(end: Message, output: str, joined: int, note: str) -> pb.TryCodeReply:
-    """The outcome of a trial.
+    """Return the outcome of a trial.
 
     Args:
-        end: How it ended, as the fork server reports it.
-        output: The end of what it printed.
+        end: End of the trial's process, as the fork server reports it.
+        output: The last part of the trial's output.
         joined: Pid of the process that reached the call that joins the job; 0: none did.
-        note: What that process could not try.
+        note: Note of that process on parts that it could not try.
     """
     kind, value = end["exit"]["kind"], end["exit"]["value"]
     if joined and (joined == end["pid"] or (kind, value) == ("code", 0)):
@@ -151,12 +149,12 @@ def _signal(number: int) -> str:
 
 
 def _last(text: str) -> str:
-    """The end of a text, in whole characters."""
+    """Return the end of a text, in complete characters."""
     return text.encode()[-MOST_TEXT:].decode(errors="ignore")
 
 
 def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the rank that is tried, without the variables of the job that runs."""
+    """Return the environment of the tried rank, without the variables of the running job."""
     env = {
         "OMP_NUM_THREADS": "1",
         **host.sockets,
@@ -168,7 +166,7 @@ def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, st
     cluster = {environment.CLUSTER}
     kept = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_") or name in cluster}
     kept |= {name: env[name] for name in KEPT_NAMES if name in env}
-    # Nothing listens at this port: a script that makes a store of its own does not meet the job's.
+    # Nothing listens at this port: a script that makes its own store does not connect to the job's store.
     kept |= {"MASTER_ADDR": host.address, "MASTER_PORT": str(_free_port(host.address))}
     return kept | {environment.JOB: request.job, environment.MACHINE: host.machine}
 
@@ -190,7 +188,7 @@ def _own_folder(host: Host) -> Iterator[Path]:
 
 
 class _Tail:
-    """The end of what is written to a FIFO: no disk delays it, and no more is kept than is reported."""
+    """The last part of the output in a FIFO, at most twice the reported length; a FIFO waits for no disk."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -199,10 +197,10 @@ class _Tail:
     @classmethod
     @contextlib.asynccontextmanager
     async def of(cls, path: Path) -> AsyncIterator[_Tail]:
-        """Read it as long as the context lasts."""
+        """Make the FIFO and read from it during the context."""
         os.mkfifo(path, 0o600)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Without a writer of our own it would be at its end, and readable, before the first writer opens it.
+        # Without our own writer the FIFO would be at its end, and readable, before the first writer opens it.
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         loop, output = asyncio.get_running_loop(), cls(descriptor)
         loop.add_reader(descriptor, output.read)
@@ -214,7 +212,7 @@ class _Tail:
             os.close(writer)
 
     def read(self) -> bool:
-        """Read what has been written; returns whether there was anything."""
+        """Read the bytes that are available; returns whether there were any."""
         try:
             data = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:
@@ -223,7 +221,7 @@ class _Tail:
         return bool(data)
 
     def text(self) -> str:
-        """The text that was kept, with what has been written by now."""
+        """Return the kept text, after reading all bytes that are available."""
         while self.read():
             pass
         return self._tail.decode(errors="replace")

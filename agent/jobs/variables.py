@@ -1,4 +1,4 @@
-"""Variables that a job names and whose values each machine has: they are in no message, history or record."""
+"""Variables that a job names and whose values each machine has: the values are in no message, history or record."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from everstep.errors import ConfigError
 def read_variables(
     names: Sequence[str], file: str, machine: str, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The named variables, each from the file if it is there, else from the agent's environment. Waits for a disk.
+    """Return the named variables, each from the file, else from the agent's environment. Waits for a disk.
 
     Args:
-        names: Which.
+        names: Names of the variables.
         file: Path of a file with lines ``NAME=value``; empty: none.
         machine: This machine's name, for messages.
         own: The agent's environment; by default this process's.

@@ -1,1 +1,1 @@
-"""How ranks come to life: a process with torch imported, from which they are forked."""
+"""How ranks are started: they are forked from a process that has imported torch."""

@@ -1,4 +1,4 @@
-"""The agent's side of a fork server: start it, find it again, send it requests."""
+"""The agent's client of a fork server: starts it, connects to it again, and sends it requests."""
 
 from __future__ import annotations
 
@@ -38,19 +38,18 @@ logger = structlog.get_logger()
 
 
 def inherited_environment() -> dict[str, str]:
-    """The agent's environment without the variables that are meant for the agent alone.
+    """Return the agent's environment without the variables that are meant for the agent alone.
 
-    The cluster's name stays: ``everstep down`` finds by it what belongs to a cluster.
+    The cluster's name stays: ``everstep down`` identifies a cluster's processes by it.
     """
     kept = environment.CLUSTER
     return {name: value for name, value in os.environ.items() if name == kept or not name.startswith("EVERSTEP_")}
 
 
 def label_of(python: str, env: Mapping[str, str]) -> str:
-    """A text that is equal for fork servers with the same interpreter, variables and code.
+    """Return a text that is equal for fork servers with the same interpreter, variables and code.
 
-    What a server has imported must fit what its ranks import later from the files
-    that are there then.
+    The modules that a server has imported must match the files that its ranks import later.
     """
     text = json.dumps([python or sys.executable, sorted(env.items()), _code()])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -58,12 +57,12 @@ def label_of(python: str, env: Mapping[str, str]) -> str:
 
 @functools.cache
 def _code() -> list[list[str | int]]:
-    """The files of everstep that ranks and fork servers import, as they were when this agent began."""
+    """Return the files of everstep that ranks and fork servers import, as they were when this agent started."""
     root = PROGRAM.parents[2]
     paths = [*sorted((root / "everstep").rglob("*.py")), *sorted(PROGRAM.parent.glob("*.py"))]
     found: list[list[str | int]] = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # an upgrade is under way, and starts this agent once more
+        with contextlib.suppress(FileNotFoundError):  # an upgrade is in progress, and restarts this agent
             about = path.stat()
             found.append([str(path), about.st_size, about.st_mtime_ns])
     return found
@@ -85,7 +84,7 @@ def _start_process(python: str, arguments: list[str], env: Mapping[str, str], li
 
 
 class ForkServerClient:
-    """One fork server process and the connection to it."""
+    """A fork server process and the connection to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,10 +109,10 @@ class ForkServerClient:
         """Start a fork server and wait until it can fork.
 
         Args:
-            folder: for its socket and its log.
-            python: interpreter of the job; empty: the agent's own.
-            env: variables of the job that are set before anything is imported.
-            template: socket of a template to fork it from, where that has imported the same.
+            folder: Folder for its socket and its log.
+            python: Interpreter of the job; empty: the agent's own.
+            env: Variables of the job that are set before anything is imported.
+            template: Socket of a template; the server is forked from it if the template has the same imports.
 
         Raises:
             AgentError: the interpreter does not start, or its imports fail.
@@ -151,10 +150,10 @@ class ForkServerClient:
             server.forget()
             raise AgentError(f"the interpreter {python} cannot be started: {error}") from error
         except asyncio.CancelledError:
-            server.forget()  # it ends once its socket has no name, even if it is forked only now
+            server.forget()  # a server without its socket's name ends, even if it is forked after this
             raise
         if not server.pid:
-            # The template may have forked one and died before it answered: that one ends with its socket's name.
+            # The template may have forked a server and died before its answer: that server ends with its socket's name.
             server.forget()
             return await cls._spawn(folder, python, env, None)
         server.start_ticks = start_ticks(server.pid)
@@ -162,7 +161,7 @@ class ForkServerClient:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[tuple[int, int]]:
-        """What a new server inherits: its listening socket, and the file for what it prints."""
+        """Open the files that a new server inherits: its listening socket, and the file for its output."""
         with (
             socket.socket(socket.AF_UNIX) as listener,
             open(self.path.with_suffix(".log"), "ab", opener=private.open_file) as log,
@@ -193,7 +192,7 @@ class ForkServerClient:
         """Send a request and wait for its reply.
 
         Raises:
-            Fenced: the generation was stopped, or a newer one was launched.
+            Fenced: the generation was stopped, or a newer generation was launched.
             ForkServerLost: the fork server died before it answered.
             AgentError: it refused for another reason, or did not answer in time.
         """
@@ -216,7 +215,7 @@ class ForkServerClient:
         raise kind(reply["message"])
 
     async def end(self) -> None:
-        """End the server and all that it forked."""
+        """End the server and all processes that it forked."""
         self.on_lost = lambda: None
         with contextlib.suppress(AgentError):
             await self.request("end", timeout_s=15.0)
@@ -228,7 +227,7 @@ class ForkServerClient:
         self.forget()
 
     async def disconnect(self) -> None:
-        """Leave the server running without this agent."""
+        """Disconnect; the server runs on without this agent."""
         self.on_lost = lambda: None
         self.lost = True
         if self._reading:
@@ -242,11 +241,11 @@ class ForkServerClient:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """The libraries that it has imported, by name, with versions."""
+        """Return the versions of the libraries that the server has imported, by name."""
         return dict(self.table.get("libraries", {}))
 
     def living(self) -> int:
-        """The number of ranks in its table that run."""
+        """Return the number of running ranks in its table."""
         return sum(1 for row in self.table["ranks"] if not row["exit"])
 
     def forget(self) -> None:
@@ -275,7 +274,7 @@ class ForkServerClient:
 
 
 def _last_line(log: Path) -> str:
-    """The last line that a fork server wrote; empty: there is none, or its folder is gone."""
+    """Return the last line of a fork server's log; empty: the log has no line, or cannot be read."""
     with contextlib.suppress(OSError):
         return next(iter(log.read_text(errors="replace").strip().splitlines()[-1:]), "")
     return ""
@@ -283,7 +282,7 @@ def _last_line(log: Path) -> str:
 
 @contextlib.contextmanager
 def _short_name(path: Path) -> Any:
-    """A name for a unix socket that fits into the kernel's 108 bytes, however deep its folder is."""
+    """Return a name for a unix socket that fits into the kernel's 108 bytes, even in a deep folder."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield str(of_descriptor(folder) / path.name)

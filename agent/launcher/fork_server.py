@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-if importlib.util.find_spec("everstep") is None:  # the job's interpreter has none of its own
+if importlib.util.find_spec("everstep") is None:  # the job's interpreter may not have everstep
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 from everstep.system import procfs
 
@@ -117,14 +117,14 @@ class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]
 
 
 def libraries() -> dict[str, str]:
-    """The versions of the libraries that decide what ranks compute, by name."""
+    """Return the versions of the libraries that decide what ranks compute, by name."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     return found | {name: str(sys.modules[name].__version__) for name in ("numpy", "torch") if name in sys.modules}
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The traces that the server's imports leave for its ranks."""
+    """The effects of the server's imports that its ranks must know."""
 
     read: dict[str, str | None]
     """Variables that the imports read, with their values: another value in a rank comes too late."""
@@ -135,13 +135,13 @@ class Imported:
 
 
 def preload() -> Imported:
-    """Import what a training script will import; a rank then pays milliseconds instead of seconds.
+    """Import the modules that a training script will import; a rank then needs milliseconds instead of seconds.
 
     Nothing here may start a thread, run a parallel operation or touch CUDA: a
-    child would hang in OpenMP or be refused CUDA. Hence no optimizer step, no
+    child would hang in OpenMP or fail in CUDA. Hence no optimizer step, and no
     ``torch.cuda.is_available()``.
     """
-    gc.disable()  # nearly all that is imported stays: looking for garbage meanwhile is a quarter of the time
+    gc.disable()  # nearly all imported objects stay: garbage collection would add a quarter of the time
     before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()
     os.environ.__class__ = _RecordingEnviron
     try:
@@ -202,13 +202,13 @@ class Child:
     """It lived until a kill reached it."""
 
     def entry(self) -> Message:
-        """The child as a row of the table."""
+        """Return the child as a row of the table."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client of the socket."""
+    """A client connection of the socket."""
 
     socket: socket.socket
     inbox: bytes = b""
@@ -218,7 +218,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Kill:
-    """A kill that is under way."""
+    """A kill that is in progress."""
 
     connection: Connection
     request: Message
@@ -229,7 +229,7 @@ class Kill:
 
 @dataclass(slots=True, eq=False)
 class Trial:
-    """A script that is tried."""
+    """The trial of a script."""
 
     pid: int
     connection: Connection
@@ -239,18 +239,18 @@ class Trial:
 
 
 class Scripts:
-    """The newest script, compiled once for all ranks: that saves each of them 5 ms before its first step."""
+    """The newest script, compiled once for all ranks: this saves each rank 5 ms before its first step."""
 
     def __init__(self) -> None:
         self._known: tuple[str, bytes, types.CodeType] | None = None
 
     def compiled(self, path: str) -> types.CodeType | None:
-        """The code of a script as it is now; None: the rank compiles it, and prints what is wrong."""
+        """Return the code of a script's current contents; None: the rank compiles it, and prints the error."""
         try:
             source = Path(path).read_bytes()
             if self._known is None or self._known[:2] != (path, source):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # they belong into the log of the rank
+                    warnings.simplefilter("error")  # errors belong in the log of the rank
                     self._known = path, source, compile(source, path, "exec", dont_inherit=True)
         except Exception:
             return None
@@ -258,7 +258,7 @@ class Scripts:
 
 
 class RequestRefused(Exception):
-    """A request that is not carried out."""
+    """Raised if a request is not carried out."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -314,7 +314,7 @@ class ForkServer:
                     self.abandon()
 
     def abandon(self) -> None:
-        """Kill everything and end: no agent can reach this server again."""
+        """Kill all children and end: no agent can reach this server again."""
         self.fenced = max(self.fenced, self.newest)
         self._signal_all(self.newest, signal.SIGKILL)
         self._kill_trials()
@@ -363,7 +363,7 @@ class ForkServer:
     def _drop(self, connection: Connection) -> None:
         self.connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
-        self._kill_trials(connection)  # no agent waits for them any more
+        self._kill_trials(connection)  # no agent waits for the trials any more
 
     def _send(self, connection: Connection, message: Message) -> None:
         connection.outbox += json.dumps(message).encode() + b"\n"
@@ -376,7 +376,7 @@ class ForkServer:
         except BlockingIOError:
             pass
         except OSError:
-            connection.outbox = b""  # the reader is gone; reading notices it and drops the connection
+            connection.outbox = b""  # the client has disconnected; the next read drops the connection
 
     # Requests.
 
@@ -421,7 +421,7 @@ class ForkServer:
         }
 
     def _reset(self) -> Message:
-        """Forget a job that is over, with its fence; the next job gets a server like new."""
+        """Forget a job that is over, with its fence: the next job gets a server in its first state."""
         living = [child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit]
         if living or self.kills:
             raise RequestRefused("alive", f"processes {living} of {self.job} still live")
@@ -515,17 +515,17 @@ class ForkServer:
                 self._kill_trial(trial)
 
     def _kill_trial(self, trial: Trial) -> None:
-        os.kill(trial.pid, signal.SIGKILL)  # it is our child, and was not collected: the number is its own
+        os.kill(trial.pid, signal.SIGKILL)  # the child was not collected, so no other process has its number
         kill_session(trial.pid)
 
     def _trial_ended(self, trial: Trial, end: Message) -> None:
         if self._has_orphans():
-            kill_session(trial.pid)  # the processes that it started end with it
+            kill_session(trial.pid)  # the processes that the trial started end with it
         reply = {"ok": True, "id": trial.request["id"], "pid": trial.pid, "exit": end, "slow": trial.slow}
         self._send(trial.connection, reply)
 
     def _become_child(self, keep: int = -1) -> None:
-        """Close all files of the server, and let no socket object close a descriptor that is used again."""
+        """Close all files of the server; its socket objects must never close a descriptor that is in use again."""
         signal.set_wakeup_fd(-1)
         self.listener.detach()
         for connection in self.connections.values():
@@ -538,7 +538,7 @@ class ForkServer:
     # Exits.
 
     def _reap(self) -> None:
-        """Collect the children that ended, report them to the subscribers, and kill what they left behind."""
+        """Collect the children that ended, report their ends to the subscribers, and kill their orphans."""
         known = {child.pid: child for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
         reaped = False
         while True:
@@ -566,20 +566,20 @@ class ForkServer:
                 self._send(connection, message)
 
     def _mine(self) -> set[int]:
-        """The processes that were forked here and live."""
+        """Return the processes that were forked here and live."""
         mine = {child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
         return mine | self.trials.keys()
 
     def _has_orphans(self) -> bool:
-        """Whether there may be processes that dead ranks or trials left behind; cheaper than reading all processes.
+        """Return whether dead ranks or trials may have left processes behind; cheaper than reading all processes.
 
-        One may be missed while another child ends: that end is collected next, and the question is asked again.
+        A process may be missed while another child ends: that end is collected next, and then this check runs again.
         """
         found = procfs.children(os.getpid())
         return found is None or bool(found - self._mine())
 
     def _kill_orphans(self) -> list[int]:
-        """Kill every process that a dead rank left behind; returns those that are still there."""
+        """Kill every process that a dead rank or trial left behind; returns the processes that still exist."""
         mine, living = self._mine(), [child for child in self.ranks.values() if not child.exit]
         sessions = {child.pid for child in living} | self.trials.keys()
         found = []
@@ -587,17 +587,17 @@ class ForkServer:
             pid = process.pid
             if process.parent != os.getpid() or pid in mine or process.session in sessions:
                 continue
-            # A process with a session of its own is recognised by the environment that it was
-            # started with. Where that fails too, it lives until no rank is left.
+            # A process with its own session is recognised by the environment that it was
+            # started with. If that fails too, it lives until no rank is left.
             if sessions and not self._was_left_behind(pid, process.session):
                 continue
-            found.append(pid)  # a zombie too: it is collected next, unless a thread of it lives
+            found.append(pid)  # a zombie too: it is collected next, unless one of its threads lives
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return found
 
     def _was_left_behind(self, pid: int, session: int) -> bool:
-        """Whether a rank or a trial that is gone left a process behind."""
+        """Return whether a rank or a trial that has ended left a process behind."""
         dead = [child for child in self.ranks.values() if child.exit]
         if any(child.pid == session for child in dead):
             return True
@@ -660,7 +660,7 @@ class ForkServer:
 
 
 def fork() -> int:
-    """``os.fork``, tried again while memory or process numbers are short.
+    """Call ``os.fork``, several times while memory or process numbers are short.
 
     Raises:
         RequestRefused: they stay short.
@@ -689,13 +689,13 @@ def _listen(host: str) -> socket.socket:
 
 
 def user_of(connection: socket.socket) -> int:
-    """The user at the other end of a unix socket, by the kernel."""
+    """Return the user at the other end of a unix socket, as the kernel reports it."""
     _, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return int(uid)
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a child ends already: it may take minutes to give its memory back."""
+    """Return whether a child is ending already: the kernel may need minutes to free its memory."""
     process = procfs.process_of(pid)
     return process is not None and process.is_ending
 
@@ -715,7 +715,7 @@ def imports() -> Imported:
 
 
 def serve(arguments: Sequence[str], import_all: Callable[[], Imported]) -> NoReturn:
-    """Take the listening socket, import, fork ranks."""
+    """Open the inherited listening socket, import, and fork ranks."""
     parser = argparse.ArgumentParser(description="Fork server of an everstep agent; started by the agent.")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited listening unix socket")
     parser.add_argument("--socket-path", type=Path, required=True, help="its name; the server ends when it is removed")

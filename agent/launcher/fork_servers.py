@@ -1,4 +1,4 @@
-"""The fork servers of this machine: one for each job, and a warm one for the next."""
+"""The fork servers of this machine: each job has its own, and a warm server waits for the next job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = structlog.get_logger()
 
 
 class ForkServers:
-    """All fork servers of this machine: one per job, and a warm one for the next job."""
+    """All fork servers of this machine: each job has its own, and a warm server waits for the next job."""
 
     def __init__(self, folder: Path, *, prewarm: bool, template: Path | None = None) -> None:
         self.folder = folder
@@ -53,11 +53,11 @@ class ForkServers:
         """Connection that was not answered yet → its fork server."""
 
     async def adopt(self, late: Callable[[ForkServerClient], None]) -> dict[str, ForkServerClient]:
-        """Find the fork servers that an earlier agent left, by job; end those that belong to no job.
+        """Connect to the fork servers of an earlier agent, and return them by job; servers without a job end.
 
-        To forget a server is to end it with all its ranks. Only one that is surely
-        dead or surely has no ranks is forgotten; one that does not answer (it was
-        stopped, the machine is overloaded) is waited for as long as it takes.
+        To forget a server is to end it with all its ranks. So a server is forgotten only if it is
+        certainly dead or certainly has no ranks. A server that does not answer (because it was
+        stopped, or the machine is overloaded) is waited for without a limit.
 
         Args:
             late: Called with a server that answered later; it may belong to a job or to none.
@@ -70,7 +70,7 @@ class ForkServers:
             if not greeting.done():
                 self._wait_for(server, greeting, late)
             elif greeting.exception():
-                server.forget()  # no process listens at its socket: it is dead
+                server.forget()  # no process listens at its socket: the server is dead
             elif server.job and server.living() > (found[server.job].living() if server.job in found else -1):
                 if other := found.get(server.job):
                     await other.end()
@@ -81,7 +81,7 @@ class ForkServers:
 
     @staticmethod
     def _greet(server: ForkServerClient) -> asyncio.Task[None]:
-        """Connect, however long the server takes; fails only when it is dead."""
+        """Connect without a time limit; fails only if the server is dead."""
 
         async def greet() -> None:
             while True:
@@ -98,13 +98,13 @@ class ForkServers:
     def _wait_for(
         self, server: ForkServerClient, greeting: asyncio.Task[None], late: Callable[[ForkServerClient], None]
     ) -> None:
-        """Wait for a server that did not answer yet; one that still imports serves as the warm one."""
+        """Wait for a server that did not answer yet; a server that still imports becomes the warm server."""
         if _imports(server.path):
             if self.prewarm and self._warm is None:
                 self._await_warm(self._late(server, greeting))
             else:
                 greeting.cancel()
-                server.forget()  # it has forked nothing, and ends by itself
+                server.forget()  # the server has forked nothing, and ends by itself
             return
         logger.warning("a fork server does not answer; its ranks are kept", socket=str(server.path))
 
@@ -125,14 +125,14 @@ class ForkServers:
         return await ForkServerClient.start(self.folder, python, env, self.template)
 
     async def keep_or_end(self, server: ForkServerClient) -> None:
-        """Keep a server that serves no job as the warm one, or end it."""
+        """Keep a server without a job as the warm server, or end it."""
         if not server.job and self.prewarm and self._warm is None and server.label == self._warm_label:
             self._keep(server)
         else:
             await server.end()
 
     async def _late(self, server: ForkServerClient, greeting: asyncio.Task[None]) -> ForkServerClient:
-        """A fork server that was still importing when its agent died, if it serves as the warm one."""
+        """Wait for a server that was still importing when its agent died; returns a new one if it does not fit."""
         with contextlib.suppress(OSError, AgentError, TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
                 await greeting
@@ -143,7 +143,7 @@ class ForkServers:
 
     @property
     def warm(self) -> ForkServerClient | None:
-        """The fork server that waits for the next job; None: there is none, or it still imports."""
+        """The fork server that waits for the next job; None: no server is ready."""
         task = self._warm
         if task is None or not task.done() or task.cancelled() or task.exception():
             return None
@@ -175,7 +175,7 @@ class ForkServers:
             task.result().on_lost = self._died.set
 
     async def look_after(self) -> None:
-        """Replace a warm fork server that died, hangs, or did not start; until cancelled."""
+        """Replace a warm fork server that died, hangs, or did not start; runs until cancelled."""
         backoff, began_s = Backoff(*AGAIN_S), time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -189,7 +189,7 @@ class ForkServers:
                     self.warm_up()
 
     async def _check(self) -> None:
-        """Check that the warm fork server answers; one that does not is given up."""
+        """Check that the warm fork server answers; a server that does not answer is killed."""
         task = self._warm
         if task is None or not task.done() or task.cancelled() or task.exception():
             return
@@ -198,14 +198,14 @@ class ForkServers:
             server.table = await server.request("subscribe", timeout_s=CHECK_LIMIT_S)
         except AgentError as error:
             if self._warm is not task:
-                return  # a job has it now
+                return  # a job uses the server now
             logger.error("the warm fork server is of no use", pid=server.pid, reason=str(error))
             self._warm, self.problem = None, f"the warm fork server is of no use: {error}"
-            kill_family(server.pid, server.start_ticks)  # it may not listen; a script that is tried there dies with it
+            kill_family(server.pid, server.start_ticks)  # it may hang; a script that is tried in it dies with it
             await server.end()
 
     async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
-        """A fork server for a job: the one in which its code was tried, or the warm one, if it fits; else a new one."""
+        """Assign a fork server to a job: the server that tried its code, or the warm server, or a new server."""
         server = self._fitting(job, python, env, leaves=True)
         if server is None and self._warm and label_of(python, env) == self._warm_label:
             task, self._warm, self._wanted = self._warm, None, False
@@ -223,13 +223,13 @@ class ForkServers:
 
     @contextlib.asynccontextmanager
     async def borrowed(self, job: str, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
-        """A fork server in which a job's code is tried: the warm one where it fits, else one of its own.
+        """Lend a fork server for the trial of a job's code: the warm server if it fits, else the trial's own.
 
-        A job may take it over meanwhile: what it forked goes on. One of its own is kept for the launch of what was
-        tried, until the job takes it over, needs one with other imports, or is over.
+        A job may be assigned the server during the trial, which then continues. A server of the trial's own is kept
+        for the launch of the same code, until the job is assigned it, needs another server, or is over.
 
         Raises:
-            AgentError: none starts.
+            AgentError: no server starts.
         """
         if self.prewarm and label_of(python, env) == self._warm_label:
             yield await self._warmed_up()
@@ -242,7 +242,7 @@ class ForkServers:
             yield server
 
     def _fitting(self, job: str, python: str, env: Mapping[str, str], *, leaves: bool) -> ForkServerClient | None:
-        """The fork server in which a job's code was tried, if it has the imports; ``leaves``: it is kept no longer."""
+        """Return the fork server that tried a job's code, if its imports fit; ``leaves``: it is no longer kept here."""
         server = self._tried.get(job)
         if server is None or server.lost or server.label != label_of(python, env):
             return None
@@ -269,7 +269,7 @@ class ForkServers:
         raise ForkServerLost("the warm fork server dies again and again; see the agent's log")
 
     async def give_back(self, server: ForkServerClient) -> None:
-        """Keep the server of a job that is over as the warm one where it fits, else end it."""
+        """Keep the server of a job that is over as the warm server if it fits, else end it."""
         if self.prewarm and self._warm is None and server.label == self._warm_label and not server.lost:
             try:
                 server.table = await server.request("reset")
@@ -283,7 +283,7 @@ class ForkServers:
         await server.end()
 
     async def close(self, *, end_warm: bool) -> None:
-        """Let go of the warm server, or end it."""
+        """Disconnect from the warm server, or end it; all other kept servers end."""
         for greeting, server in list(self._silent.items()):
             greeting.cancel()
             await server.disconnect()
@@ -302,9 +302,9 @@ class ForkServers:
 
 
 def _imports(path: Path) -> bool:
-    """Whether a fork server still imports, and so has forked nothing.
+    """Return whether a fork server still imports, and so has forked nothing.
 
-    Ranks that it forked show the socket's name in their command lines too.
+    The command lines of ranks that it forked contain the socket's name too.
     """
     if path.with_suffix(".ready").exists():
         return False

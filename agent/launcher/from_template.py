@@ -1,4 +1,4 @@
-"""The agent's side of the template: ask it for a fork server, or how a process ended whose parent it was."""
+"""The agent's client of the template: requests a fork server, or how a child of the template ended."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ logger = structlog.get_logger()
 
 
 async def fork_from(template: Path, arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> int:
-    """Let the template fork a fork server.
+    """Fork a fork server from the template.
 
     Args:
-        template: its socket.
-        arguments: of the fork server, all but the descriptor of its socket.
-        env: its whole environment.
-        files: its listening socket and its log.
+        template: Socket of the template.
+        arguments: Arguments of the fork server, without the descriptor of its socket.
+        env: Complete environment of the fork server.
+        files: Listening socket and log of the fork server.
 
     Returns:
-        The pid; 0 when the agent has to start this one itself.
+        The pid; 0 if the agent must start this fork server itself.
     """
     try:
         reply = await _ask(template, json.dumps({"arguments": list(arguments), "env": dict(env)}).encode(), files)
@@ -46,15 +46,15 @@ async def fork_from(template: Path, arguments: Sequence[str], env: Mapping[str, 
 
 
 async def end_of(template: Path, pid: int, ticks: int) -> End | None:
-    """How a process ended whose parent the template is: a fork server, or a rank whose fork server died before it.
+    """Ask the template how one of its children ended: a fork server, or a rank whose fork server died before it.
 
     Args:
-        template: its socket.
-        pid: of the process.
-        ticks: when it started: its number may be another's by now.
+        template: Socket of the template.
+        pid: Pid of the process.
+        ticks: Start time of the process in clock ticks, because pids are reused.
 
     Returns:
-        None when the template does not know, or does not answer.
+        None if the template does not know, or does not answer.
     """
     request = json.dumps({"ended": pid, "start_ticks": ticks}).encode()
     try:
@@ -85,7 +85,7 @@ async def _ask(
 
 
 async def _connected(template: Path, limit_s: float) -> socket.socket:
-    """A connection; the template may have been started in the moment before."""
+    """Connect to the template, which may have been started a moment ago."""
     loop, connection = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
     connection.setblocking(False)
     try:

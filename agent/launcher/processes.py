@@ -1,4 +1,4 @@
-"""The ends of processes: how they are noticed, how a process ended, and how a whole session is killed."""
+"""The ends of processes: how an end is detected, how a process ended, and how a session is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATUS_PATIENCE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended; ``unknown`` when its parent died first."""
+    """How a process ended; ``unknown`` if its parent died first."""
 
     kind: Literal["code", "signal", "unknown"]
     value: int
@@ -34,13 +34,13 @@ class End:
 
     @classmethod
     def of(cls, status: int, time_ns: int = 0) -> End:
-        """The end that a wait status stands for; ``time_ns``: when the process ended, 0: now."""
+        """Convert a wait status; ``time_ns``: when the process ended, nanoseconds, 0: now."""
         code = os.waitstatus_to_exitcode(status)
         return cls("signal" if code < 0 else "code", abs(code), time_ns or time.time_ns())
 
 
 def family_of(leader: int, variable: str = "") -> list[int]:
-    """The processes of a session, its leader included, and those started with an environment variable."""
+    """Return the processes of a session, its leader included, and processes that have an environment variable."""
     return [
         process.pid
         for process in living()
@@ -49,13 +49,13 @@ def family_of(leader: int, variable: str = "") -> list[int]:
 
 
 def kill_session(leader: int, variable: str = "") -> None:
-    """SIGKILL a session leader and all that it started.
+    """Kill a session leader and all processes that it started.
 
     Args:
-        leader: the session's.
-        variable: ``NAME=value`` with which its children were started that have a session of their own.
+        leader: Pid of the session leader.
+        variable: ``NAME=value`` in the environment of its children, which finds children with their own session.
     """
-    for _ in range(20):  # what forks meanwhile is met in the next round
+    for _ in range(20):  # a process that is forked meanwhile is killed in the next round
         members = family_of(leader, variable)
         if not members:
             return
@@ -65,22 +65,22 @@ def kill_session(leader: int, variable: str = "") -> None:
 
 
 def kill_family(pid: int, ticks: int, variable: str = "") -> None:
-    """SIGKILL the session of a leader that may be gone, and never another process that has its number by now.
+    """Kill the session of a leader that may have ended, and never another process that reuses its pid.
 
-    The kernel does not reuse a number while a session has it: where another process
-    has the number, no process of the session is left.
+    The kernel does not reuse a pid while a session has it: if another process
+    has the pid, no process of the session is left.
 
     Args:
-        pid: the leader's.
-        ticks: when it started.
-        variable: as for ``kill_session``.
+        pid: Pid of the leader.
+        ticks: Start time of the leader in clock ticks.
+        variable: See ``kill_session``.
     """
     is_reused = start_ticks(pid) not in (0, ticks)
     kill_session(NO_SESSION if is_reused else pid, variable)
 
 
 class Reaper:
-    """Makes this process the parent of last resort, and remembers how its children ended.
+    """Adopts the orphans of this process's children, and remembers how children ended.
 
     Args:
         others: Returns how a process ended that was not our child, by its pid and start; None: there is no such source.
@@ -109,11 +109,11 @@ class Reaper:
                 self._ends.popitem(last=False)
 
     def forget(self, pid: int) -> None:
-        """Forget the end of an earlier process that had the number of one that lives now."""
+        """Forget the end of an earlier process whose pid a living process has now."""
         self._ends.pop(pid, None)
 
     async def end_of(self, pid: int, ticks: int) -> End:
-        """How a process that is gone ended; unknown unless it was our child or ``others`` knows."""
+        """Return how a process ended; unknown unless it was our child or ``others`` knows."""
         deadline = time.monotonic() + STATUS_PATIENCE_S
         while time.monotonic() < deadline:
             self.reap()
@@ -126,11 +126,11 @@ class Reaper:
 
 
 class Watch:
-    """A watch that calls back once, within milliseconds, when a process has ended, or soon where it is gone already.
+    """Calls back once after a process has ended, within milliseconds, or soon if it has ended already.
 
     Args:
-        pid: Of the process.
-        ticks: When it started: another process may have its number by now.
+        pid: Pid of the process.
+        ticks: Start time of the process in clock ticks, because pids are reused.
         ended: Called in the loop.
     """
 
@@ -140,7 +140,7 @@ class Watch:
         self._descriptor = -1
         with contextlib.suppress(ProcessLookupError):
             self._descriptor = os.pidfd_open(pid)
-        # Compared once the descriptor is open: it stays with the process that it was opened for.
+        # Compared after the descriptor is open: a descriptor stays with the process that it was opened for.
         if self._descriptor < 0 or start_ticks(pid) != ticks:
             self.close()
             self._loop.call_soon(ended)
@@ -160,7 +160,7 @@ class Watch:
 
 
 async def wait_gone(pid: int, ticks: int, timeout_s: float) -> bool:
-    """Wait until a process is gone; False when it is not within the time."""
+    """Wait until a process has ended; returns False if the time runs out first."""
     deadline = time.monotonic() + timeout_s
     while is_alive(pid, ticks):
         if time.monotonic() > deadline:
@@ -170,27 +170,27 @@ async def wait_gone(pid: int, ticks: int, timeout_s: float) -> bool:
 
 
 def ending_of(pid: int, ticks: int) -> End | None:
-    """How a process ends that has begun to and is not gone, by a signal or a code that is not 0.
+    """Return how a process ends that still exists, if it ends by a signal or an exit code other than 0.
 
     Args:
-        pid: Of the process.
-        ticks: When it started: another process may have its number by now.
+        pid: Pid of the process.
+        ticks: Start time of the process in clock ticks, because pids are reused.
 
     Returns:
-        None: it has not begun to end, ended well, is gone, or may not be asked.
+        None: the process is not ending, ends with code 0, does not exist any more, or cannot be read.
     """
     process = process_of(pid)
-    # A process that runs another program (exec) gives the same notice, and does not end.
+    # A process that runs another program (exec) gives the same notice, but does not end.
     if process is None or process.start != ticks or not process.is_ending or not process.exit_status:
         return None
     return End.of(process.exit_status)
 
 
 class EndingWatch:
-    """A watch that calls back once when a process begins to end; it has a thread of its own.
+    """Calls back once when a process begins to end; the watch has its own thread.
 
     Args:
-        notice: The process's; None: the beginning of its end is not noticed.
+        notice: End notice of the process; None: the beginning of its end is not detected.
         begins: Called in the loop.
     """
 

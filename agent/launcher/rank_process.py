@@ -1,7 +1,7 @@
 """The life of a forked rank before, around and after the user's script.
 
-Loaded by the fork server from this file, under a private name, so that no
-training script can take it for a module of its own. It runs in the child:
+The fork server loads this file under a private name, so that no
+training script can mistake it for one of its own modules. The code runs in the child:
 torchrun's environment, a session of its own, its output in log files, the
 script as ``__main__``, and an end that runs ``atexit`` and flushes but skips
 the interpreter's finalisation.
@@ -63,9 +63,9 @@ def run_rank(
     code: types.CodeType | None = None,
     read: Mapping[str, str | None],
 ) -> NoReturn:
-    """Become one rank: torchrun's environment, a session of its own, then the user's script.
+    """Become a rank: torchrun's environment, a session of its own, then the user's script.
 
-    ``code`` is the compiled script; None: this rank compiles it, and prints what is wrong with it. ``read`` has the
+    ``code`` is the compiled script; None: this rank compiles it, and prints the error. ``read`` contains the
     variables that the server's imports read.
     """
     status = 1
@@ -73,7 +73,7 @@ def run_rank(
     try:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
-            os._exit(1)  # it died before this rank could ask to die with it
+            os._exit(1)  # the server died before this rank could request to die with it
         os.setsid()
         reset_signals()
         procfs.set_own_name(f"everstep r{rank}")
@@ -81,8 +81,8 @@ def run_rank(
         os.environ.clear()
         os.environ.update(request["env"] | row["env"])
         report = _open_report(row["report"])
-        # From here on an agent finds the rank through its report file, even if the server died. Before,
-        # it must not outlive the server, or no agent would know of it.
+        # From here on the report file identifies the rank to an agent, even if the server died. Before,
+        # the rank must not outlive the server, or no agent would know of it.
         _libc.prctl(PR_SET_PDEATHSIG, 0)
         os.chdir(request["cwd"])
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -115,36 +115,36 @@ def run_rank(
 
 
 def _other_copy(lock: Path) -> str:
-    """Pid of another living process that is this rank; empty: there is none, as it must be.
+    """Return the pid of another living process of this rank; empty: there is none, which is normal.
 
-    The lock is this process's until it ends, and no child's.
+    This process holds the lock until it ends; its children do not inherit it.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError:  # no room for a file: it is not known
+    except OSError:  # no room for the file: another copy cannot be detected
         return ""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return os.read(descriptor, 20).decode(errors="replace") or "unknown"
-    with contextlib.suppress(OSError):  # no room: another copy could not name this pid
+    with contextlib.suppress(OSError):  # no room: another copy could not report this pid
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
     return ""
 
 
 def generation_marker(rank: int, generation: int) -> str:
-    """The line in a rank's stderr that begins a generation, up to its variable part."""
+    """Return the constant beginning of the line in a rank's stderr that marks the start of a generation."""
     return f"--- everstep: rank {rank}, generation {generation},"
 
 
 def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None:
-    """Connect to the rendezvous store once, before the script does: it listens before any rank is forked.
+    """Connect to the rendezvous store once before the script does; it listens before any rank is forked.
 
-    The first rank of each machine does so for all of its ranks: a store is spared thousands of connections.
+    Only the first rank of each machine does this, for all its ranks: this saves the store thousands of connections.
 
     Raises:
-        ConnectionError: no packet reaches its machine, or comes back. Torch reports all other errors itself.
+        ConnectionError: no packet reaches the store's machine, or returns. Torch reports all other errors itself.
     """
     address = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if env.get("WORLD_SIZE", "1") == "1" or env.get("LOCAL_RANK", "0") != "0" or not all(address):
@@ -167,7 +167,7 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
 
 
 def become_main(script: str, args: list[str], code: types.CodeType | None = None) -> None:
-    """Run a script as ``__main__``, and leave it there: runpy takes it away when the script returns."""
+    """Run a script as ``__main__`` and keep that module: runpy would remove it when the script returns."""
     code = code or compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
     main.__file__ = script
@@ -179,7 +179,7 @@ def become_main(script: str, args: list[str], code: types.CodeType | None = None
 
 
 def run_store(listener: socket.socket, host: str, port: int, generation: int) -> NoReturn:
-    """Become the rendezvous store of one generation, until killed."""
+    """Become the rendezvous store of a generation; runs until killed."""
     try:
         os.setsid()
         reset_signals()
@@ -196,13 +196,13 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
 
 
 def _failed(report: Any, status: int) -> None:
-    """Undo the mark that the loop was left, as an error leaves it like ``break``: the rank may take long to end now."""
+    """Undo the mark that the loop was left: an error leaves the loop like ``break``, and ending may take long."""
     if report is not None and status:
         report.unmark("loop_left")
 
 
 def reset_signals() -> None:
-    """Reset signals to what a program has that was just started."""
+    """Reset signals to the state of a newly started program."""
     for number in range(1, 32):
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
             signal.signal(number, signal.SIG_DFL)
@@ -212,7 +212,7 @@ def reset_signals() -> None:
 
 
 def redirect(stdout: str, stderr: str) -> None:
-    """Let this process print into files."""
+    """Redirect this process's output to files."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, stdout, append), (2, stderr, append)):
         try:
@@ -232,7 +232,7 @@ def redirect(stdout: str, stderr: str) -> None:
 
 
 class _Output(io.FileIO):
-    """A log file that drops what has no room on the disk, so that the script goes on."""
+    """A log file that drops output if the disk has no room, so that the script continues."""
 
     def write(self, data: Any) -> int:
         try:
@@ -254,7 +254,7 @@ def _open_report(path: str) -> Any:
 
 
 def warn_of_ignored(read: Mapping[str, str | None]) -> None:
-    """Print which variables of this rank come too late: its fork server imported torch without them."""
+    """Print which variables of this rank have no effect, because its fork server imported torch without them."""
     late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _OWN)
     if late:
         print(
@@ -265,7 +265,7 @@ def warn_of_ignored(read: Mapping[str, str | None]) -> None:
 
 
 def fit_torch() -> None:
-    """Set anew from this rank's environment what torch and numpy read at import, or share with the server."""
+    """Apply this rank's environment to settings that torch and numpy read at import, or share with the server."""
     import numpy.random
     import torch
     import torch.distributed
@@ -279,7 +279,7 @@ def fit_torch() -> None:
         from torch.cuda._sanitizer import enable_cuda_sanitizer
 
         enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
-    # Unlike Python's own generator these do not notice a fork: all ranks would draw the same numbers.
+    # Unlike Python's own generator these do not detect a fork: all ranks would draw the same numbers.
     torch.default_generator.seed()
     numpy.random.seed()
 
@@ -287,7 +287,7 @@ def fit_torch() -> None:
 def _start_control_server() -> None:
     """Start torch's control server in this process: its threads send the agent the flight record, even in a hang.
 
-    Where it cannot be started, a hang is judged without the record.
+    If it cannot be started, a hang is diagnosed without the record.
     """
     path = os.environ.get("EVERSTEP_CONTROL_SOCKET", "")
     if not path or len(os.fsencode(path)) > LONGEST_SOCKET:
@@ -298,7 +298,7 @@ def _start_control_server() -> None:
     try:
         from torch._C._distributed_c10d import _WorkerServer
 
-        os.dup2(quiet, 2)  # it would print into the rank's output that it listens
+        os.dup2(quiet, 2)  # it would print its address into the rank's output
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
         _servers.append(_WorkerServer(path))
@@ -313,15 +313,15 @@ def _start_control_server() -> None:
 
 
 def fit_path(script: str) -> None:
-    """Let modules be found beside the script, and in the folders of this process's ``PYTHONPATH``."""
+    """Add the script's folder and the folders of ``PYTHONPATH`` to the import path."""
     extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
-    # Forget what the server knew of folders: files may be newer than its imports.
+    # Forget the server's caches of folders: files may be newer than its imports.
     importlib.invalidate_caches()
 
 
 def _watch_optimizer(rank: int, report: Any) -> None:
-    """Count optimizer steps, so that a script without everstep shows progress too."""
+    """Count optimizer steps, so that a script without everstep reports progress too."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -340,14 +340,14 @@ def _watch_optimizer(rank: int, report: Any) -> None:
 
     def before(*_: object) -> None:
         now = report.snapshot()
-        if not now.attached:  # else the training library meets the faults, at the true step
+        if not now.attached:  # else the training library injects the faults, at the true step
             faults.meet("step", now.optimizer_steps)
 
     register_optimizer_step_pre_hook(before)
 
 
 def exit_code(error: SystemExit) -> int:
-    """The exit code of a ``sys.exit``; prints its message, where it has one."""
+    """Return the exit code of a ``sys.exit``; prints its message if it has one."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -357,7 +357,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End as Python would, without its finalisation: that costs 0.4 s and prints false leak reports."""
+    """End like Python, but without its finalisation, which needs 0.4 s and prints false leak reports."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -1,22 +1,22 @@
-"""The template: a process that has imported what fork servers import, and from which they are forked.
+"""The template: a process that has imported the modules of fork servers, which are forked from it.
 
-Where several agents share a computer, as in a local cluster, each needs a fork
-server, and importing torch takes each of them seconds of CPU. The template
-imports once. A fork server that is forked from it is in milliseconds what one
-that an agent started itself is in seconds: leader of its own session, with its
-own command line, its own log and the environment that its agent asked for.
+If several agents share a computer, as in a local cluster, each agent needs a fork
+server, and importing torch costs each server seconds of CPU time. The template
+imports once. A fork server from the template starts in milliseconds, and equals
+a server that an agent started itself: leader of its own session, with its
+own command line, its own log and the environment that its agent requested.
 An agent alone on its machine needs no template.
 
-Run by the supervisor as a program of its own, ``python -P …/agent/launcher/template.py``.
-It may die at any time: its fork servers live on, and agents start theirs
-themselves meanwhile.
+The supervisor runs it as a program of its own, ``python -P …/agent/launcher/template.py``.
+It may die at any time: its fork servers live on, and agents then start new fork
+servers themselves.
 
-One request for each connection to its unix socket: a line of JSON with
+Each connection to its unix socket carries one request: a line of JSON with
 ``arguments`` and ``env``, and two descriptors, the fork server's listening
 socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
-``message``: why the agent has to start this one itself. Or it is a line with
-``ended``, a pid, and ``start_ticks``: the template is the parent of what it forked, and of a rank
-whose fork server died, so it is asked how such a process ended.
+``message``: why the agent must start this server itself. A request may also be a line with
+``ended``, a pid, and ``start_ticks``: it asks how a child of the template ended. Its children are
+the processes that it forked, and ranks whose fork server died.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _load_fork_server() -> types.ModuleType:
 if TYPE_CHECKING:
     from agent.launcher import fork_server
 else:
-    fork_server = _load_fork_server()  # which finds everstep where it is not installed
+    fork_server = _load_fork_server()  # finds everstep if it is not installed
 from everstep.system import procfs  # noqa: E402
 
 
@@ -75,7 +75,7 @@ class Template:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve one request after the other."""
+        """Serve requests in sequence."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -133,7 +133,7 @@ class Template:
         return {"ok": True, "pid": self._fork(request, listener, log)}
 
     def _refuse(self, request: dict[str, Any]) -> str:
-        """Why a fork server cannot be forked from here; empty: it can."""
+        """Explain why a fork server cannot be forked from here; empty: it can."""
         env = _single_threaded(request["env"])
         if late := sorted(name for name, value in self.imported.read.items() if env.get(name) != value):
             return f"{', '.join(late)} differ from what was read when torch was imported"
@@ -156,7 +156,7 @@ class Template:
 
 
 def _become(command: list[str], env: dict[str, str], log: int) -> None:
-    """Be a process like one that was started by this command in this environment."""
+    """Become like a process that this command started in this environment."""
     sys.argv = command[2:]
     _show(command)
     os.setsid()
@@ -181,7 +181,7 @@ def _command(arguments: list[str]) -> list[str]:
 
 
 def _show(command: list[str]) -> None:
-    """Show a command line as this process's own: by it the processes of a machine are found."""
+    """Set this process's command line, which identifies the processes of a machine."""
     begin, end = procfs.own_arguments()
     text = _joined(command)
     ctypes.memset(begin, 0, end - begin)
@@ -221,7 +221,7 @@ def main() -> NoReturn:
     options = parser.parse_args()
     try:
         ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)
-        listener = _listen(options.listen)  # before the imports: agents wait for them
+        listener = _listen(options.listen)  # before the imports: agents wait for the socket
         Template(listener, options.listen, fork_server.imports()).run()
         code = 0
     except BaseException as error:

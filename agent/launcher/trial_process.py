@@ -1,7 +1,7 @@
-"""The process that tries a script: it does what a rank does up to where the script joins the job, and no more.
+"""The process that tries a script: it acts as a rank until the script joins the job, and ends there.
 
-Loaded by the fork server as ``rank_process.py`` is, and after it. First every module of the snapshot is compiled,
-which leaves the compiled ones beside their sources for the ranks to come. Then the script runs, until it calls
+The fork server loads this file as it loads ``rank_process.py``, and after it. First every module of the snapshot is
+compiled, which leaves the compiled files beside their sources for later ranks. Then the script runs, until it calls
 ``everstep.join``, makes a process group, or is about to do an optimizer's step: there the process ends.
 """
 
@@ -42,9 +42,9 @@ def run_trial(
 
     Args:
         server: Pid of the fork server: this process dies with it.
-        request: script, folder of the snapshot or empty, args, cwd, env, output.
+        request: Script, folder of the snapshot or empty, args, cwd, env, output.
         read: Variables that the server's imports read.
-        joins: Its modules that have ``init_process_group``.
+        joins: Imported modules that have ``init_process_group``.
     """
     status = 1
     try:
@@ -81,7 +81,7 @@ def run_trial(
 
 
 def end_at_barriers(joins: Sequence[types.ModuleType]) -> None:
-    """Let this process end where a script begins to work with other ranks, or to train.
+    """Make this process end when the script begins to work with other ranks, or to train.
 
     Args:
         joins: Modules that have ``init_process_group``.
@@ -102,16 +102,16 @@ def end_at_barriers(joins: Sequence[types.ModuleType]) -> None:
 
 
 def knows_everstep() -> bool:
-    """Whether the script means to join the job: it has imported everstep or ``join``."""
+    """Return whether the script intends to join the job: it has imported everstep or ``join``."""
     import everstep
 
     return any(value is everstep or value is everstep.join for value in vars(sys.modules["__main__"]).values())
 
 
 def all_compile(folder: Path, script: Path) -> bool:
-    """Compile all modules of a snapshot, and print what is wrong with those that do not.
+    """Compile all modules of a snapshot, and print the errors of modules that do not compile.
 
-    A file that no other file seems to import may be anything, such as data of a test: it is only printed.
+    A file that no other file seems to import, such as test data, may be invalid: its error is only printed.
     """
     broken: dict[Path, str] = {}
     keeps, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # the folder is no user's
@@ -140,7 +140,7 @@ def _name(path: Path) -> str:
 
 
 def _imported(sources: Any) -> set[str]:
-    """All names that occur in imports."""
+    """Return all names that occur in imports."""
     names: set[str] = set()
     for path in sources:
         for node in ast.walk(ast.parse(path.read_bytes())):
