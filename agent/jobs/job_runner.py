@@ -134,7 +134,7 @@ class JobRunner:
             server.on_lost()
 
     async def _server_lost(self, server: ForkServerClient) -> None:
-        """Handle the death of the fork server: its ranks live on, and the agent adopts them if the server was its child."""
+        """Handle the death of the fork server: its ranks live on, and a new fork server is started."""
         end = await self.host.reaper.end_of(server.pid, server.start_ticks)
         server.forget()
         self._log.warning("the fork server died; ranks live on", pid=server.pid, how=end.kind, value=end.value)

@@ -1,4 +1,4 @@
-"""Manners of the threads that move gigabytes beside a training job."""
+"""Threads that move gigabytes in the background of a training job: their interruption and their priority."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LOWEST_BEST_EFFORT = 2 << 13 | 7
 
 
 class Gate:
-    """Lets a file on its way be given up at any moment until it counts; the ``pace`` of ``write_shard``."""
+    """Lets another thread give up a file at any moment until it counts; used as the ``pace`` of ``write_shard``."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ended = self._passing = False
 
     def __call__(self, moved: int) -> None:
-        """After a piece of ``moved`` bytes; 0: the file is going to count now.
+        """Called after a piece of ``moved`` bytes; 0: the file is about to count.
 
         Raises:
-            CopyInterrupted: it was given up.
+            CopyInterrupted: the file was given up.
         """
         with self._changed:
             if self._ended:
@@ -33,27 +33,27 @@ class Gate:
             self._passing = self._passing or moved == 0
 
     def leave(self) -> None:
-        """The file is done, or failed."""
+        """Record that the file is complete, or failed."""
         with self._changed:
             self._passing = False
             self._changed.notify_all()
 
     def end(self, patience_s: float) -> bool:
-        """Give the file up, or wait until it is done where it counts already; whether nothing comes any more."""
+        """Give the file up, or wait for it if it counts already; returns whether it has ended."""
         with self._changed:
             self._ended = True
             return self._changed.wait_for(lambda: not self._passing, patience_s)
 
     @property
     def ended(self) -> bool:
-        """Whether it was given up."""
+        """Return whether the file was given up."""
         return self._ended
 
 
 def yield_the_disk() -> None:
-    """Let the reads and writes of all other threads go before those of this one, where the disk's scheduler minds.
+    """Lower this thread's disk priority below that of all other threads, if the disk's scheduler supports it.
 
-    The lowest best-effort priority and not "idle", which may wait for ever.
+    It uses the lowest best-effort priority and not "idle", which may wait for ever.
     """
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:

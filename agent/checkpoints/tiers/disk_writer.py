@@ -1,10 +1,10 @@
 """Writes the due steps of this machine's ranks to disk, while they train.
 
-One thread, one file after the other. The slot that is being written is pinned,
-so that the rank's saves go elsewhere; where a pin comes too late the step is
-let go and said so. Whatever fails, training goes on, and the next due step is
-tried again. A step that was asked for takes the place of one that is written
-because it is due: all machines write it, whatever the speed of their disks.
+One thread writes the files in sequence. The slot that is being written is pinned,
+so that the rank's saves use other slots; if a pin comes too late the step is
+skipped and reported. Training continues after any failure, and the next due step is
+tried again. A requested step replaces a step that is written only
+because it is due: all machines write the requested step, whatever the speed of their disks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = structlog.get_logger()
 
 @dataclass
 class _Step:
-    """A step on its way to disk."""
+    """A step that is being written to disk."""
 
     number: int
     waiting: set[int]
@@ -56,13 +56,13 @@ class _Step:
 
 
 class DiskWriter:
-    """The disk tier of one job on this machine. All methods return at once, but ``shut`` and ``close``.
+    """The disk tier of one job on this machine. All methods except ``shut`` and ``close`` return at once.
 
     Args:
-        place: Where the job's files lie.
-        say: Is called with the reason why writing fails now, and with an empty text once it works.
-        on_complete: Is called in the writer's thread when a step is complete for all ranks of this machine.
-        retention: Is told which steps are on disk, and up to which step that list is complete.
+        place: Locations of the job's copies.
+        say: Called with the reason if writing fails, and with an empty text after a success.
+        on_complete: Called in the writer's thread when a step is complete for all ranks of this machine.
+        retention: Records which steps are on disk, and up to which step this list is complete.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class DiskWriter:
         self._thread: threading.Thread | None = None
 
     def open(self, launch: LaunchOptions, root: Path, done: int) -> None:
-        """Begin, or go on after a restart of the agent.
+        """Start to write, also after a restart of the agent.
 
         Args:
-            launch: Of the generation.
-            root: Folder of the checkpoints of all jobs; nothing is written where it does not exist.
-            done: The newest step that is there for all ranks of this machine, or was given up; -1: none.
+            launch: Checkpoint options of the generation.
+            root: Folder of the checkpoints of all jobs; nothing is written if it does not exist.
+            done: The newest step that is on disk for all ranks of this machine, or was given up; -1: none.
         """
         with self._changed:
             self._launch, self._root, self._done, self._stride = launch, root, done, 1
@@ -103,7 +103,7 @@ class DiskWriter:
             self._held = {rank: {} for rank in launch.ranks}
             for rank in launch.ranks:
                 self._look(rank)
-                self._unpin(rank)  # an agent that was killed in the middle left it
+                self._unpin(rank)  # an agent that was killed during a write left the pin
             self._wanted()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"disk {self._place.job}", daemon=True)
@@ -111,14 +111,14 @@ class DiskWriter:
             self._advance()
 
     def on_saved(self, rank: int) -> None:
-        """A rank of this machine committed a slot."""
+        """Handle a slot that a rank of this machine committed."""
         with self._changed:
             if self._launch is not None and rank in self._held:
                 self._look(rank)
                 self._advance()
 
     def persist(self, step: int) -> None:
-        """Write a step that comes, or that all ranks hold now, whether or not it is due."""
+        """Write a future step, or a step that all ranks hold now, whether or not it is due."""
         with self._changed:
             if self._launch is None or step <= self._done:
                 return
@@ -129,7 +129,7 @@ class DiskWriter:
             self._advance()
 
     def shut(self) -> None:
-        """Give up what is on its way. When this returns nothing on disk changes any more, but what is old may go."""
+        """Give up the current step. After this method nothing is written to disk; old steps may still be deleted."""
         with self._changed:
             self._launch, gate = None, self._gate
             self._drop()
@@ -138,7 +138,7 @@ class DiskWriter:
             logger.error("a disk hangs with a checkpoint on its way", job=self._place.job, folder=str(self._root))
 
     def close(self) -> None:
-        """End the thread; a file on its way is given up."""
+        """End the thread; the current file is given up."""
         self.shut()
         with self._changed:
             self._closing = True
@@ -150,21 +150,21 @@ class DiskWriter:
             reader.close()
         self._readers.clear()
 
-    # Under the lock: what is due.
+    # Under the lock: the steps that are due.
 
     def _look(self, rank: int) -> None:
-        """Read which steps a rank holds now."""
+        """Read the steps that a rank holds now."""
         assert self._launch
         try:
             if rank not in self._readers:
                 self._readers[rank] = SlotReader(own_slots(self._place.shm, rank))
             headers = self._readers[rank].headers()
-        except (OSError, CorruptCheckpoint):  # none yet, or being replaced; Stop names what is damaged
+        except (OSError, CorruptCheckpoint):  # the file is missing or being replaced; Stop reports damaged files
             headers = []
         self._held[rank] = {header.completed_steps: header for header in headers if not self._launch.abandons(header)}
 
     def _advance(self) -> None:
-        """Begin a step when none is on its way, and pin what has been reached of it."""
+        """Begin the next step if none is being written, and pin its slots on the ranks that have reached it."""
         assert self._launch
         self._make_way()
         if self._step is None:
@@ -197,7 +197,7 @@ class DiskWriter:
         return next_disk_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
 
     def _make_way(self) -> None:
-        """Let a step that is due go for one that was asked for, once some rank has reached it."""
+        """End a step that is only due if a requested step can be written now."""
         if self._step is None or self._step.number in self._asked or not self._asked:
             return
         if self._choose(every=0).step is not None:
@@ -205,7 +205,7 @@ class DiskWriter:
             self._end_step()
 
     def _give_up(self, reason: str) -> None:
-        """Let the step go, with the reason; the next one that is due is tried."""
+        """End the step and report the reason; the next due step is tried."""
         assert self._step
         step = self._step.number
         logger.warning("a step does not go to disk", job=self._place.job, step=step, reason=reason)
@@ -260,13 +260,13 @@ class DiskWriter:
             if whole:
                 try:
                     self._on_complete(step.number)
-                except Exception as error:  # the next step comes all the same
+                except Exception as error:  # the next step is written all the same
                     logger.error(
                         "a step is on disk, but the work that follows it failed", job=self._place.job, exc_info=error
                     )
 
     def _write(self, rank: int, header: SlotHeader, launch: LaunchOptions, root: Path, gate: Gate) -> str:
-        """Write one file; returns why it could not be written, empty: it is there."""
+        """Write a file; returns why it could not be written, empty: it is complete."""
         if not root.is_dir():
             return f"{root} does not exist on {self._place.machine}: make it, or mount it"
         try:
@@ -304,7 +304,7 @@ class DiskWriter:
         step.left.discard(rank)
         step.bytes += header.payload_bytes
         if not step.left:
-            # Before the last rank's file is reported: that implies the rest.
+            # These come before the report of the last rank's file, which implies them.
             self._done = max(self._done, step.number)
             self._retention.wrote(step.number)
             self._asked.discard(step.number)
@@ -322,7 +322,7 @@ class DiskWriter:
         return True
 
     def _keep_up(self, every: int, step: _Step, lasted: int, seconds: float) -> str:
-        """Adapt the distance of due steps to the disk; returns what is to be said of it."""
+        """Adapt the distance between due steps to the speed of the disk; returns the problem to report, empty: none."""
         if not every:
             return ""
         self._stride = stride_after(every, lasted)

@@ -48,13 +48,13 @@ logger = structlog.get_logger()
 
 
 class JobTiers:
-    """Disk and remote storage, of one job.
+    """Disk and remote storage of one job.
 
-    Every method but ``on_saved`` and ``persist`` may take its time: it is called in a thread, one at a time.
+    Every method except ``on_saved`` and ``persist`` may take long: it is called in a thread, one call at a time.
 
     Args:
-        place: Where the copies of the job lie.
-        fetch: Gets tensors from another agent.
+        place: Locations of the job's copies.
+        fetch: Fetches tensors from another agent.
     """
 
     def __init__(self, place: Place, fetch: FetchRange) -> None:
@@ -72,9 +72,9 @@ class JobTiers:
         self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
 
     def open(self, launch: LaunchOptions) -> None:
-        """A generation starts, or goes on after the agent was restarted: set abandoned steps aside, start to write.
+        """Start a generation, or resume it after a restart of the agent: set abandoned steps aside, start to write.
 
-        Generations count from 1 in each run of a job, and what an earlier run left on disk may be of a higher one.
+        Generations count from 1 in each run of a job, so an earlier run may have left a higher generation on disk.
         """
         root = root_of(self._place, launch.options.disk_path)
         if not launch.options.disk_path:
@@ -91,7 +91,7 @@ class JobTiers:
             self._remembers = True
         mine = [shard for shard in held_on_disk(root, self._place.job, ranks=launch.ranks) if shard.valid]
         if self._closed:
-            return  # the job ended while the disk hung: nothing of it comes back into shared memory
+            return  # the job ended while the disk hung: nothing may be written into its shared memory
         there = self._there(mine, opened)
         done = max([*there, self._retention.open(launch, there) or -1])
         if launch.options.disk:
@@ -100,27 +100,27 @@ class JobTiers:
             self._remote.open(opened, root)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
-        """A slot of an own file is committed; called in the thread that watches saves, returns at once."""
+        """Handle a committed slot of an own file; called in the thread that watches saves, returns at once."""
         self._disk.on_saved(rank)
 
     def persist(self, request: pb.PersistRequest) -> None:
-        """Write a coming step too, and keep the one that all ranks of the job have."""
+        """Write a future step too, and keep the step that all ranks of the job have."""
         opened = self._opened
         if opened is None or request.generation != opened.launch.generation:
-            return  # late: of a generation that was stopped
+            return  # the request is late: its generation was stopped
         self._retention.agree(request)
         if request.step > 0:
             self._disk.persist(request.step)
 
     def shut(self) -> None:
-        """Nothing is written to disk any more when this returns; copies under way to remote storage go on."""
+        """Stop writing to disk, which has ended when this returns; copying to remote storage continues."""
         self._disk.shut()
 
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
-        """What lies on disk, and on remote storage where the request names it.
+        """List the copies on disk, and on remote storage if the request names it.
 
-        A configured folder or remote storage that cannot be listed, or does not answer in time, is one copy that is
-        not valid, with the reason.
+        A configured folder or remote storage that cannot be listed, or does not answer in time, is listed as one
+        invalid copy with the reason.
         """
         opened = self._remembered()
         known = opened.launch.options.disk_path if opened else ""
@@ -154,26 +154,26 @@ class JobTiers:
         return on_remote(RemoteFolder(url, self._place.job), opened, verify=verify)
 
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
-        """Fill the own slot file of ``shard.rank`` from disk or remote; returns the bytes moved.
+        """Fill the own slot file of ``shard.rank`` from disk or remote storage; returns the number of bytes copied.
 
-        The slot's generation is that of the copy, and ``fenced`` (the newest that was stopped) at most: that of
-        another run means nothing in this one.
+        The slot gets the generation of the copy, but at most ``fenced`` (the newest stopped generation): a
+        generation of another run means nothing in this run.
 
         Raises:
-            CorruptCheckpoint: the copy is bad or gone.
-            AgentUnreachable, CheckpointError, OSError: it cannot be read now, or there is no room.
+            CorruptCheckpoint: the copy is damaged or missing.
+            AgentUnreachable, CheckpointError, OSError: the copy cannot be read now, or there is no room.
         """
         return restore_shard(self._place, shard, options, fenced, self._fetch)
 
     def close(self) -> None:
-        """The job or the agent ends: threads end; what is on disk stays."""
+        """End the threads, because the job or the agent ends; files on disk stay."""
         self._closed = True
         self._disk.close()
         self._remote.close()
         self._retention.close()
 
     def _remembered(self) -> OpenedGeneration | None:
-        """The generation for which they were opened last, by this agent or an earlier one."""
+        """Return the generation that this agent or an earlier agent opened last."""
         if not self._looked:
             found = OpenedGeneration.load(self._place)
             if not self._looked:
@@ -191,14 +191,14 @@ class JobTiers:
                 keep=max(launch.options.disk_keep, 1),
                 abandoned=opened.may_set_aside,
             )
-        except (CheckpointError, OSError) as error:  # they are not listed in any case
+        except (CheckpointError, OSError) as error:  # abandoned copies are never listed
             self._problems.say("disk", str(error))
             return
         if steps:
             logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
 
     def _there(self, mine: list[ShardOnDisk], opened: OpenedGeneration) -> set[int]:
-        """Tell what is on disk of this machine's ranks already; returns the steps that all of them have."""
+        """Record the steps of this machine's ranks that are on disk; returns the steps that all these ranks have."""
         steps: dict[int, set[int]] = {rank: set() for rank in opened.launch.ranks}
         now_ns = time.time_ns()
         for shard in sorted(mine, key=lambda shard: shard.completed_steps):
@@ -209,9 +209,9 @@ class JobTiers:
         return set.intersection(*steps.values()) if steps else set()
 
     def _mark(self, root: Path, generation: int) -> None:
-        """Leave this machine's name, so that others know that they share the folder."""
+        """Write this machine's name into the folder, so that other machines know that they share it."""
         if not root.is_dir():
-            return  # said with the first step that is due
+            return  # reported with the first step that is due
         try:
             machines = root / self._place.job / MACHINES
             machines.mkdir(parents=True, exist_ok=True)
@@ -220,7 +220,7 @@ class JobTiers:
             self._problems.say("disk", f"{root} cannot be written: {error.strerror or error}")
 
     def _whole(self, step: int) -> None:
-        """All ranks of this machine have a step on disk. In the writer's thread."""
+        """Copy and delete after all ranks of this machine have a step on disk. Runs in the writer's thread."""
         self._remote.notify()
         opened = self._opened
         if opened is None:
@@ -231,7 +231,7 @@ class JobTiers:
         mine = complete_steps(root, self._place.job, launch.ranks, run=launch.run)
         common: Sequence[int] = ()
         if self._shared(root, launch.generation) or set(everybody) == set(launch.ranks):
-            # In a shared folder one machine deletes, which sees itself what all ranks of the job have.
+            # In a shared folder only the machine of rank 0 deletes, because it sees the steps of all ranks of the job.
             if 0 not in launch.ranks:
                 self._retention.found(launch, mine)
                 return
@@ -241,7 +241,7 @@ class JobTiers:
         prune(root, self._place.job, old - {copying}, run=launch.run)
 
     def _shared(self, root: Path, generation: int) -> bool:
-        """Whether another machine writes there too."""
+        """Return whether another machine writes into the folder too."""
         with contextlib.suppress(OSError):
             for path in (root / self._place.job / MACHINES).iterdir():
                 if path.name != self._place.machine and path.read_text() == str(generation):
@@ -250,7 +250,7 @@ class JobTiers:
 
 
 class _Problems:
-    """Why writing to disk or to remote storage fails at the moment, in one text for all ranks of the machine."""
+    """The current reasons why writing to disk or remote storage fails, in one text for all ranks of the machine."""
 
     def __init__(self, saved: SavedStates) -> None:
         self._saved = saved
@@ -259,13 +259,13 @@ class _Problems:
         self._ranks: tuple[int, ...] = ()
 
     def open(self, ranks: tuple[int, ...]) -> None:
-        """A generation starts: nothing fails yet."""
+        """Forget all reasons when a generation starts."""
         with self._lock:
             self._texts.clear()
             self._ranks = ranks
 
     def say(self, where: str, text: str) -> None:
-        """Set what is said of one place, empty: nothing fails there."""
+        """Set the reason of one tier, empty: writing to it works."""
         with self._lock:
             self._texts[where] = text
             whole = "; ".join(filter(None, self._texts.values()))

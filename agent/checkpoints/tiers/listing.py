@@ -1,4 +1,4 @@
-"""What lies on disk and on remote storage, as the agent tells it."""
+"""Lists the copies on disk and on remote storage, as the agent reports them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _FILE = re.compile(rf"rank-(\d+)\.(json|safetensors)({re.escape(ABANDONED)}\d+)?
 
 
 def root_of(place: Place, configured: str) -> Path:
-    """Folder of the checkpoints of all jobs on this machine's disk."""
+    """Return the folder of the checkpoints of all jobs on this machine's disk."""
     return Path(configured) if configured else place.state_dir / "checkpoints"
 
 
 def roots_of(place: Place, *configured: str) -> list[Path]:
-    """Folders in which there may be some: those that are or were configured, then the agent's own."""
+    """Return the folders that may have checkpoints: current and former configured folders, then the agent's own."""
     return list(dict.fromkeys(root_of(place, path) for path in [*filter(None, configured), ""]))
 
 
 def on_disk(
     roots: Iterable[Path], job: str, opened: OpenedGeneration | None, *, verify: bool
 ) -> list[pb.HeldCheckpoint]:
-    """The copies in each of some folders; damage gives reasons, never an exception.
+    """List the copies in the folders; damage is a reason of a copy, never an exception.
 
-    Copies that the open generation does not go on from are left out: they are
+    Copies that the open generation abandons are left out: they are
     about to be set aside, or could not be.
     """
     found = [shard for root in roots for shard in held_on_disk(root, job, verify=verify)]
@@ -50,7 +50,7 @@ def on_disk(
 
 
 def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: bool) -> list[pb.HeldCheckpoint]:
-    """The copies on remote storage, as ``on_disk``; raises whatever the driver raises when it cannot be listed."""
+    """List the copies on remote storage, as ``on_disk`` does; raises the driver's error if it cannot be listed."""
     sizes = folder.sizes()
     found = []
     for step, files in steps_in(sizes).items():
@@ -67,33 +67,33 @@ def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: 
 
 
 def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
-    """Says why nothing is known of remote storage; the same from every machine. ``StateCopy.unlisted`` knows it."""
+    """Report unlisted remote storage as an invalid copy, equal on every machine; ``StateCopy.unlisted`` detects it."""
     reason = f"{url} cannot be listed: {error or type(error).__name__}"
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
 
 
 def unlisted_disk(place: Place, root: Path, error: Exception) -> pb.HeldCheckpoint:
-    """A folder on disk that could not be listed, as one copy that is not valid."""
+    """Report a folder on disk that could not be listed as an invalid copy."""
     why = error.strerror if isinstance(error, OSError) else None
     reason = f"{root} cannot be listed: {why or error or type(error).__name__}"
-    at = f"{place.machine}:{root}"  # each machine may have a disk of its own there
+    at = f"{place.machine}:{root}"  # each machine may have its own disk at this path
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.DISK, place=at)
 
 
 def check_listable(root: Path, job: str, *, must_exist: bool) -> None:
-    """Raise what keeps the folders of a job from being listed.
+    """Raise the error that prevents the folders of a job from being listed.
 
     Args:
-        root: Of all jobs.
-        job: Name of the job; nothing was written where it has no folder.
-        must_exist: The root is a configured one: without it, a disk is not mounted.
+        root: Folder of the checkpoints of all jobs.
+        job: Name of the job; a job without a folder has written nothing.
+        must_exist: The root is configured: if it is missing, a disk is not mounted.
 
     Raises:
-        OSError: what the file system says.
+        OSError: the error of the file system.
     """
     if must_exist:
         root.stat()
-    with contextlib.suppress(FileNotFoundError):  # it was never made, or a step is deleted at this moment
+    with contextlib.suppress(FileNotFoundError):  # the folder was never made, or a step is being deleted
         for folder in (root / job).iterdir():
             if step_of(folder) is not None:
                 with contextlib.suppress(FileNotFoundError):
@@ -101,7 +101,7 @@ def check_listable(root: Path, job: str, *, must_exist: bool) -> None:
 
 
 def steps_in(names: Iterable[str]) -> dict[int, dict[int, set[str]]]:
-    """Step → rank → what there is of it: ``json``, ``safetensors``, and ``aside`` for a manifest set aside."""
+    """Return step → rank → kinds of files: ``json``, ``safetensors``, and ``aside`` for a manifest set aside."""
     found: dict[int, dict[int, set[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
@@ -141,7 +141,7 @@ def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[st
     try:
         with folder.reading(name) as read:
             fault = verify_shard(manifest, read)
-    except Exception as error:  # whatever a driver raises
+    except Exception as error:  # a driver may raise anything
         fault = f"it cannot be read: {error}"
     return f"{place}: {fault}" if fault else ""
 

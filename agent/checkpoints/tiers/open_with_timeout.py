@@ -1,4 +1,4 @@
-"""The lower tiers, opened and shut without waiting for a disk that hangs."""
+"""Opens and shuts the lower tiers without waiting for a disk that hangs."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class TiersWithTimeout:
         self._told = ""
 
     def open(self, launch: LaunchOptions) -> None:
-        """Open them; what keeps them from it is told as the ranks' ``disk_problem``."""
+        """Open the tiers; a failure is reported as the ranks' ``disk_problem``."""
         with self._lock:
             self._wanted = launch
-            waits = self._working and self._trying  # for a disk that hangs already
+            waits = self._working and self._trying  # the thread still waits for a disk that hangs
             if not self._working:
                 threading.Thread(target=self._work, name="open tiers", daemon=True).start()
             self._working = self._trying = True
@@ -47,12 +47,12 @@ class TiersWithTimeout:
             self._problem(launch, SILENT)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:
-        """A slot is committed."""
+        """Handle a committed slot."""
         if self._opened:
             self._tiers.on_saved(rank, header)
 
     def shut(self) -> None:
-        """Nothing is written any more when this returns."""
+        """Stop writing, which has ended when this returns."""
         with self._lock:
             self._wanted = None
             self._lock.notify_all()
@@ -61,7 +61,7 @@ class TiersWithTimeout:
             self._tiers.shut()
 
     def _work(self) -> None:
-        """Open what is wanted, which may change while the disk hangs; again while that fails."""
+        """Open the wanted generation, which may change while the disk hangs; failures are repeated."""
         while launch := self._next():
             try:
                 self._tiers.open(launch)
@@ -84,7 +84,7 @@ class TiersWithTimeout:
             return found
 
     def _wait(self, launch: LaunchOptions) -> None:
-        """Until it is time to try again, or something else is wanted."""
+        """Wait until the next try, or until another generation is wanted."""
         with self._lock:
             self._trying = False
             self._lock.notify_all()

@@ -1,6 +1,6 @@
-"""The generation for which the lower tiers were opened, as the agent remembers it in a file of the job's folder.
+"""The generation for which the lower tiers were opened, kept by the agent in a file of the job's folder.
 
-What an earlier run of the same name left on disk may be of any generation and step; its run's id tells it apart.
+An earlier run of the same job name may have left any generation and step on disk; the run's id identifies these copies.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class OpenedGeneration:
     launch: LaunchOptions
 
     def disowns(self, copy: ShardOnDisk | Summary) -> bool:
-        """Whether a copy belongs to a future that this generation abandons, or to another run of the job."""
+        """Return whether a copy belongs to a future that this generation abandons, or to another run of the job."""
         step = copy.completed_steps if isinstance(copy, ShardOnDisk) else copy.step
         if 0 < step <= self.launch.resume_step:
-            return False  # the job resumed from there, or from later
+            return False  # the job resumed from that step, or from a later step
         return copy.run != self.launch.run or copy.generation < self.launch.generation
 
     def may_set_aside(self, copy: ShardOnDisk | Summary) -> bool:
-        """Whether such a copy in a folder may be renamed: never what a newer run saved in a folder that is shared."""
+        """Return whether a disowned copy in a folder may be renamed: a newer run's copies never are."""
         return not is_older(self.launch.run, copy.run) and self.disowns(copy)
 
     def save(self, place: Place) -> None:
-        """Write it; raises CheckpointError."""
+        """Write the file; raises CheckpointError."""
         text = json.dumps(self.launch.to_json())
         replace_file(_path(place), text.encode())
 
     @classmethod
     def load(cls, place: Place) -> OpenedGeneration | None:
-        """What was written; None: nothing was, or it cannot be read."""
+        """Read the file; None: it does not exist, or cannot be read."""
         try:
             return cls(LaunchOptions.from_json(json.loads(_path(place).read_bytes())))
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Copies what is whole on this machine's disk to remote storage, behind everything else.
+"""Copies the steps that are complete on this machine's disk to remote storage, with the lowest priority.
 
-Data first, manifest last, so that what can be listed is whole. Each machine
-copies the files of its own ranks; the one that runs rank 0 deletes old steps.
-Failures are tried again, ever less often, and never reach training.
+The data is copied first and the manifest last, so that a listed copy is complete. Each machine
+copies the files of its own ranks; the machine that runs rank 0 deletes old steps.
+Failures are tried again after growing waits, and never reach training.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ logger = structlog.get_logger()
 
 
 def retry_after(failures: int) -> float:
-    """Seconds to wait after so many failures in a row, 1 or more."""
+    """Return the seconds to wait after ``failures`` failures in a row, at least 1."""
     return float(min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), LAST_RETRY_S))
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What a generation copies, and where."""
+    """The source and the destination of a generation's copies."""
 
     opened: OpenedGeneration
     root: Path
@@ -51,11 +51,11 @@ class _Task:
 
 
 class RemoteCopier:
-    """The remote tier of one job on this machine. All methods return at once, but ``close``.
+    """The remote tier of one job on this machine. All methods except ``close`` return at once.
 
     Args:
-        place: Of the job.
-        say: Told why copying fails at the moment; an empty text when it does not.
+        place: Locations of the job's copies.
+        say: Called with the reason if copying fails, and with an empty text if it does not.
     """
 
     def __init__(self, place: Place, say: Callable[[str], None]) -> None:
@@ -69,14 +69,14 @@ class RemoteCopier:
 
     @property
     def copying(self) -> int | None:
-        """The step that is on its way: not to be deleted from disk now."""
+        """The step that is being copied, which must not be deleted from disk now."""
         return self._copying
 
     def open(self, opened: OpenedGeneration, root: Path) -> None:
-        """Copy for a generation from now on: steps in ``root``, the folder of all jobs on disk."""
+        """Start to copy a generation's steps from ``root``, the folder of all jobs on disk."""
         with self._changed:
             if self._task:
-                self._task.gate.end(0)  # it may be a step that is abandoned now
+                self._task.gate.end(0)  # the current step may be abandoned now
             self._task = _Task(opened, root, Gate()) if opened.launch.options.remote_url else None
             if self._task and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"remote {self._place.job}", daemon=True)
@@ -84,13 +84,13 @@ class RemoteCopier:
         self.notify()
 
     def notify(self) -> None:
-        """Another step is whole on disk."""
+        """Wake the thread: another step is complete on disk."""
         with self._changed:
             self._news = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread; a file on its way is given up."""
+        """End the thread; the current file is given up."""
         with self._changed:
             self._closing = True
             if self._task:
@@ -116,7 +116,7 @@ class RemoteCopier:
                 _RemoteRound(task, self._place, self._hold).run()
             except CopyInterrupted:
                 continue
-            except Exception as error:  # whatever a driver raises
+            except Exception as error:  # a driver may raise anything
                 failures += 1
                 url = task.opened.launch.options.remote_url
                 logger.warning("a copy to remote storage failed", job=self._place.job, url=url, reason=str(error))
@@ -131,7 +131,7 @@ class RemoteCopier:
 
 
 class _RemoteRound:
-    """Everything that is to be done now."""
+    """A round of all work that is due now."""
 
     def __init__(self, task: _Task, place: Place, hold: Callable[[int | None], None]) -> None:
         launch = task.opened.launch
@@ -139,7 +139,7 @@ class _RemoteRound:
         self._folder = RemoteFolder(launch.options.remote_url, place.job)
 
     def run(self) -> None:
-        """Set aside, copy, delete; raises whatever the driver raises."""
+        """Set aside, copy and delete; raises the driver's errors."""
         self._set_aside()
         there = {step for step, ranks in steps_in(self._folder.sizes()).items() if self._ours_in(ranks)}
         newest = max(there, default=-1)
@@ -175,7 +175,7 @@ class _RemoteRound:
             manifest = f"{step_name(step)}/{manifest_name(rank)}"
             before = self._folder.read([manifest]).get(manifest)
             if before == (source / manifest_name(rank)).read_bytes():
-                continue  # an agent that was killed in the middle copied it
+                continue  # an agent that was killed later copied it
             if before is not None:
                 self._folder.remove(manifest)
             self._folder.put(source / data_name(rank), f"{step_name(step)}/{data_name(rank)}", gate)
@@ -183,7 +183,7 @@ class _RemoteRound:
         logger.info("a step is on remote storage", job=self._place.job, step=step)
 
     def _set_aside(self) -> None:
-        """Rename the manifests of our ranks' states that this generation does not go on from."""
+        """Rename the manifests of our ranks' states that this generation abandons."""
         after = self._launch.resume_step if self._launch.resume_step > 0 else -1
         names = [
             f"{step_name(step)}/{manifest_name(rank)}"
@@ -200,7 +200,7 @@ class _RemoteRound:
                 self._folder.move(name, f"{name}{ABANDONED}{self._launch.generation}")
 
     def _delete_old(self) -> None:
-        """Keep the last steps that are whole for all ranks, and as many that were set aside."""
+        """Keep the newest steps that are complete for all ranks, and as many steps that were set aside."""
         if 0 not in self._launch.ranks or not self._launch.topology:
             return
         everybody = set(range(Topology.parse(self._launch.topology).world_size))

@@ -1,8 +1,8 @@
 """A folder on shared or object storage, by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
 
-What differs between them is kept here: a file system can show half a file, so
-there a file comes under a temporary name and is moved; an object store shows an
-object once it is whole, and moving would copy it.
+This module hides the differences between them: a file system can show half a file, so
+a file is written under a temporary name and moved; an object store shows only
+complete objects, and a move would copy the object.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _READ_AHEAD = 32 << 20
 class RemoteFolder:
     """The files of one job below a URL; names are relative, with ``/``.
 
-    Any call may raise OSError or what the driver raises: callers treat every
+    Any call may raise OSError or an error of the driver: callers treat every
     exception as "not now".
 
     Args:
         url: ``CheckpointPolicy.remote_url``.
         job: The job's name, the folder below it.
-        setting: What the user calls the URL.
+        setting: The user's name for the URL.
 
     Raises:
-        ConfigError: nobody knows the URL's protocol, or its driver is not installed.
+        ConfigError: the URL's protocol is unknown, or its driver is not installed.
     """
 
     def __init__(self, url: str, job: str, setting: str = "remote_url") -> None:
@@ -62,7 +62,7 @@ class RemoteFolder:
         self._moves = bool(protocols & _MOVES)
 
     def sizes(self) -> dict[str, int]:
-        """Every whole file with its bytes; none where the job has no folder yet.
+        """Return every complete file with its size in bytes; empty if the job has no folder yet.
 
         Raises:
             FileNotFoundError: the bucket does not exist.
@@ -70,27 +70,27 @@ class RemoteFolder:
         return {name: int(info["size"]) for name, info in self._found().items()}
 
     def put(self, local: Path, name: str, pace: Pace) -> None:
-        """Copy a file there; it appears whole or not at all.
+        """Copy a file to the folder; only the complete file becomes visible.
 
         Args:
-            local: The file.
-            name: Its name there.
+            local: The local file.
+            name: Its name in the folder.
             pace: Called with the bytes of each piece; raises to give up.
         """
-        if not self._moves:  # it has no folders, and makedirs would make a bucket of a mistyped name
+        if not self._moves:  # an object store has no folders, and makedirs would make a bucket of a mistyped name
             self._files.put_file(str(local), self._at(name), callback=_callback(pace))
             return
         self._moved_to(self._at(name), lambda temporary: self._copy(local, temporary, pace))
 
     def write(self, data: bytes, name: str) -> None:
-        """Write a small file; it appears whole or not at all."""
+        """Write a small file; only the complete file becomes visible."""
         if not self._moves:
             self._files.pipe_file(self._at(name), data)
             return
         self._moved_to(self._at(name), lambda temporary: self._files.pipe_file(temporary, data))
 
     def ages(self, now_s: float) -> dict[str, float]:
-        """Every whole file with the seconds since it was written; 0 where its driver does not say.
+        """Return every complete file with the seconds since it was written; 0 if its driver does not report the time.
 
         Raises:
             FileNotFoundError: the bucket does not exist.
@@ -98,7 +98,7 @@ class RemoteFolder:
         return {name: _age(info, now_s) for name, info in self._found().items()}
 
     def _moved_to(self, target: str, write: Callable[[str], None]) -> None:
-        """Write a file under a temporary name, and give it its own."""
+        """Write a file under a temporary name, then move it to its own name."""
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         temporary = f"{target}.{uuid.uuid4().hex[:8]}{PART}"
         try:
@@ -110,13 +110,13 @@ class RemoteFolder:
             raise
 
     def probe(self, name: str) -> None:
-        """Write a small file where the job's go, and remove it; raises what the driver raises.
+        """Write a small file beside the job's files, and remove it; raises the driver's errors.
 
-        Beside the job's folder where it may have to be made first; in it where there are no folders, since rights may
-        be given for what begins with its name only.
+        On a file system it is written beside the job's folder, which may not exist yet; on an object store in the
+        folder, because permissions may cover only names that begin with the folder's name.
 
         Raises:
-            FileNotFoundError: the URL is a folder of a file system that is not there, or a bucket that does not exist.
+            FileNotFoundError: the folder of the file system, or the bucket, does not exist.
         """
         folder = self._root.rpartition("/")[0] if self._moves else self._root
         place = f"{folder}/{name}{PART}"
@@ -124,9 +124,9 @@ class RemoteFolder:
         self._files.rm_file(place)
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The contents of small files, all at once; those that are gone are left out.
+        """Return the contents of small files, read in parallel; missing files are left out.
 
-        What cannot be read for another reason is not gone: that is raised.
+        A file that cannot be read for another reason is not missing: the error is raised.
         """
         places = {self._at(name): name for name in names}
         if not places:
@@ -142,8 +142,8 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[ReadAt]:
-        """``read(offset, buffer)`` of a file that is read from its beginning to its end."""
-        self._files.invalidate_cache()  # its size and tag are taken from a listing that a driver kept
+        """Return ``read(offset, buffer)`` of a file that is read from its beginning to its end."""
+        self._files.invalidate_cache()  # a driver may take its size and tag from an old listing
         with self._files.open(self._at(name), "rb", block_size=_READ_AHEAD) as file:
 
             def read(offset: int, buffer: memoryview) -> int:
@@ -153,23 +153,23 @@ class RemoteFolder:
             yield read
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Parts of a file, (begin, end) each, all at once."""
+        """Read parts of a file in parallel, (begin, end) each."""
         path = self._at(name)
         begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
         return [bytes(data) for data in self._files.cat_ranges([path] * len(ranges), begins, ends, on_error="raise")]
 
     def move(self, name: str, to: str) -> None:
-        """Give a small file another name."""
+        """Rename a small file."""
         self._files.mv(self._at(name), self._at(to))
 
     def remove(self, name: str) -> None:
-        """Remove a file or folder, which may be gone already."""
+        """Remove a file or folder if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._files.rm(self._at(name), recursive=True)
 
     def _found(self) -> dict[str, Any]:
-        """What the driver says of every whole file."""
-        self._files.invalidate_cache()  # drivers keep listings, and other machines write there
+        """Return the driver's description of every complete file."""
+        self._files.invalidate_cache()  # drivers keep old listings, and other machines write into the folder
         try:
             found = self._files.find(self._root, detail=True)
         except FileNotFoundError:
@@ -193,7 +193,7 @@ class RemoteFolder:
 
 
 def _age(info: Any, now_s: float) -> float:
-    """Seconds since a file was written, as its driver says it."""
+    """Return the seconds since a file was written, as its driver reports them."""
     for key in ("mtime", "LastModified", "last_modified", "created"):
         written = info.get(key)
         if isinstance(written, datetime):
@@ -204,7 +204,7 @@ def _age(info: Any, now_s: float) -> float:
 
 
 def _callback(pace: Pace) -> Any:
-    """The pace as drivers take it."""
+    """Convert the pace to a callback of the driver."""
     from fsspec.callbacks import Callback
 
     class Pacing(Callback):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""From disk and remote storage into a rank's own slots, verified from end to end."""
+"""Restores a rank's own slots from disk and remote storage, verified from end to end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def restore_shard(
 
 
 def _folder_of(folders: list[Path], shard: pb.ShardSource) -> Path:
-    """That of some folders which has the save that was chosen; else one that has any of its rank, else the first."""
+    """Return the folder that has the chosen save, else a folder with any save of the rank, else the first folder."""
     there = [folder for folder in folders if (folder / manifest_name(shard.rank)).exists()]
     for folder in there:
         with contextlib.suppress(CheckpointError):
@@ -91,7 +91,7 @@ def _from_disk(folder: Path, shard: pb.ShardSource) -> Iterator[tuple[Manifest, 
 
 
 def _sure(read: ReadAt, path: Path) -> ReadAt:
-    """A disk that cannot give a part of a file has lost it: another copy is needed, not another attempt."""
+    """Treat a part of a file that the disk cannot read as lost: another copy is needed, not another attempt."""
 
     def checked(offset: int, buffer: memoryview) -> int:
         try:
@@ -106,12 +106,12 @@ def _sure(read: ReadAt, path: Path) -> ReadAt:
 
 @contextlib.contextmanager
 def _from_remote(url: str, job: str, rank: int, step: int, *, sparse: bool) -> Iterator[tuple[Manifest, ReadAt]]:
-    """Manifest and reader of a remote file; ``sparse``: large tensors come from elsewhere.
+    """Return the manifest and a reader of a remote file; ``sparse``: large tensors are read from other ranks.
 
     Raises:
         ConfigError: no URL is configured, or its driver is missing.
-        CorruptCheckpoint: it is gone, or damaged.
-        OSError: it cannot be read now.
+        CorruptCheckpoint: the copy is missing or damaged.
+        OSError: the copy cannot be read now.
     """
     if not url:
         raise ConfigError("a copy on remote storage is asked for, and the job has no remote_url")
@@ -131,7 +131,7 @@ def _from_remote(url: str, job: str, rank: int, step: int, *, sparse: bool) -> I
 
 
 class _Pieces:
-    """What of a remote file no other rank can give, asked for at once."""
+    """The parts of a remote file that no other rank can supply, all requested at once."""
 
     def __init__(self, folder: RemoteFolder, name: str, manifest: Manifest) -> None:
         pieces: list[Part | Piece] = [part for part in manifest.tensors if part.nbytes < SHARED_BYTES]
@@ -159,7 +159,7 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _now(place: str, work: Callable[[], T]) -> T:
-    """Whatever a driver raises: a file that is gone is a damaged copy, anything else may go better later."""
+    """Convert the driver's errors: a missing file is a damaged copy, any other error may pass."""
     try:
         return work()
     except EverstepError:

@@ -1,6 +1,6 @@
-"""Which steps on its disk this machine keeps, over restarts of the agent, and what it reports of them.
+"""The steps that this machine keeps on disk, over restarts of the agent, and its report of these steps.
 
-What it promised is written down before it is reported, and in shared memory, so that no disk is waited for.
+Promises are written down before they are reported, in shared memory, which never waits for a disk.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ logger = structlog.get_logger()
 
 
 class DiskRetention:
-    """Which steps of one job this machine keeps on disk; thread-safe, and its methods return at once.
+    """Decides which steps of one job this machine keeps on disk; thread-safe, and its methods return at once.
 
     Args:
-        place: Of the job.
+        place: Locations of the job's copies.
     """
 
     def __init__(self, place: Place) -> None:
@@ -47,19 +47,19 @@ class DiskRetention:
         self._closed = False
 
     def close(self) -> None:
-        """The job is over here, or the agent ends: nothing is written down any more, whatever is still at work."""
+        """Write nothing down any more, because the job is over on this machine or the agent ends."""
         with self._lock:
             self._closed = True
 
     def open(self, launch: LaunchOptions, there: Collection[int]) -> int:
-        """A generation starts, or goes on after a restart of the agent.
+        """Start a generation, or resume it after a restart of the agent.
 
         Args:
-            launch: Of the generation.
+            launch: Checkpoint options of the generation.
             there: The steps that all ranks of this machine have on disk.
 
         Returns:
-            The newest step that it was done with before the restart; 0: none.
+            The newest step that was finished before the restart; 0: none.
         """
         with self._lock:
             self._closed = False
@@ -72,23 +72,23 @@ class DiskRetention:
             return self._kept.passed
 
     def wrote(self, step: int) -> None:
-        """All ranks of this machine have a step on disk."""
+        """Record that all ranks of this machine have a step on disk."""
         with self._lock:
             self._there.add(step)
             self._pass(step)
 
     def passed(self, step: int) -> None:
-        """No step up to this one is written any more."""
+        """Record that no step up to this step will be written any more."""
         with self._lock:
             self._pass(step)
 
     def named(self, step: int) -> None:
-        """All machines were asked to write a step."""
+        """Record that all machines were asked to write a step."""
         with self._lock:
             self._kept = replace(self._kept, named=max(self._kept.named, step))
 
     def agree(self, request: pb.PersistRequest) -> None:
-        """Accept what a watcher reports that all ranks have."""
+        """Apply a watcher's report on the steps that all ranks have."""
         with self._lock:
             now = agreed(self._kept, self._there, keep=request.whole, settled=request.settled, gone=request.gone)
             if now != self._kept and self._save(now):
@@ -96,7 +96,7 @@ class DiskRetention:
                 self._report()
 
     def found(self, launch: LaunchOptions, mine: Collection[int]) -> None:
-        """Another machine deletes here: accept what all ranks of this machine still have on disk."""
+        """Record the steps that all ranks of this machine still have on disk, after another machine deleted steps."""
         with self._lock:
             if launch is self._launch:
                 self._there &= set(mine)
@@ -105,13 +105,13 @@ class DiskRetention:
     def old(
         self, launch: LaunchOptions, mine: Sequence[int], *, common: Sequence[int] = (), partly: Collection[int] = ()
     ) -> set[int]:
-        """The steps on disk that are to be deleted, which are not spoken of any more from now on.
+        """Return the steps on disk that are to be deleted; they are no longer reported.
 
         Args:
-            launch: Of the generation for which the disk was looked at; once another one began nothing is deleted.
+            launch: The generation whose steps were listed; after the start of another generation nothing is deleted.
             mine: The steps that all ranks of this machine have on disk, ascending.
-            common: Steps of which this machine sees itself that all ranks of the job have them, ascending.
-            partly: Steps of which some files are there.
+            common: The steps that all ranks of the job have, as far as this machine sees them itself, ascending.
+            partly: Steps with at least one file.
         """
         newest = max(launch.options.disk_keep, 1)
         with self._lock:
@@ -148,7 +148,7 @@ class DiskRetention:
             )
 
     def _save(self, kept: Kept) -> bool:
-        """Write it down; whether that worked."""
+        """Write the state to shared memory; returns whether this succeeded."""
         if self._launch is None or self._closed:
             return False
         fields = {"generation": self._launch.generation, **{name: getattr(kept, name) for name in NOTED}}
@@ -160,7 +160,7 @@ class DiskRetention:
         return True
 
     def _load(self) -> tuple[int, Kept]:
-        """The generation that was noted, and what; 0: nothing was, or it cannot be read."""
+        """Read the generation and its state; generation 0: there is none, or it cannot be read."""
         try:
             fields = json.loads((self._place.shm / NAME).read_bytes())
             settled, promised, named, passed = (int(fields[name]) for name in NOTED)

@@ -1,8 +1,8 @@
-"""Whether this machine can write where a job's checkpoints are to go, looked at before the job starts.
+"""Checks before a job starts whether this machine can write to the locations of the job's checkpoints.
 
-Only what will not get better by itself is a problem: a path or driver that is
-not there, no permission, no room. Storage that does not answer now may answer
-when the first step is due: not being able to test is not a fault.
+Only a permanent fault is a problem: a missing path or driver, a missing permission,
+no room. Storage that does not answer now may answer
+when the first step is due: a check that cannot be made is not a fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR,
 
 
 def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]:
-    """What is to be looked at, each on its own, since each may hang; empty settings are not looked at."""
+    """Return one check for each configured location, separate because each check may hang."""
     found: list[Callable[[], str]] = []
     if disk_path:
         found.append(lambda: disk_problem(Path(disk_path), job))
@@ -42,17 +42,17 @@ def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]
 
 
 async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
-    """What looks at storage find; those that hang are not waited for.
+    """Run the checks and return their problems; checks that hang are not waited for.
 
-    Each has a thread of its own that the agent's end does not wait for: were they in the pool of the event loop, a few
-    that hang would keep every Stop waiting.
+    Each check has its own thread, which the agent's end does not wait for: in the event loop's thread pool, a few
+    checks that hang would block every Stop.
     """
     loop = asyncio.get_running_loop()
 
     def look(work: Callable[[], str], found: asyncio.Future[str]) -> None:
         try:
             said = work()
-        except Exception as error:  # whatever it is, it is no answer
+        except Exception as error:  # any error means that the check has no answer
             logger.warning("storage cannot be looked at", reason=str(error))
             said = ""
         with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile
@@ -67,7 +67,7 @@ async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
 
 
 def disk_problem(root: Path, job: str) -> str:
-    """Why no checkpoint of a job can be written below a folder; empty: it can."""
+    """Explain why no checkpoint of a job can be written below a folder; empty: it can."""
     said = f"disk_path {root}"
     if not root.is_dir():
         return f"{said} {'is no folder' if root.exists() else 'does not exist: make it, or mount it'}"
@@ -85,15 +85,15 @@ def disk_problem(root: Path, job: str) -> str:
 
 
 def remote_problem(url: str, job: str) -> str:
-    """Why no checkpoint can be copied to remote storage; empty: it can, or that is not known now."""
+    """Explain why no checkpoint can be copied to remote storage; empty: it can, or this is not known now."""
     name = f"probe-{uuid.uuid4().hex}"
     try:
         RemoteFolder(url, job).probe(name)
     except ConfigError as error:
         return str(error)
-    except Exception as error:  # whatever a driver raises
-        said = str(error).replace(name, "probe") or type(error).__name__  # the same from every machine
-        # Drivers have no common error for missing credentials; all that we know name them in the class.
+    except Exception as error:  # a driver may raise anything
+        said = str(error).replace(name, "probe") or type(error).__name__  # equal on every machine
+        # Drivers have no common error for missing credentials; all known drivers name them in the class.
         if isinstance(error, FileNotFoundError):
             return f"remote_url {url} does not exist: make the folder or bucket first, or mount it ({said})"
         if isinstance(error, PermissionError) or "Credential" in type(error).__name__:

@@ -1,7 +1,7 @@
-"""Questions to storage that may hang: each is asked in a thread of its own, and a location has one question at a time.
+"""Queries to storage that may hang: each runs in its own thread, with one query per location at a time.
 
-No caller waits longer than it wants to, and to ask again while the first question still hangs costs no further thread.
-The threads are not those of the event loop, where a few that hang would keep every command waiting.
+No caller waits longer than its limit, and asking again while the first query still hangs costs no further thread.
+The event loop's threads are not used, because a few queries that hang would block every command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(OSError):
-    """A location did not answer in time: nothing is known about it."""
+    """Raised if a location did not answer in time: nothing is known about it."""
 
 
 class _Query(Generic[T]):
@@ -26,20 +26,20 @@ class _Query(Generic[T]):
 
 
 class StorageQueries:
-    """All questions of one process, by location; thread-safe."""
+    """All queries of one process, by location; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: dict[str, _Query[object]] = {}
 
     def ask(self, works: Mapping[str, Callable[[], T]], patience_s: float) -> dict[str, T | Exception]:
-        """Ask several locations at once; returns each answer, or why there is none.
+        """Query several locations at once; returns each answer, or the error.
 
-        An answer was looked up after this call began.
+        Every answer comes from a query that began after this call.
 
         Args:
-            works: For each location how it is asked.
-            patience_s: How long all of them together may take, seconds.
+            works: Location → the query.
+            patience_s: Time limit for all queries together, seconds.
         """
         asked = time.monotonic()
         begun = {location: self._begin(location, work) for location, work in works.items()}
@@ -49,7 +49,7 @@ class StorageQueries:
         }
 
     def _begin(self, location: str, work: Callable[[], T]) -> _Query[object]:
-        """The question that is under way at a location; asks it where there is none."""
+        """Return the running query of a location; starts a query if there is none."""
         with self._lock:
             if location in self._queries:
                 return self._queries[location]
@@ -62,7 +62,7 @@ class StorageQueries:
         failed: Exception | None = None
         try:
             found = work()
-        except Exception as error:  # whatever a driver raises
+        except Exception as error:  # a driver may raise anything
             failed = error
         with self._lock:
             del self._queries[location]
@@ -81,7 +81,7 @@ class StorageQueries:
                 return NoAnswer(f"no answer for {time.monotonic() - query.began:.0f} s")
             if query.began >= asked:
                 return failed if isinstance(failed, Exception) else query.answer.result()  # type: ignore[return-value]
-            query = self._begin(location, work)  # that question is older than this call: its answer may be too
+            query = self._begin(location, work)  # the query is older than this call, and so may be its answer
 
 
 QUERIES = StorageQueries()
