@@ -1,1 +1,1 @@
-"""Who is at fault: pure functions judge logs, hangs, slow steps, tests of machines and replays of a job."""
+"""Decisions about the cause of a fault: pure functions judge logs, hangs, slow steps, machine tests and replays."""

@@ -1,4 +1,4 @@
-"""Which rank failed first, what explains its end, and who owns the fault.
+"""The rank that failed first, the explanation of its end, and the owner of the fault.
 
 When one rank dies, its peers follow within milliseconds with broken connections. They are victims: the cause is the
 earliest end that is not such a consequence.
@@ -16,18 +16,18 @@ from everstep.model.incident import Failure, Symptom
 from everstep.system.signals import signal_name
 
 _SOURCE = re.compile(r"\[(?:/[^\]\s]*/)([\w.-]+:\d+)\] ")
-"""Where in its own source gloo or c10d raised: of the path only file and line fit into a headline."""
+"""A position in the source of gloo or c10d in an exception: only file and line of the path fit into a headline."""
 MACHINE_LOST = "machine lost"
 """Cause of a failure in which a machine lost all that it knew and ran."""
 
 
 def is_victim(end: RankExit) -> bool:
-    """Whether a rank ended because another one went away, or did not come."""
+    """Return whether a rank ended because another rank went away, or did not arrive."""
     return end.classification is not None and end.classification.consequence
 
 
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
-    """The end that explains the others; None when no rank ended by itself.
+    """Return the end that explains the other ends; None if no rank ended by itself.
 
     A rank that left with code 0 explains those that failed because a peer went
     away, and those that were stopped; it does not explain a failure of its own kind.
@@ -57,7 +57,7 @@ def short_exception(exception: str) -> str:
 
 
 def symptom_of(end: RankExit) -> Symptom:
-    """What an end looks like from outside."""
+    """Return the symptom of an end as seen from outside."""
     if end.signal:
         return Symptom.CRASH
     if end.exception:
@@ -68,7 +68,7 @@ def symptom_of(end: RankExit) -> Symptom:
 
 
 def headline_of(end: RankExit) -> str:
-    """One line for a person: ``rank 5 on m2 ended by SIGKILL``, with its class where its output tells that."""
+    """Describe an end in one line: ``rank 5 on m2 ended by SIGKILL``, with its class if its output shows the class."""
     where = f"rank {end.rank} on {end.machine}"
     found = end.classification
     why = f" ({found.fault})" if found and found.evidence and not end.exception else ""
@@ -86,12 +86,12 @@ def headline_of(end: RankExit) -> str:
 def headline_of_loss(
     lost: Mapping[str, Sequence[int]], end: RankExit | None, gone: Mapping[str, Sequence[int]] | None = None
 ) -> str:
-    """One line about machines that lost what they had: ``m2 came back empty and lost ranks 4, 5``.
+    """Describe lost machines in one line: ``m2 came back empty and lost ranks 4, 5``.
 
     Args:
-        lost: Machine that came back empty → the ranks that it ran.
+        lost: Machine that returned empty → the ranks that it ran.
         end: The first end of a rank elsewhere; it is named unless it only followed.
-        gone: The same of machines that did not come back.
+        gone: Machine that did not return → the ranks that it ran.
     """
     texts = []
     for machines, what in ((gone or {}, "gone, with"), (lost, "came back empty and lost")):
@@ -105,7 +105,7 @@ def headline_of_loss(
 
 
 def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Failure:
-    """The failure as it is kept for later decisions; ``now_ns``: when, by the clock of the one that keeps it."""
+    """Return the failure as it is kept for later decisions; ``now_ns``: the time on the clock of the keeper."""
     return Failure(
         generation=generation,
         step=step,
@@ -131,18 +131,17 @@ SIGKILL = 9
 def explanation(
     findings: Iterable[MachineFinding], end: RankExit | None, *, job: str, seen_ns: int
 ) -> MachineFinding | None:
-    """The finding that explains an end; None: none does.
+    """Return the finding that explains an end; None: no finding does.
 
     First that the kernel killed this very process for memory, then a fault of the machine on which it ran. A fault of
-    another machine explains it only where the rank ended because a peer went away, or no rank ended by itself, and
-    where it names that machine for sure. Whose end is the program's own doing is explained by that. Nothing else is
-    concluded.
+    another machine explains the end only if the rank ended because a peer went away, or if no rank ended by itself, and
+    only if the finding names that machine for sure. An end that the program itself caused needs no finding.
 
     Args:
-        findings: What inspections say, the worst first.
+        findings: The findings of inspections, the worst first.
         end: The first end; None: no rank ended by itself.
         job: The job's name.
-        seen_ns: When the failure was seen, where no end says when.
+        seen_ns: When the failure was seen, if no end has a time.
     """
     at_ns = (end.time_ns if end else 0) or seen_ns
     found = [seen for seen in findings if _recent(seen, at_ns)]
@@ -159,9 +158,9 @@ def explanation(
 
 
 def _recent(seen: MachineFinding, at_ns: int) -> bool:
-    """Whether it was found not long before, or after; clocks of machines differ little compared with that.
+    """Return whether a finding is from shortly before the end, or after it; clocks of machines differ by much less.
 
-    What happened several times counts from the last time.
+    A repeated event counts from its last time.
     """
     of_program = seen.finding.verdict is not Health.FAULTY
     within_s = WITHIN_S if seen.finding.sure or of_program else NEAR_S
@@ -170,7 +169,7 @@ def _recent(seen: MachineFinding, at_ns: int) -> bool:
 
 
 def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:
-    """Whether the kernel killed this process for memory."""
+    """Return whether the kernel killed this process for memory."""
     found = seen.finding
     this = seen.machine == end.machine and found.item == f"rank {end.rank} of {job}"
     process = not end.pid or any(f"process {end.pid} " in line for line in found.evidence)
@@ -178,16 +177,16 @@ def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:
 
 
 def is_hint(finding: Finding) -> bool:
-    """Whether a finding explains a failure, and a test has to show whether the machine is at fault."""
+    """Return whether a finding explains a failure, and a test has to show whether the machine is at fault."""
     return finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE and not finding.sure
 
 
 def fault_owner(classification: Classification | None, findings: Sequence[MachineFinding]) -> Owner:
-    """What ended the first rank says it; where that is a consequence or says nothing, a fault that was found.
+    """Return the owner from the end of the first rank; if that is a consequence or has no owner, from a finding.
 
     Args:
-        classification: Of the failure; None: no rank failed by itself.
-        findings: Of the inspections, the worst first.
+        classification: The class of the failure; None: no rank failed by itself.
+        findings: The findings of the inspections, the worst first.
     """
     if classification is not None and not classification.consequence and classification.owner != Owner.UNKNOWN:
         return Owner(classification.owner)

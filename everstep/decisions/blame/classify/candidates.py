@@ -1,4 +1,4 @@
-"""What one stream of lines says of the failure: its most likely beginning, as far as it tells."""
+"""The candidates for the cause of a failure in one stream of lines, the most likely first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAST_SIGNAL = 64
 
 @dataclass(frozen=True, slots=True)
 class ExitReading:
-    """An exit code in words, and what it stands for when the logs say nothing."""
+    """The meaning of an exit code in words, and its class if the logs show nothing."""
 
     code: int
     text: str
@@ -53,7 +53,7 @@ SIGNALS: dict[str, tuple[str, FaultClass, str]] = {
 
 
 def read_exit_code(code: int) -> ExitReading:
-    """A code as a shell tells it (137), or as Python's subprocess does (-9)."""
+    """Return the meaning of a code as a shell reports it (137), or as Python's subprocess does (-9)."""
     if code in CODES:
         return ExitReading(code, *CODES[code])
     number = -code if code < 0 else code - SHELL_SIGNALS
@@ -77,12 +77,12 @@ USER_EXCEPTION = LogRule(
     (),
     (),
 )
-"""Stands for the rule of an exception that no rule knows."""
+"""The name that replaces a rule for an exception that no rule matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLine:
-    """A line of a log that says something."""
+    """A line of a log that is evidence."""
 
     source: str
     line: int
@@ -91,7 +91,7 @@ class EvidenceLine:
 
 @dataclass(frozen=True, slots=True)
 class LogCandidate:
-    """One thing that a stream tells, and that may be how it began."""
+    """A possible first cause of a failure, from one stream."""
 
     rule: LogRule
     weight: Weight
@@ -99,12 +99,12 @@ class LogCandidate:
     rank: int | None
     time: float | None = None
     blocks: Sequence[Sequence[str]] = ()
-    """Lines of the tracebacks of an exception, the one of the cause first."""
+    """Lines of the tracebacks of an exception, the traceback of the cause first."""
     count: int = 1
 
     @property
     def frame(self) -> Frame | None:
-        """The frame in the user's code, where the exception, or one that followed from it, shows one."""
+        """The frame in the user's code, if the exception, or an exception that followed from it, shows a frame."""
         return next((frame for block in self.blocks if (frame := user_frame(block))), None)
 
     @property
@@ -114,7 +114,7 @@ class LogCandidate:
 
 
 def candidates_of(log: ScannedLog) -> list[LogCandidate]:
-    """The best candidate of each stream first, then the others of it: nearest to the beginning first."""
+    """Return the candidates of each stream, the best first: then the nearest to the beginning of the failure."""
     found: list[LogCandidate] = []
     for stream in log.streams:
         found += sorted(_of_stream(stream, log), key=lambda one: (one.order, one.line.line))
@@ -124,7 +124,7 @@ def candidates_of(log: ScannedLog) -> list[LogCandidate]:
 def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
     groups = list(stream.groups)
     last = groups[-1][-1].quiet if groups else 0
-    # Lines of other ranks stand between those of one.
+    # Lines of other ranks may be between the lines of a rank.
     patience = NEAR * len(log.streams)
     found = [_raised(stream, group, log.quiet - group[-1].quiet > patience) for group in groups]
     # A role alone is the same for all hits of a rule: the first one that may belong to the end stands for them.

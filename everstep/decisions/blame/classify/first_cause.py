@@ -25,7 +25,7 @@ from everstep.model.finding import Owner
 
 @dataclass(frozen=True, slots=True)
 class OtherCandidate:
-    """What was found beside the cause, by reason."""
+    """Another candidate beside the cause, by reason."""
 
     fault: FaultClass
     owner: Owner
@@ -40,18 +40,18 @@ class OtherCandidate:
 
 @dataclass(frozen=True, slots=True)
 class LogVerdict:
-    """The first cause of a failure, as far as logs and exit code say it."""
+    """The first cause of a failure, as far as logs and exit code show it."""
 
     fault: FaultClass
     owner: Owner
     reason: str
     """Name of the rule, or ``user-exception``, ``no-known-line``, ``several-causes`` or of an exit code."""
     consequence: bool = False
-    """What was found are consequences only: the cause is not in what was read."""
+    """All candidates are consequences: the cause is not in the logs that were read."""
     decided_by: str = ""
-    """How the cause was told from the others."""
+    """The way in which the cause was separated from the other candidates."""
     ranks: tuple[int, ...] = ()
-    """That show it, where lines or names of logs tell ranks."""
+    """The ranks that show the cause, if lines or names of logs identify ranks."""
     place: str = ""
     """``file:line in function`` of the user's code, of an exception."""
     evidence: tuple[EvidenceLine, ...] = ()
@@ -60,11 +60,11 @@ class LogVerdict:
     others: tuple[OtherCandidate, ...] = ()
     exit: ExitReading | None = None
     lines: int = 0
-    """That were read."""
+    """The number of lines that were read."""
 
     @property
     def headline(self) -> str:
-        """One line for a person."""
+        """The cause in one line for a person."""
         where = f" on rank{'s' if len(self.ranks) > 1 else ''} {listed(self.ranks)}" if self.ranks else ""
         said = self.evidence[0].text if self.evidence else (self.exit.text if self.exit else "no line is known")
         if self.fault is FaultClass.UNKNOWN and self.others:
@@ -76,23 +76,24 @@ class LogVerdict:
 
 
 CLOCKS_S = 1.0
-"""Times of different logs that differ by less say nothing of their order: clocks of machines differ."""
+"""The difference, seconds, below which times of different logs have no order: clocks of machines differ."""
 EVIDENCE = 8
 """Lines that are kept of the cause."""
 OTHERS = 12
-"""Other candidates that are named."""
+"""The number of other candidates that are named."""
 
 
 def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> LogVerdict:
-    """The verdict over all logs of one failure.
+    """Return the verdict over all logs of one failure.
 
-    The best of each stream is compared: a cause before an end, an end before a consequence; what is decisive before
-    what may have been survived. Where several remain, the order within a log, times that differ by more than clocks do,
+    The best of each stream is compared: a cause before an end, an end before a consequence; a decisive line before a
+    line that the program may have survived. If several remain, the order within a log, times that differ by more than
+    clocks do,
     and the number of ranks decide, in this order; else the class is unknown and all are named.
 
     Args:
-        logs: One for each file, or rank.
-        exit_code: Of the job or rank, where it is known.
+        logs: The scanned logs, one for each file or rank.
+        exit_code: The exit code of the job or rank, if it is known.
     """
     logs = list(logs)
     reading = None if exit_code is None else read_exit_code(exit_code)
@@ -110,7 +111,7 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
         )
     best = min(candidate.order for candidate in pool)
     top = [candidate for candidate in pool if candidate.order == best]
-    # Of causes the order in which they came says more than how sure each one is.
+    # For causes, their order in time counts more than the certainty of each.
     if best[0] == Role.CAUSE:
         top = [candidate for candidate in pool if candidate.rule.role is Role.CAUSE]
     elif (
@@ -137,17 +138,18 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
 
 
 def _ended(strong: Sequence[LogCandidate]) -> bool:
-    """Whether something says that a process ended, whatever the exit code of the whole."""
+    """Return whether a line shows that a process ended, whatever the exit code of the job."""
     return any(candidate.weight is Weight.DECISIVE for candidate in strong)
 
 
 def _only_weak(found: Sequence[LogCandidate]) -> list[LogCandidate]:
-    """Weak words count where nothing else is there; what was survived, and what launchers sum up, never does."""
+    """Return the weak candidates, which count if there is nothing else; survived faults and summaries of launchers
+    never count."""
     return [one for one in found if one.weight is Weight.WEAK and one.rule.role is not Role.SUMMARY]
 
 
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
-    """One of the causes, and how it was told; None: it cannot be told."""
+    """Return the cause, and how it was separated; None: it cannot be separated."""
     kinds = {candidate.rule.name for candidate in top}
     if len(kinds) == 1:
         return min(top, key=_when), "the only cause"
@@ -213,7 +215,7 @@ def _of_exit(reading: ExitReading, found: Sequence[LogCandidate], lines: int) ->
 
 
 def _others(found: Sequence[LogCandidate], chosen: str) -> tuple[OtherCandidate, ...]:
-    """What else there is, by reason: causes first."""
+    """Return the other candidates by reason, causes first."""
     by_name: dict[str, list[LogCandidate]] = defaultdict(list)
     for one in found:
         if one.rule.name != chosen:
@@ -234,15 +236,15 @@ def _others(found: Sequence[LogCandidate], chosen: str) -> tuple[OtherCandidate,
 
 
 TAIL = 4096
-"""Characters at the end of a rank's output that are looked at: libraries wrap an exception in another one, and the
-cause stands above it (2,400 characters above the end for one of torch's pipelining, measured)."""
+"""The number of characters at the end of a rank's output that are read: libraries wrap an exception in another, and the
+cause is above it (2,400 characters above the end for one of torch's pipelining, measured)."""
 EVIDENCE_LINES = 3
-"""Lines that are kept of one rank's output as evidence of its class."""
+"""The number of lines of a rank's output that are kept as evidence of its class."""
 _MATCHER = LineMatcher()
 
 
 def classification(exception: str, log_tail: str, exit_code: int | None) -> Classification:
-    """What ended a rank, as it is kept; the arguments are those of ``classify_end``."""
+    """Return the class of a rank's end in its stored form; the arguments are those of ``classify_end``."""
     verdict = classify_end(exception, log_tail, exit_code)
     return Classification(
         fault=verdict.fault.value,
@@ -256,12 +258,12 @@ def classification(exception: str, log_tail: str, exit_code: int | None) -> Clas
 
 @lru_cache(maxsize=4096)
 def classify_end(exception: str, log_tail: str, exit_code: int | None) -> LogVerdict:
-    """What ended a rank.
+    """Classify the end of a rank.
 
     Args:
-        exception: The line that names what it raised; empty: it raised nothing.
-        log_tail: The end of its error output.
-        exit_code: Its code, or minus its signal; None: not known.
+        exception: The line that names the exception of the rank; empty: it raised none.
+        log_tail: The end of the rank's error output.
+        exit_code: The rank's code, or minus its signal; None: not known.
     """
     scanner = LogScanner("output", matcher=_MATCHER)
     scanner.feed(log_tail[-TAIL:].encode(errors="replace") + b"\n")

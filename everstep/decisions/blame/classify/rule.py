@@ -1,4 +1,4 @@
-"""What a rule of classification is: data about one kind of line."""
+"""The form of a classification rule: data about one kind of line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from everstep.model.finding import Owner
 
 
 class FaultClass(StrEnum):
-    """What happened. The first ones are explicit failures of ByteRobust, table 1; the others are ours."""
+    """The class of a fault. The first classes are explicit failures of ByteRobust, table 1; the rest are everstep's
+    own."""
 
     CUDA_ERROR = "cuda error"
     HOST_OVERLOAD = "cpu overload"
@@ -56,31 +57,31 @@ class FaultClass(StrEnum):
 
 
 class Role(IntEnum):
-    """What a line is in the story of a failure; the lower, the nearer to its beginning."""
+    """The role of a line in the course of a failure; the lower, the nearer to its beginning."""
 
     CAUSE = 0
     END = 1
-    """How a process ended, and not why: killed, by whom it does not say."""
+    """The line shows how a process ended, but not why: e.g. that it was killed, but not by which process."""
     WAIT = 2
-    """A consequence: somebody waited for another process, in vain."""
+    """The line shows a consequence: a process waited for another process in vain."""
     LOSS = 3
     """A consequence: the connection to another process broke."""
     SUMMARY = 4
-    """A launcher tells that a process failed."""
+    """A launcher reports that a process failed."""
 
     @property
     def is_consequence(self) -> bool:
-        """Whether the cause lies in another process."""
+        """Whether the cause is in another process."""
         return self >= Role.WAIT
 
 
 class Weight(IntEnum):
-    """How much one line says when nothing stands beside it."""
+    """How much a single line proves without further lines."""
 
     SURVIVED = 0
-    """The program went on, or says that it does."""
+    """The program continued, or reports that it does."""
     WEAK = 1
-    """A word that many use: it counts where nothing better is there."""
+    """The line has a common word: it counts only if there is nothing better."""
     PLAIN = 2
     DECISIVE = 3
     """Nothing goes on after it."""
@@ -88,21 +89,18 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """One kind of line, and what it means.
-
-    A line belongs to the first rule of the list that matches it, so special rules come before general ones.
-    """
+    """A kind of line, and its meaning."""
 
     name: str
-    """Reason code, stable: other programs rely on it."""
+    """The stable reason code on which other programs rely."""
     fault: FaultClass
     owner: Owner
     hints: tuple[str, ...]
-    """Lower-case texts of which a line has at least one: a quick look before the pattern."""
+    """Lower-case texts of which a line has at least one: a fast check before the pattern."""
     pattern: str
     """Regular expression, searched for in the line without regard to case."""
     source: str
-    """Where the format is known from."""
+    """The source of the format."""
     matches: tuple[str, ...]
     """Examples of lines."""
     misses: tuple[str, ...]
@@ -111,12 +109,12 @@ class LogRule:
     weight: Weight = Weight.PLAIN
 
     def is_in(self, line: str) -> bool:
-        """Whether a line is of this kind."""
+        """Return whether a line is of this kind."""
         lowered = line.lower()
         return any(hint in lowered for hint in self.hints) and _compiled(self.pattern).search(line) is not None
 
     def is_in_hinted(self, line: str, lowered: str) -> bool:
-        """Whether it knows the line, whose text in lower case is at hand."""
+        """Return whether the line is of this kind; ``lowered``: its text in lower case."""
         for hint in self.hints:
             if hint in lowered:
                 return _compiled(self.pattern).search(line) is not None

@@ -53,7 +53,7 @@ GENERAL_RULES = (
         weight=Weight.WEAK,
     ),
 )
-"""In the order in which they are tried."""
+"""The lists of rules, in the order in which they are tried."""
 
 
 LOG_RULES: tuple[LogRule, ...] = (
@@ -67,7 +67,7 @@ LOG_RULES: tuple[LogRule, ...] = (
     *PROCESS_RULES,
     *GENERAL_RULES,
 )
-"""In the order in which they are tried: a line belongs to the first that matches."""
+"""The rules in the order in which they are tried: a line belongs to the first rule that matches."""
 
 TRIGGERS = (
     b"error",
@@ -104,14 +104,14 @@ TRIGGERS = (
     b"wrong fs",
     b"sigterm",
 )
-"""Lower-case texts: only lines with one of them are looked at. Each example of a rule has one of them (a test holds
-that); the fewer there are, the faster it is."""
+"""Lower-case texts: only lines with at least one of them are matched. Each example of a rule has one of them (a test
+checks that); fewer texts are faster."""
 
 
 KEPT = 8192
 """Shapes of lines whose rule is remembered."""
 READ = 2000
-"""Characters of a line that are looked at: a longer one is cut, its end is kept too."""
+"""The number of characters of a line that are matched: a longer line is cut, and its end is kept too."""
 # Numbers that decide are short: of an Xid, a signal, an errno, an exit code.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.:,]\d+)+|\d{4,}|(?<=[Rr]ank )\d+|(?<=\[rank)\d+|(?<=\[default)\d+")
 

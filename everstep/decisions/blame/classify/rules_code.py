@@ -86,4 +86,4 @@ CODE_RULES = (
         ("number of nan iterations: 0", "information was found"),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

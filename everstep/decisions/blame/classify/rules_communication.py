@@ -259,4 +259,4 @@ COMMUNICATION_RULES = (
         ("NCCL errors are printed with NCCL_DEBUG=WARN",),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

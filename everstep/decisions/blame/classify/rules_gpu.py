@@ -23,7 +23,7 @@ def _xid(
     role: Role = Role.CAUSE,
     weight: Weight = Weight.PLAIN,
 ) -> LogRule:
-    """The rule for one kind of Xid."""
+    """Return the rule for one kind of Xid."""
     own = pattern_of(kind) if kind is not XidKind.UNCLEAR else r"\bXid \([^)]*\): \d+"
     pattern = "|".join(filter(None, (own, pattern)))
     return LogRule(
@@ -345,4 +345,4 @@ GPU_RULES = (
         ("CUDA errors are reported late", "no cuda errors"),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

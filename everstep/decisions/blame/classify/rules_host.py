@@ -140,4 +140,4 @@ HOST_RULES = (
         ("open files: 512",),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

@@ -114,4 +114,4 @@ NETWORK_RULES = (
         ("certificate verified",),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

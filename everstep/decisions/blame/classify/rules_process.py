@@ -159,4 +159,4 @@ PROCESS_RULES = (
         role=Role.END,
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

@@ -116,4 +116,4 @@ SCHEDULER_RULES = (
         weight=Weight.DECISIVE,
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

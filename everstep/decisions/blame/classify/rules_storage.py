@@ -226,4 +226,4 @@ STORAGE_RULES = (
         ("corrupt=0", "truncated to 2048 tokens"),
     ),
 )
-"""In the order in which they are tried."""
+"""The rules in the order in which they are tried."""

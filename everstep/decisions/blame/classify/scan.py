@@ -1,7 +1,7 @@
-"""Reads a log of any size in pieces: finds the few lines that rules know, and the exceptions.
+"""The scanner of a log of any size: it reads pieces, and keeps exceptions and the few lines that rules match.
 
 A piece is searched for the triggers (``rules.py``) as a whole; only lines with a trigger are decoded and matched.
-While a traceback is open every line is read. What is kept does not grow with the log.
+While a traceback is open every line is read. The kept data does not grow with the log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TRIED_AGAIN = re.compile(r"\b(?:retry|retrying|trying again)\b", re.IGNORECASE)
 
 
 def clean(line: str) -> str:
-    """A line without colours, NULs and other control characters."""
+    """Return a line without colours, NULs and other control characters."""
     return _ESCAPES.sub("", line) if not line.isprintable() else line
 
 
@@ -65,28 +65,29 @@ def rank_in(line: str) -> int | None:
 
 
 def rank_of_file(name: str) -> int | None:
-    """The rank that a log is of by its name: ``rank-3.log``, ``attempt_0/3/stderr.log``; None: it does not say."""
+    """Return the rank of a log from its name: ``rank-3.log``, ``attempt_0/3/stderr.log``; None: the name
+    has no rank."""
     found = _RANK_OF_FILE.search(name)
     return next((int(group) for group in found.groups() if group), None) if found else None
 
 
 def says_it_goes_on(line: str) -> bool:
-    """Whether a line is a warning or less by its own words: what it tells of was survived.
+    """Return whether a line calls itself a warning or less: the program survived the event.
 
-    NCCL and the events of Kubernetes call a warning what ends a process.
+    NCCL and the events of Kubernetes also call an event a warning if it ends a process.
     """
     return _QUIET.search(line) is not None or is_tried_again(line)
 
 
 def is_tried_again(line: str) -> bool:
-    """Whether a line says that what failed is tried again."""
+    """Return whether a line reports that a failed operation is tried again."""
     return _TRIED_AGAIN.search(line) is not None
 
 
 def time_of(line: str) -> float | None:
-    """Seconds since 1970 of a line's own date and time, ISO 8601 or nearly so; None: it has none.
+    """Return the seconds since 1970 of a line's own date and time, ISO 8601 or nearly so; None: the line has none.
 
-    A time without a zone is read as UTC: the logs of one job are taken to be of one zone.
+    A time without a zone is read as UTC: the logs of one job are assumed to be in one zone.
     """
     found = _TIME.search(line, 0, 200)
     if not found:
@@ -107,23 +108,23 @@ PIECE = 1 << 18
 HELD = 1 << 20
 """Bytes without an end of line that are waited for."""
 STREAMS = 100_000
-"""Ranks of one log that are told apart; the others are taken together."""
+"""The number of ranks of one log that are separated; the rest are combined."""
 LOOK_BACK = 2000
-"""Bytes before a line in which a time is looked for, where it has none."""
+"""The number of bytes before a line that are searched for a time, if the line has none."""
 BLOCK_LINES = 400
 """Lines of a traceback that are read: of a deep recursion the beginning."""
 OPEN_LINES = 200_000
 """Lines of all ranks within which a traceback that was begun has to end."""
 ALIKE = 60
-"""Characters by which an exception is found again."""
+"""The number of characters by which an exception is recognized again."""
 PREFIX_BEGINS = set("[(0123456789")
-"""What a further part of a prefix may begin with."""
+"""The characters with which a further part of a prefix may begin."""
 MESSAGE_LINES = 12
 """Further lines of an exception's message that are looked at."""
 ORIGINAL = f"Original {HEADER}"
-"""How torch begins the traceback of another process within an exception's message."""
+"""The line with which torch begins the traceback of another process within an exception's message."""
 SAYS_LITTLE = {"nccl-system-error", "nccl-error", "nccl-internal-error", "nccl-cuda-error", "cuda-error"}
-"""Rules of exceptions whose message may say more in a further line."""
+"""Rules of exceptions whose message may show more in a further line."""
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class _Message:
 
 
 class LogScanner:
-    """Takes the bytes of one log, in pieces, and gives what was found."""
+    """The scanner of one log: it accepts the bytes in pieces, and returns the matches."""
 
     def __init__(self, source: str = "", *, rank: int | None = None, matcher: LineMatcher | None = None) -> None:
         self._source = source
@@ -159,7 +160,7 @@ class LogScanner:
         self._messages: dict[int | None, _Message] = {}
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Accept the next bytes."""
         for at in range(0, len(data), PIECE):
             held = self._held + data[at : at + PIECE] if self._held else data[at : at + PIECE]
             end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
@@ -170,7 +171,8 @@ class LogScanner:
                 self._read(held[:end])
 
     def raised_last(self, exception: str) -> bool:
-        """Whether it is the last exception so far; of a long one the beginning suffices, as lines may be cut."""
+        """Return whether this is the last exception so far; the beginning of a long exception is enough, as lines may
+        be cut."""
         last = max(
             (stream.groups[-1][-1] for stream in self._streams.values() if stream.groups),
             key=lambda one: one.line,
@@ -183,7 +185,7 @@ class LogScanner:
         return last.text.strip() == exception.strip()
 
     def close(self) -> ScannedLog:
-        """What was found."""
+        """Return the matches."""
         if self._held:
             self._read(self._held)
             self._lines += not self._held.endswith(b"\n")
@@ -218,7 +220,7 @@ class LogScanner:
         self._before = (self._before + flat[-LOOK_BACK:])[-LOOK_BACK:]
 
     def _without_prefix(self, line: str) -> tuple[str, int | None]:
-        """As the function of that name: most lines have the prefix of the line before."""
+        """Remove the prefix as the function of that name does: most lines have the prefix of the line before."""
         prefix, rank = self._prefix
         rest = line[len(prefix) :]
         if prefix and line.startswith(prefix) and rest[:1] not in PREFIX_BEGINS:
@@ -228,7 +230,7 @@ class LogScanner:
         return text, rank
 
     def _line(self, line: str, text: str, rank: int | None, number: int, place: _Place, *, triggered: bool) -> None:
-        """One line; of those without a trigger only what belongs to an open traceback counts."""
+        """Process a line; a line without a trigger counts only if it belongs to an open traceback."""
         message = self._messages.get(rank)
         if message is not None:
             self._go_on(message, text, rank)
@@ -258,7 +260,7 @@ class LogScanner:
             self._forget(number)
 
     def _go_on(self, message: _Message, text: str, rank: int | None) -> None:
-        """A further line of an exception's message, which may say more than the first."""
+        """Process a further line of an exception's message, which may show more than the first line."""
         message.left -= 1
         stripped = text.strip()
         if not stripped or not message.left or HEADER in text or stripped.startswith(CHAINED):
@@ -305,7 +307,7 @@ class LogScanner:
             self._messages[rank] = _Message(raised)
 
     def _forget(self, number: int) -> None:
-        """Leave tracebacks that do not come to an end."""
+        """Drop tracebacks that do not end."""
         if number % BLOCK_LINES == 0:
             self._open = {rank: one for rank, one in self._open.items() if number - one.begun <= OPEN_LINES}
 
@@ -321,15 +323,15 @@ class LogScanner:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a line begins in a piece."""
+    """The position at which a line begins in a piece."""
 
     flat: bytes
     at: int
     before: bytes
-    """What was before the piece."""
+    """The text before the piece."""
 
     def time(self) -> float | None:
-        """The time of the line, or of the last line before it that has one."""
+        """Return the time of the line, or of the last line before it that has a time."""
         own = time_of(self.flat[self.at : self.at + 200].split(b"\n", 1)[0].decode(errors="replace"))
         if own is not None:
             return own
@@ -339,9 +341,9 @@ class _Place:
 
 
 def _starts(flat: bytes) -> set[int]:
-    """Where the lines begin that have a trigger.
+    """Return the positions at which lines with a trigger begin.
 
-    One search for each of them takes a third of the time of one expression of all, at any size.
+    A search for each trigger needs a third of the time of one expression for all triggers, at any size.
     """
     lowered = flat.lower()
     starts = set()

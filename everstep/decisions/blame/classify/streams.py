@@ -1,4 +1,4 @@
-"""What the rules match in one stream of lines: in a log, or in one rank's part of a log of several."""
+"""The matches of the rules in one stream of lines: in a log, or in the part of one rank in a shared log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from everstep.decisions.blame.classify.rule import LogRule, Weight
 
 RECENT = 200
-"""Lines of rules that are kept of one stream beside the first of each rule: a log may have millions."""
+"""The number of matched lines of one stream that are kept, besides the first line of each rule: a log may have
+millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,10 @@ class LogHit:
     text: str
     weight: Weight
     time: float | None = None
-    """Seconds since 1970, where the line or one shortly before it says so."""
+    """Seconds since 1970, if the line or a line shortly before it has a time."""
     quiet: int = 0
-    """Lines before it that are of no traceback and of no rule: they say that the program went on."""
+    """The number of lines before this line that belong to no traceback and no rule: they show that the program
+    continued."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class RaisedException:
 
 @dataclass(slots=True)
 class StreamFindings:
-    """Hits and exceptions of one stream."""
+    """The hits and exceptions of one stream."""
 
     source: str
     rank: int | None
@@ -59,17 +61,17 @@ class StreamFindings:
     linked: bool = False
     """The next exception belongs to the last group."""
     before_last: bool = False
-    """The next exception is what led to the last group, and is told after it."""
+    """The next exception is the cause of the last group, although it is printed after it."""
 
     def hit(self, hit: LogHit) -> None:
-        """Take a line that a rule knows."""
+        """Record a line that a rule matches."""
         name = hit.rule.name
         self.first.setdefault(name, hit)
         self.counts[name] = self.counts.get(name, 0) + 1
         self.recent.append(hit)
 
     def raised(self, raised: RaisedException) -> None:
-        """Take an exception."""
+        """Record an exception."""
         if self.groups and self.groups[-1][-1].line == raised.line - 1:
             self.linked = True  # the line of an exception directly below that of another one belongs to its message
         if self.groups and self.before_last:

@@ -1,4 +1,4 @@
-"""Python's tracebacks: which exception, where in the user's code, and what led to it."""
+"""Python tracebacks: the exception, its position in the user's code, and its cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Frame:
 
 
 def exception_line(text: str) -> bool:
-    """Whether a line without indentation names an exception: ``ValueError: bad``, ``KeyError``."""
+    """Return whether a line without indentation names an exception: ``ValueError: bad``, ``KeyError``."""
     return _EXCEPTION.match(text) is not None
 
 

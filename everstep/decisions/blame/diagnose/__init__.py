@@ -1,1 +1,1 @@
-"""Which diagnostic tests are run on stopped machines, and what their results say of each; pure functions."""
+"""Diagnostic tests of stopped machines: pure functions that choose the tests, and judge each machine by the results."""

@@ -1,7 +1,8 @@
-"""Which tests follow which symptom (ByteRobust, section 4.2 and figure 5).
+"""The choice of diagnostic tests for a symptom (ByteRobust, section 4.2 and figure 5).
 
-One table, the first row that fits counts. The order of the tests is that of the paper: what names a machine alone comes
-before what needs two.
+One table, the first row that fits counts. The order of the tests is that of the paper: tests of a single machine come
+before
+tests of two machines.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
-    """When to choose what."""
+    """A row of the table: a condition, and the tests to run."""
 
     choice: Choice
     faults: frozenset[str] = frozenset()
@@ -37,7 +38,7 @@ class ChoiceRow:
     """Empty: any."""
 
     def fits(self, symptom: str, fault: str, owner: str) -> bool:
-        """Whether it is the one to choose."""
+        """Return whether this row applies."""
         wanted = ((self.faults, fault), (self.symptoms, symptom), (self.owners, owner))
         return all(not values or value in values for values, value in wanted)
 

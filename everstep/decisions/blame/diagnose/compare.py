@@ -1,8 +1,8 @@
-"""What only a comparison of machines shows: other bits, a bandwidth far below the others', a test that breaks on one.
+"""Faults that only a comparison of machines shows: other bits, a low bandwidth, a test that fails on one machine only.
 
 Bitwise alignment (ByteRobust, section 4.2): every machine does the same calculation, and the digests of the results are
-compared. More than half of the machines of a kind have to agree, or none is named; of two that differ neither is. What
-machines of different kinds compute is not compared.
+compared. More than half of the machines of a kind have to agree, or none is named; if two machines differ, neither is
+named. Results of machines of different kinds are not compared.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.finding import Health
 
 NAMED = 3
-"""Results that differ and are named of one machine."""
+"""The number of differing results of one machine that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class BitsCompared:
-    """What a comparison says of one machine."""
+    """The result of a comparison for one machine."""
 
     agrees: bool | None
-    """False: it computed other bits than most. None: that is not known."""
+    """False: the machine computed other bits than most machines. None: not known."""
     text: str = ""
     """Why not, or what differs."""
     differing: tuple[str, ...] = field(default=())
@@ -34,16 +34,16 @@ class BitsCompared:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What one machine computed."""
+    """The results that one machine computed."""
 
     kind: str
-    """Machines of other kinds may rightly compute other bits."""
+    """The kind of the machine: machines of other kinds may correctly compute other bits."""
     digests: Mapping[str, str]
     """Name of each result → digest."""
 
 
 def compare(computed: Mapping[str, Computed]) -> dict[str, BitsCompared]:
-    """What the results of all machines say of each."""
+    """Compare the results of all machines, and return the result for each machine."""
     kinds: dict[str, dict[str, Computed]] = defaultdict(dict)
     for machine, one in computed.items():
         kinds[one.kind][machine] = one
@@ -77,7 +77,7 @@ LEAST = 3
 LOW_SHARE = 0.5
 """Less than this share of the median is worth a look …"""
 SLOW_SHARE = 0.2
-"""… and less than this is a fault: machines that other work disturbs do not fall that far."""
+"""… and a share below this is a fault: other work on a machine does not lower its bandwidth that far."""
 
 
 def below(figures: Mapping[K, float], share: float) -> dict[K, float]:
@@ -94,20 +94,20 @@ def below(figures: Mapping[K, float], share: float) -> dict[K, float]:
 
 
 BREAKS = frozenset({"test-hangs", "test-crashed", "all-to-all-failed", "reference-failed", "gpu-copy-failed"})
-"""Reason codes of tests that were begun and did not come to their end. A test that lacks what it needs was not."""
+"""Reason codes of tests that started but did not end. A test without its requirements did not start."""
 NOT_BEGUN = "test-unable"
 PASS_SHARE = 0.5
-"""More than this share of the machines of a kind has to pass what one of them fails."""
+"""The share of the machines of a kind that has to pass a test which one of them fails."""
 
 SOFTWARE = ", torch "
-"""What comes from here on in a kind is no hardware (``agent.diagnoser.kind``)."""
+"""The part of a kind from which on it does not describe hardware (``agent.diagnoser.kind``)."""
 
 
 def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict[str, str]]:
-    """Machine → test → how it broke there, where most machines of its kind pass it.
+    """Return machine → test → how the test broke there, if most machines of its kind pass the test.
 
     Args:
-        results: Machine → what its own tests say. Of a machine whose kind is not known nothing is said.
+        results: Machine → the results of its own tests. A machine of unknown kind gets no entry.
     """
     found: dict[str, dict[str, str]] = {}
     for test in dict.fromkeys(one.test for said in results.values() for one in said):
@@ -130,6 +130,6 @@ def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict
 
 
 def _kind(result: DiagnosticResult, own: Sequence[DiagnosticResult]) -> str:
-    """The hardware; of a test whose result does not say it, as other tests of the machine do."""
+    """Return the hardware kind; if the result of a test does not name it, the kind from other tests of the machine."""
     kind = result.kind or next((one.kind for one in own if one.kind), "")
     return kind.partition(SOFTWARE)[0]

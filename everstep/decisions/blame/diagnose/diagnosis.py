@@ -1,4 +1,4 @@
-"""What all tests of several machines show together: each machine's own findings, and what only a comparison shows."""
+"""The diagnosis from all tests of several machines: each machine's own findings, and the results of comparisons."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def judge(
     silent: Mapping[str, str] | None = None,
     shares: Shares | None = None,
 ) -> Diagnosis:
-    """The verdict on every machine.
+    """Return the verdict on every machine.
 
     Args:
-        results: Machine → what its own tests say.
-        pairs: What tests between two machines say.
+        results: Machine → the results of its own tests.
+        pairs: The results of tests between two machines.
         silent: Machine → why its tests could not be run at all.
-        shares: Below which shares of the others' a bandwidth is found.
+        shares: The shares of the other machines' bandwidth below which a bandwidth is reported.
     """
     shares, silent = shares or Shares(), silent or {}
     machines = [*results, *(one for one in silent if one not in results)]
@@ -79,15 +79,16 @@ def judge(
 
 
 def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
-    """The first of two diagnoses, without the faults that are not sure and that the second one does not show.
+    """Return the first of two diagnoses, without its unsure faults that the second diagnosis does not show.
 
-    A bandwidth that is low once may be so for other work on that machine: it is measured again before it is a fault. So
-    is a test that breaks, and what lies between two machines. Where there is no second one, since it could not be
-    carried out, none of these counts, and what was sure does.
+    A single low bandwidth may be caused by other work on that machine: it is measured again before it is a fault. A
+    test
+    that breaks, and a fault between two machines, are repeated too. Without a second diagnosis only the sure faults
+    count.
 
     Args:
-        first: Of all tests.
-        second: Of those whose faults are not sure; None: it could not be carried out.
+        first: The diagnosis of all tests.
+        second: The diagnosis of the repeated tests, whose faults were not sure; None: it could not be carried out.
     """
 
     def key(machine: str, finding: Finding) -> tuple[str, str, str]:
@@ -124,14 +125,14 @@ def unsure_tests(found: Diagnosis) -> list[str]:
 
 
 def passed(pairs: Sequence[PairResult], test: str, shares: Shares | None = None) -> dict[Pair, bool | None]:
-    """Pair → whether it passed a test; one that is far slower than others did not."""
+    """Return pair → whether it passed a test; a pair that is far slower than other pairs did not pass."""
     of_test = [pair for pair in pairs if pair.test == test]
     slow = _slow_pairs(of_test, (shares or Shares()).slow)
     return {pair_of(*pair.machines): pair.passed and pair_of(*pair.machines) not in slow for pair in of_test}
 
 
 def _verdict(findings: Sequence[Finding], *, tested: bool) -> Health:
-    """Where nothing was tested, nothing is known."""
+    """Judge a machine; without any test its health is unknown."""
     return verdict_of(findings) if findings or tested else Health.UNKNOWN
 
 
@@ -227,7 +228,7 @@ def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence
 
 
 def findings_of_tests(found: Diagnosis) -> list[MachineFinding]:
-    """Every finding with its machine, faults first; those of links that do not work as well."""
+    """Return every finding with its machine, faults first; findings of broken links are included."""
     own = [(one.machine, finding) for one in found.machines for finding in one.findings]
     said = [
         MachineFinding(machine=machine, finding=finding.model_copy(update={"source": FindingSource.TEST}))
@@ -237,10 +238,10 @@ def findings_of_tests(found: Diagnosis) -> list[MachineFinding]:
 
 
 def _of_links(found: Diagnosis) -> list[tuple[str, Finding]]:
-    """Machines without which all links that are left work.
+    """Return the machines without which all remaining links work.
 
-    A link that does not work is of neither of its machines, and the job cannot run over it. Who has most of them has
-    the finding, of two alike the later one, which is not where the rendezvous store is.
+    A broken link cannot be blamed on either of its machines, and the job cannot run over it. The machine with the most
+    broken links gets the finding; of two equal machines the later machine, which does not have the rendezvous store.
     """
     left, said = list(found.links), []
     order = list(

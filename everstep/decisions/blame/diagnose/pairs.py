@@ -1,8 +1,8 @@
-"""Which machines test what lies between them, in which rounds, and which one is at fault.
+"""The pair tests of machines: their rounds, and the machine that is at fault.
 
 Every machine is tested with a neighbour, and in a second round, shifted by one, with the other neighbour (ByteRobust,
 section 4.2). A machine that passed once works. A machine that failed with two working machines is at fault. If two
-machines fail only with each other, the fault is in what lies between them.
+machines fail only with each other, the fault is between them.
 
 An odd number of machines needs a third round. Suspects that were tested with suspects are tested again, with machines
 that passed.
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Pair = tuple[str, str]
-"""In alphabetical order."""
+"""The two machines in alphabetical order."""
 
 
 def pair_of(one: str, other: str) -> Pair:
@@ -24,21 +24,21 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 FURTHER_ROUNDS = 8
-"""Rounds after the shifted one, at most; a machine that is not judged by then stays unknown."""
+"""The largest number of rounds after the shifted round; a machine that is not judged by then stays unknown."""
 FAILURES = 2
 """A machine is at fault if it failed with at least this many working machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What the tests of pairs show."""
+    """The result of the pair tests."""
 
     machines: tuple[str, ...] = ()
-    """At fault."""
+    """Machines at fault."""
     links: tuple[Pair, ...] = ()
     """Both machines work; what lies between them does not."""
     unsure: tuple[str, ...] = ()
-    """They failed, and it is not known whether for their own fault; or no test of them could be run."""
+    """Machines whose tests failed, perhaps because of another machine, or could not be run at all."""
 
 
 Seen = Mapping[Pair, bool | None]
@@ -46,8 +46,8 @@ Seen = Mapping[Pair, bool | None]
 
 
 def shifted_rounds(machines: Sequence[str]) -> list[list[Pair]]:
-    """The first rounds: each machine with one neighbour, then with the other one. Two rounds, three of an odd number;
-    one of two machines; none of fewer."""
+    """Return the first rounds: each machine with its first neighbour, then with the other. There are two rounds, three
+    for an odd number of machines, one for two machines, and none for fewer."""
     count = len(machines)
     if count < 3:
         return [[pair_of(*machines)]] if count == 2 else []
@@ -58,12 +58,12 @@ def shifted_rounds(machines: Sequence[str]) -> list[list[Pair]]:
 
 
 def next_round(machines: Sequence[str], seen: Seen, further: int) -> list[Pair]:
-    """Which pairs to test next, no machine in two of them; none: nothing more can be found out.
+    """Return the pairs to test next, each machine in at most one pair; none: further tests would show nothing.
 
     Args:
-        machines: All.
-        seen: What is known.
-        further: So many rounds were run after the shifted ones.
+        machines: All machines.
+        seen: The results so far.
+        further: The number of rounds after the shifted rounds.
     """
     for planned in shifted_rounds(machines):
         if any(pair not in seen for pair in planned):
@@ -84,7 +84,7 @@ def next_round(machines: Sequence[str], seen: Seen, further: int) -> list[Pair]:
 
 
 def judge_pairs(machines: Sequence[str], seen: Seen) -> Pairs:
-    """Who is at fault, by all that was seen."""
+    """Return the machines at fault, from all results."""
     known = _Known(seen)
     bad = [machine for machine in machines if machine not in known.working and known.failures(machine) >= FAILURES]
     links = [pair for pair, passed in seen.items() if passed is False and known.working.issuperset(pair)]
@@ -94,7 +94,7 @@ def judge_pairs(machines: Sequence[str], seen: Seen) -> Pairs:
 
 
 class _Known:
-    """What was seen, by machine."""
+    """The results by machine."""
 
     def __init__(self, seen: Seen) -> None:
         self.working = {machine for pair, passed in seen.items() if passed for machine in pair}
@@ -104,10 +104,10 @@ class _Known:
             self.met[one][other] = self.met[other][one] = passed
 
     def failures(self, machine: str) -> int:
-        """With how many machines that work it failed."""
+        """Return with how many working machines the machine failed."""
         return sum(passed is False and other in self.working for other, passed in self.met[machine].items())
 
     def is_suspect(self, machine: str) -> bool:
-        """It failed, and it is not known whether it works."""
+        """Return whether the machine failed and is not known to work."""
         failed = any(passed is False for passed in self.met[machine].values())
         return machine not in self.working and failed and self.failures(machine) < FAILURES

@@ -1,4 +1,4 @@
-"""What only a comparison of machines can find of one."""
+"""Reason codes that only a comparison of machines can produce."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SILENT = Reason(
 )
 
 JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, BAD_LINK, SLOW, LOW, FAILS_ALONE, SILENT)
-"""All reasons that only a comparison finds."""
+"""All reason codes that only a comparison produces."""
 OF_TEST = {
     OTHER_BITS.code: (Diagnostic.BITWISE,),
     UNCOMPARED.code: (Diagnostic.BITWISE,),
@@ -61,4 +61,4 @@ OF_TEST = {
     FAILS_UNSURE.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
     BAD_LINK.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
 }
-"""Which tests can lead to it; the others can follow from any that measures a bandwidth, or from none."""
+"""The tests that can lead to each reason; other reasons can follow from any bandwidth test, or from none."""
