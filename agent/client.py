@@ -1,4 +1,4 @@
-"""Clients of node agents: one method for each rpc, gRPC's errors as everstep's.
+"""Clients of node agents: each rpc is a method, and gRPC's errors become everstep's.
 
 Security comes from the environment unless it is an argument: ``EVERSTEP_AGENT_CA_FILE``
 (turns TLS on), ``EVERSTEP_AGENT_TOKEN_FILE``, and for client certificates
@@ -23,17 +23,17 @@ from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJob
 
 OPTIONS: list[tuple[str, Any]] = [
-    # A restarted agent is reached again within half a second; gRPC's default waits up to two minutes.
+    # A restarted agent is reached again within 0.5 s; gRPC's default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Also the time limit for making a connection, TLS included; many at once, or far away, need it.
+    # Also the time limit for making a connection, TLS included; many or distant connections need this time.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # By these pings an open stream notices a machine that vanished.
+    # These pings let an open stream detect a machine that vanished.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 << 20),
-    # Agents are reached directly, and through no proxy for the internet.
+    # Agents are reached directly, without an internet proxy.
     ("grpc.enable_http_proxy", 0),
 ]
 
@@ -49,12 +49,12 @@ Reply = TypeVar("Reply")
 
 
 class AgentClient:
-    """The client of one agent. Every method may raise the errors that :func:`translate` returns.
+    """The client of an agent. Every method may raise the errors that :func:`translate` returns.
 
     Args:
         address: ``host:port`` of the agent.
         security: CA, token and certificate; by default from the environment.
-        gate: Bounds how many clients connect at the same time; by default there is no bound.
+        gate: Limits how many clients connect at the same time; by default there is no limit.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AgentClient:
         self._stub = agent_pb2_grpc.AgentStub(self.channel)
 
     async def describe(self, *, timeout_s: float | None = 5.0) -> pb.DescribeReply:
-        """What the machine is and what runs on it."""
+        """Describe the machine and the jobs on it."""
         return await self._call(self._stub.Describe, pb.DescribeRequest(), timeout_s)
 
     async def prepare(self, request: pb.PrepareRequest, *, timeout_s: float | None = None) -> pb.PrepareReply:
@@ -85,19 +85,19 @@ class AgentClient:
         return await self._call(self._stub.StartStore, request, timeout_s)
 
     async def has_code(self, digests: Iterable[str], *, timeout_s: float | None = 10.0) -> list[str]:
-        """Which of some snapshots of code the machine has."""
+        """Return which of the named snapshots of code the machine has."""
         return list((await self._call(self._stub.HasCode, pb.HasCodeRequest(digests=digests), timeout_s)).digests)
 
     async def put_code(
         self, digest: str, size: int, archive: AsyncIterable[bytes], *, timeout_s: float | None = None
     ) -> pb.PutCodeReply:
-        """Bring a snapshot of code to the machine.
+        """Send a snapshot of code to the machine.
 
         Args:
             digest: The snapshot's name.
-            size: Bytes of the archive.
-            archive: Its pieces; not all are read where the machine has it already.
-            timeout_s: Limit for the whole transfer.
+            size: Size of the archive, bytes.
+            archive: Pieces of the archive; reading stops if the machine has the snapshot already.
+            timeout_s: Limit for the whole transfer, seconds.
         """
 
         async def chunks() -> AsyncIterator[pb.CodeChunk]:
@@ -112,11 +112,11 @@ class AgentClient:
             raise translate(self.address, error, tls=self.tls) from error
 
     async def try_code(self, request: pb.TryCodeRequest, *, timeout_s: float | None = None) -> pb.TryCodeReply:
-        """Run a script up to where it joins the job, apart from the job."""
+        """Run a script until it joins the job, independent of the job."""
         return await self._call(self._stub.TryCode, request, timeout_s)
 
     async def align_ranks(self, request: pb.AlignRanksRequest, *, timeout_s: float | None = 5.0) -> pb.AlignRanksReply:
-        """Let all ranks end the same step and wait there, or wait no longer."""
+        """Make all ranks wait at the end of the same step, or end this wait."""
         return await self._call(self._stub.AlignRanks, request, timeout_s)
 
     async def launch(self, request: pb.LaunchRequest, *, timeout_s: float | None = None) -> pb.LaunchReply:
@@ -130,41 +130,41 @@ class AgentClient:
     async def checkpoints(
         self, request: pb.CheckpointsRequest, *, timeout_s: float | None = None
     ) -> pb.CheckpointsReply:
-        """Which copies of a job's state the machine holds, in memory and on disk; kills nothing."""
+        """List the copies of a job's state on the machine, in memory and on disk; kills nothing."""
         return await self._call(self._stub.Checkpoints, request, timeout_s)
 
     async def check_storage(
         self, request: pb.CheckStorageRequest, *, timeout_s: float | None = None
     ) -> pb.CheckStorageReply:
-        """Why the machine cannot write where checkpoints are to go."""
+        """Explain why the machine cannot write to the locations of checkpoints."""
         return await self._call(self._stub.CheckStorage, request, timeout_s)
 
     async def restore(self, request: pb.RestoreRequest, *, timeout_s: float | None = None) -> pb.RestoreReply:
-        """Bring copies into the machine's own slots, verified."""
+        """Copy states into the machine's own slots, verified."""
         return await self._call(self._stub.Restore, request, timeout_s)
 
     async def persist(self, request: pb.PersistRequest, *, timeout_s: float | None = 5.0) -> pb.PersistReply:
-        """Ask for a coming step on disk as well."""
+        """Request a future step on disk as well."""
         return await self._call(self._stub.Persist, request, timeout_s)
 
     async def align_backups(
         self, request: pb.AlignBackupsRequest, *, timeout_s: float | None = 5.0
     ) -> pb.AlignBackupsReply:
-        """Tell the agent which step every rank has, and which one to back up next."""
+        """Notify the agent which step every rank has, and which step to back up next."""
         return await self._call(self._stub.AlignBackups, request, timeout_s)
 
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.OpenExchangeReply:
-        """The port and the token for sending and fetching state; called by other agents."""
+        """Return the port and the token for sending and fetching state; called by other agents."""
         return await self._call(self._stub.OpenExchange, request, timeout_s)
 
     async def inspect(self, *, timeout_s: float | None = 5.0) -> pb.InspectReply:
-        """The newest results of the machine's inspections."""
+        """Return the newest results of the machine's inspections."""
         return await self._call(self._stub.Inspect, pb.InspectRequest(), timeout_s)
 
     async def clear(self, reason: str, *, timeout_s: float | None = 15.0) -> pb.ClearReply:
-        """Forget events with a reason code and what is compared, and inspect again."""
+        """Forget events and baselines of a reason code, and inspect again."""
         return await self._call(self._stub.Clear, pb.ClearRequest(reason=reason), timeout_s)
 
     async def release(self, request: pb.ReleaseRequest, *, timeout_s: float | None = None) -> pb.ReleaseReply:
@@ -174,31 +174,31 @@ class AgentClient:
     async def acknowledge(
         self, request: pb.AcknowledgeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.AcknowledgeReply:
-        """Tell the agent which observations need not be kept."""
+        """Notify the agent which observations it need not keep."""
         return await self._call(self._stub.Acknowledge, request, timeout_s)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
-        """Observations after a number, then live; endless."""
+        """Stream observations after a number, then new observations; endless."""
         return self._stream(self._stub.Observe, request)
 
     def progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
-        """How far each rank is, on change and once a second; endless."""
+        """Stream the progress of each rank, on change and once a second; endless."""
         return self._stream(self._stub.Progress, request)
 
     def steps(self, request: pb.StepsRequest) -> AsyncIterator[pb.StepsReply]:
-        """Step records kept for a job."""
+        """Stream the step records that are kept for a job."""
         return self._stream(self._stub.Steps, request)
 
     def read_log(self, request: pb.ReadLogRequest) -> AsyncIterator[pb.LogChunk]:
-        """Captured output of one rank."""
+        """Stream the captured output of a rank."""
         return self._stream(self._stub.ReadLog, request)
 
     def diagnose(self, request: pb.DiagnoseRequest) -> AsyncIterator[pb.DiagnoseReply]:
-        """Run diagnostic tests; each result comes as its test ends."""
+        """Run diagnostic tests; each result is sent when its test ends."""
         return self._stream(self._stub.Diagnose, request)
 
     async def stacks(self, request: pb.StacksRequest, *, timeout_s: float | None = None) -> pb.StacksReply:
-        """What the processes of a job's ranks do now."""
+        """Sample the current state of the processes of a job's ranks."""
         return await self._call(self._stub.Stacks, request, timeout_s)
 
     async def close(self) -> None:
@@ -236,7 +236,7 @@ class AgentClient:
             call.cancel()
 
     async def _connect(self) -> None:
-        """Wait for a turn to connect, where many clients do; the call itself shows whether it succeeded."""
+        """Wait for the turn to connect if many clients connect; the call itself shows whether this succeeds."""
         state = self.channel.get_state()
         if self._gate is None or state is not grpc.ChannelConnectivity.IDLE:
             return
@@ -250,7 +250,7 @@ class AgentClient:
 
 
 def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -> Exception:
-    """The error of everstep that a gRPC status stands for.
+    """Return the error of everstep for a gRPC status.
 
     ``agent/statuses.py`` has the table.
     """
@@ -266,7 +266,7 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
 
 
 def _tls_hint(address: str, details: str, *, tls: bool) -> str:
-    """The likely mistake with certificates, where gRPC's own words do not name it."""
+    """Return the likely mistake with certificates, if gRPC's own message does not name it."""
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return f". Its certificate is not signed by the authority in {CA_FILE}, has expired, or names another host"
     if tls and ("Socket closed" in details or "handshake" in details.lower()):
@@ -277,7 +277,7 @@ def _tls_hint(address: str, details: str, *, tls: bool) -> str:
 
 
 class AgentClients:
-    """The clients of all agents by address, each made once."""
+    """The clients of all agents by address; each client is made once."""
 
     def __init__(self, security: ClientSecurity | None = None) -> None:
         self._security = security
@@ -285,7 +285,7 @@ class AgentClients:
         self._gate = asyncio.Semaphore(CONNECTING)
 
     def get(self, address: str) -> AgentClient:
-        """The client of an address."""
+        """Return the client of an address."""
         if address not in self._clients:
             self._clients[address] = AgentClient(address, self._security, self._gate)
         return self._clients[address]

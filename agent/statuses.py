@@ -1,4 +1,4 @@
-"""Errors between agent and control plane: which gRPC status stands for which of them, one table for both ways."""
+"""Translates errors between agent and control plane to gRPC statuses and back, with a single table."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grp
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
-    """The status that stands for an error."""
+    """Return the status for an error."""
     return next((status for kind, status in STATUSES.items() if isinstance(error, kind)), grpc.StatusCode.ABORTED)
 
 
 def error_of(status: grpc.StatusCode) -> type[Exception]:
-    """The control plane's error for a status; an agent's full disk is a refusal to it."""
+    """Return the control plane's error for a status; an agent's full disk becomes a refusal."""
     if status in NO_ANSWER:
         return AgentUnreachable
     found = next((kind for kind, one in STATUSES.items() if one is status), AgentError)

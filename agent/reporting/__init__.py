@@ -1,1 +1,1 @@
-"""What the agent tells of ranks: observations, step records, captured output."""
+"""The agent's reports about ranks: observations, step records, captured output."""

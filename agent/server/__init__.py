@@ -1,1 +1,1 @@
-"""The agent's gRPC services: commands carried out once, and answers."""
+"""The agent's gRPC services: commands that are carried out once, and queries."""

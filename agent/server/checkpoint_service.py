@@ -1,4 +1,4 @@
-"""The rpcs about copies of training state."""
+"""The rpcs for copies of training state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         self.host = jobs.host
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
-        """The copies that this machine holds, in all tiers; of a job that is not known here too."""
+        """List the copies that this machine holds, in all tiers; also for a job that is not known here."""
         try:
             check_job(request.job)
             runner = self.jobs.runners.get(request.job)
@@ -54,7 +54,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         return pb.CheckpointsReply(checkpoints=[*memory, *below])
 
     async def CheckStorage(self, request: pb.CheckStorageRequest, context: Context) -> pb.CheckStorageReply:  # noqa: N802
-        """Whether checkpoints can be written where they are to go; storage that hangs is left out."""
+        """Check whether checkpoints can be written to their locations; storage that hangs is left out."""
         try:
             check_job(request.job)
         except ConfigError as error:
@@ -102,21 +102,21 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         try:
             return list(await asyncio.gather(*(loop.run_in_executor(pool, one, shard) for shard in request.shards)))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # they need this loop: it must not wait for them
+            pool.shutdown(wait=False, cancel_futures=True)  # the threads need this loop: it must not wait for them
 
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
-        """Write a coming step to disk too."""
+        """Write a future step to disk too."""
         runner = await self.jobs.known(request.job, context)
         runner.checkpoints.persist(request)
         return pb.PersistReply()
 
     async def AlignBackups(self, request: pb.AlignBackupsRequest, context: Context) -> pb.AlignBackupsReply:  # noqa: N802
-        """Back up the same steps as the other machines."""
+        """Back up the step that all machines back up."""
         (await self.jobs.known(request.job, context)).checkpoints.align(request)
         return pb.AlignBackupsReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
-        """The port and the token with which another agent sends and fetches the job's state."""
+        """Return the port and the token with which another agent sends and fetches the job's state."""
         try:
             check_job(request.job)
             if self.jobs.port_of(request.job) is None:
@@ -134,11 +134,11 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         )
 
     async def copies_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
-        """The copies that Stop answers: all by their headers, and small own slots verified.
+        """List the copies for the answer of Stop: all copies by their headers, and small own slots verified.
 
         Args:
-            runner: The job's.
-            verify_bytes: Own slots are verified where all of them have no more bytes; None: in any case.
+            runner: The job's runner.
+            verify_bytes: Own slots are verified if all of them together have at most this many bytes; None: always.
         """
         place, tiers = runner.checkpoints.place, runner.checkpoints.tiers
         request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
@@ -155,7 +155,7 @@ def check_restore(request: pb.RestoreRequest) -> None:
     """Refuse a Restore without shards, or with a rank twice.
 
     Raises:
-        ConfigError: no shards, or a rank twice.
+        ConfigError: there are no shards, or a rank is named twice.
     """
     ranks = [shard.rank for shard in request.shards]
     if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):

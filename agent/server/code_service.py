@@ -1,4 +1,4 @@
-"""The rpcs about versions of a job's code."""
+"""The rpcs for versions of a job's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CodeService(CheckpointsService):
     """HasCode, PutCode, TryCode and AlignRanks."""
 
     async def HasCode(self, request: pb.HasCodeRequest, context: Context) -> pb.HasCodeReply:  # noqa: N802
-        """Which snapshots are here."""
+        """Return which snapshots this machine has."""
         try:
             return pb.HasCodeReply(digests=await self.host.code.has(request.digests))
         except (EverstepError, OSError) as error:
@@ -39,7 +39,7 @@ class CodeService(CheckpointsService):
             raise
 
     async def TryCode(self, request: pb.TryCodeRequest, context: Context) -> pb.TryCodeReply:  # noqa: N802
-        """Run a script up to where it joins the job."""
+        """Run a script until it joins the job."""
 
         async def carry_out() -> pb.TryCodeReply:
             values = await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
@@ -54,12 +54,12 @@ class CodeService(CheckpointsService):
             raise
 
     async def AlignRanks(self, request: pb.AlignRanksRequest, context: Context) -> pb.AlignRanksReply:  # noqa: N802
-        """Let all ranks end the same step and wait there."""
+        """Make all ranks wait at the end of the same step."""
         return align(await self.jobs.known(request.job, context), request.generation, request.step)
 
 
 def align(runner: JobRunner, generation: int, step: int) -> pb.AlignRanksReply:
-    """Ask the ranks of a generation to wait at the end of a step; returns how far they are."""
+    """Ask the ranks of a generation to wait at the end of a step; returns their progress."""
     reports = [
         runner.ranks.reports.get(rank.rank, generation)
         for rank in runner.record.living()

@@ -1,4 +1,4 @@
-"""The rpcs that look closely: diagnostic tests of a stopped machine, and what running ranks do."""
+"""The rpcs for a diagnosis: tests of a stopped machine, and samples of running ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DiagnoseService(CheckpointsService):
         self.diagnoser = Diagnoser(host.machine, host.address, host.state_dir, host.sockets)
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> AsyncIterator[pb.DiagnoseReply]:  # noqa: N802
-        """Run tests; each result is sent as its test ends."""
+        """Run tests; each result is sent when its test ends."""
         try:
             if request.job:
                 check_job(request.job)
@@ -40,10 +40,10 @@ class DiagnoseService(CheckpointsService):
             await context.abort(status_of(error), str(error))
 
     def _check_idle(self, request: pb.DiagnoseRequest) -> None:
-        """Refuse tests while ranks live: tests use what ranks need, and measure nothing true beside them.
+        """Refuse tests while ranks live: tests need the same devices, and measure wrong values beside ranks.
 
         Raises:
-            AgentError: ranks live here, or a job is here for which the tests are not asked.
+            AgentError: ranks live on this machine, or the machine has a job that did not request the tests.
         """
         seen = [rank for rank in self.jobs.ranks_seen() if rank.alive]
         if seen:
@@ -66,7 +66,7 @@ class TraceService(CheckpointsService):
         self.tracer = Tracer(self.host.machine)
 
     async def Stacks(self, request: pb.StacksRequest, context: Context) -> pb.StacksReply:  # noqa: N802
-        """What the processes of a job's newest generation do."""
+        """Sample the current state of the processes of a job's newest generation."""
         runner = await self.jobs.known(request.job, context)
         record, shm = runner.record, runner.ranks.shm
         living = [rank for rank in record.of(record.generation) if rank.end is None and not record.released]

@@ -1,4 +1,4 @@
-"""The gRPC server of an agent: its options, its port and its health checks. A fake agent has the same."""
+"""The gRPC server of an agent: its options, its port and its health checks. A fake agent uses it too."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ OPTIONS = [
 def listening(
     address: str, credentials: grpc.ServerCredentials | None = None, interceptors: Sequence[Interceptor] = ()
 ) -> tuple[grpc.aio.Server, int]:
-    """A server that has its port and is not started yet.
+    """Make a server that has its port and is not started yet.
 
     Args:
-        address: ``host:port``; port 0 is any that is free.
-        credentials: For TLS; None: without.
-        interceptors: What looks at every call first.
+        address: ``host:port``; port 0 is any free port.
+        credentials: TLS credentials; None: no TLS.
+        interceptors: Interceptors of every call.
 
     Returns:
         The server, and its port.
 
     Raises:
-        ConfigError: the port is taken, or the address is not of this machine.
+        ConfigError: the port is in use, or the machine does not have the address.
     """
     server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
     try:
@@ -46,7 +46,7 @@ def listening(
 
 
 async def add_health(server: grpc.aio.Server) -> None:
-    """Let a server that is not started yet answer health checks: it serves."""
+    """Add a health service that reports "serving" to a server that is not started yet."""
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     for name in ("", SERVICE):

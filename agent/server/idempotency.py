@@ -45,12 +45,12 @@ class RequestMemory:
         self._replies: OrderedDict[_Key, bytes] = OrderedDict()
         self._running: dict[_Key, asyncio.Task[Message]] = {}
         self._lines = 0
-        for number, line in enumerate(file.read(), 1):  # a torn last line was not answered
+        for number, line in enumerate(file.read(), 1):  # an incomplete last line belongs to a request without a reply
             try:
                 row = json.loads(line)
                 self._replies[row["job"], row["command"], row["id"]] = base64.b64decode(row["reply"])
             except (ValueError, KeyError, TypeError) as error:
-                # Without it the command is carried out again, which fork server and fences make harmless.
+                # Without it the command is carried out again; the fork server and fences make this harmless.
                 logger.warning("skipped a damaged line", path=str(file.path), line=number, reason=str(error))
         self._rewrite()
 
@@ -59,9 +59,9 @@ class RequestMemory:
     ) -> Reply:
         """Carry a command out unless its id was answered already.
 
-        A caller that goes away does not stop the command half-way. Failures
-        are not remembered: the same id may be tried again. Without an id
-        nothing is remembered.
+        A caller that disconnects does not stop the command half-way. Failures
+        are not remembered: the same id may be tried again. A command without an id
+        is not remembered.
         """
         if not request.request_id:
             return await carry_out()
@@ -78,7 +78,7 @@ class RequestMemory:
         return reply
 
     def forget(self, job: str) -> None:
-        """Forget a job: another of the same name may use the same ids."""
+        """Forget a job: a later job of the same name may use the same ids."""
         kept = [(key, reply) for key, reply in self._replies.items() if key[0] != job]
         if len(kept) < len(self._replies):
             self._replies = OrderedDict(kept)

@@ -34,7 +34,7 @@ logger = structlog.get_logger()
 
 
 class JobRegistry:
-    """The jobs of one machine."""
+    """The jobs of a machine."""
 
     def __init__(self, host: Host, memory: RequestMemory) -> None:
         self.host = host
@@ -44,7 +44,7 @@ class JobRegistry:
         self._turn = asyncio.Lock()
 
     def ranks_seen(self) -> list[RankSeen]:
-        """The ranks of all jobs that are here, for inspections. Called in any thread."""
+        """Return the ranks of all jobs on this machine, for inspections. Called in any thread."""
         return [
             RankSeen(runner.record.job, rank.rank, rank.pid, rank.end is None)
             for runner in list(self.runners.values())
@@ -53,12 +53,12 @@ class JobRegistry:
         ]
 
     def code_in_use(self) -> set[str]:
-        """Snapshots of code that jobs here run. Called in any thread."""
+        """Return the snapshots of code that jobs on this machine run. Called in any thread."""
         records = [runner.record for runner in list(self.runners.values())]
         return {record.code for record in records if record.code and not record.released}
 
     def port_of(self, job: str) -> JobPort | None:
-        """What the data port may send and receive for a job; None: the job is not here. Called in any thread."""
+        """Return a job's copies for the data port; None: the job is not on this machine. Called in any thread."""
         runner = self.runners.get(job)
         return runner.checkpoints.job_port if runner and not runner.record.released else None
 
@@ -83,12 +83,12 @@ class JobRegistry:
             raise
 
     async def _turn_to(self, job: str, run: str) -> None:
-        """Remove what an earlier run of a job's name left here, before a command of a newer run is carried out.
+        """Remove the remains of an earlier run of a job's name before a command of a newer run is carried out.
 
-        Such remains are there where the agent was down, or failed, at the earlier run's end.
+        Remains exist if the agent was down, or failed, at the end of the earlier run.
 
         Raises:
-            Fenced: the run is the older one, and the newer one is not over.
+            Fenced: the command belongs to an older run, and the newer run is not over.
         """
         known = self.runners.get(job)
         if known is None or (run in {"", known.record.run} and not known.record.released):
@@ -110,7 +110,7 @@ class JobRegistry:
             self.new_runner(job, run)
 
     async def release(self, runner: JobRunner) -> int:
-        """End a job on this machine, and its replays; returns the bytes of memory given back."""
+        """End a job on this machine, and its replays; returns the bytes of memory that were freed."""
         freed = await self.end_replays(runner.record.job)
         async with runner.lock:
             freed += await runner.release()
@@ -121,10 +121,10 @@ class JobRegistry:
         return freed
 
     async def end_others_than(self, job: str) -> None:
-        """End replays of a job before its ranks, or those of another replay, start: only one of them is on a machine.
+        """End other replays of a job before its ranks, or the ranks of a replay, start: a machine runs one at a time.
 
         Raises:
-            AgentError: it is a replay, and the job itself runs here.
+            AgentError: ``job`` is a replay, and the job itself runs on this machine.
         """
         owner = self.runners.get(owner_of(job))
         if owner_of(job) != job and owner and not owner.record.released and owner.record.living():
@@ -132,17 +132,17 @@ class JobRegistry:
         await self.end_replays(job)
 
     async def end_replays(self, job: str) -> int:
-        """End what replays a job on this machine; returns the bytes of memory given back."""
+        """End the replays of a job on this machine; returns the bytes of memory that were freed."""
         theirs = [one for one in self.runners.values() if one.record.job != job and owner_of(one.record.job) == job]
         freed = [await self.release(one) for one in theirs if not one.record.released]
         return sum(freed)
 
     def runner(self, job: str) -> JobRunner:
-        """A job that was prepared and is not over.
+        """Return a job that was prepared and is not over.
 
         Raises:
-            AgentError: it is over.
-            UnknownJob: it was not prepared.
+            AgentError: the job is over.
+            UnknownJob: the job was not prepared.
         """
         runner = self.present(job)
         if not runner.record.prepared:
@@ -150,25 +150,25 @@ class JobRegistry:
         return runner
 
     def present(self, job: str) -> JobRunner:
-        """A job that is not over, prepared or only stopped: copies of its state need no fork server.
+        """Return a job that is not over, prepared or only stopped: copies of its state need no fork server.
 
         Raises:
-            AgentError: it is over.
-            UnknownJob: it never was here.
+            AgentError: the job is over.
+            UnknownJob: the job was never on this machine.
         """
         runner = self.runners.get(job)
         if runner is None:
             raise UnknownJob(f"{job} is not prepared on {self.host.machine}: call Prepare first")
-        runner.check_present()  # a late attempt must not bring it back
+        runner.check_present()  # a late attempt must not bring the job back
         return runner
 
     def new_runner(self, job: str, run: str) -> JobRunner:
-        """A job that is not over, known from here on."""
+        """Return a job that is not over; it is registered if it is new."""
         runner = self.runners.get(job)
         if runner and not runner.record.released:
             return runner
         folder = self.host.state_dir / "jobs" / job
-        self.host.disk.forget(folder / RECORD)  # of the earlier job of this name
+        self.host.disk.forget(folder / RECORD)  # from the earlier job of this name
         self.host.disk.run(("new", job), lambda: _set_aside(folder))
         record = JobRecord(job=job, run=run, boot=boot_id(), revision=runner.record.revision if runner else 0)
         runner = self.runners[job] = JobRunner(self.host, record)
@@ -178,7 +178,7 @@ class JobRegistry:
         return runner
 
     async def known(self, job: str, context: Context) -> JobRunner:
-        """A job that was here at any time; ends the rpc when there is none."""
+        """Return a job that was on this machine at any time; ends the rpc if there is none."""
         runner = self.runners.get(job)
         if runner is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{self.host.machine} knows no job {job!r}")
@@ -187,7 +187,7 @@ class JobRegistry:
 
 
 def _set_aside(folder: Path) -> None:
-    """Keep the logs of the earlier job of a name beside the new one's, until the next job of that name."""
+    """Keep the logs of the earlier job of a name beside the new job's logs, until the next job of that name."""
     if folder.exists():
         previous = folder.with_name(f"{folder.name}.previous")
         shutil.rmtree(previous, ignore_errors=True)
@@ -195,10 +195,10 @@ def _set_aside(folder: Path) -> None:
 
 
 def check_job(job: str) -> None:
-    """Refuse a text that is no name of a job or of a replay: it becomes the name of folders.
+    """Refuse a text that is not the name of a job or of a replay, because it becomes the name of folders.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not such a name.
     """
     if not (JOB_NAME.fullmatch(job) or REPLAY_NAME.fullmatch(job)):
         raise ConfigError(f"{job!r} is not a job name: use up to 30 of a-z, 0-9 and '-'")

@@ -42,7 +42,7 @@ METRICS = described(
 
 
 def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
-    """The samples of now. Called in the event loop; no inspection runs for it, and no disk is read."""
+    """Return the current samples. Called in the event loop; starts no inspection and reads no disk."""
     host = jobs.host
     samples = Samples(METRICS, machine=host.machine)
     samples.add("agent_info", 1, version=everstep.__version__)

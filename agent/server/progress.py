@@ -1,4 +1,4 @@
-"""How far each rank of a job is, as the agent reports it."""
+"""The progress of each rank of a job, as the agent reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.system.procfs import state_of
 
 
 def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
-    """How far each rank of a job's newest generation is."""
+    """Return the progress of each rank of a job's newest generation."""
     found = []
     disk = f"the state folder cannot be written: {problem}" if (problem := runner.host.disk.problem) else ""
     for rank in runner.record.of(runner.record.generation):
@@ -47,5 +47,5 @@ def progress_of(runner: JobRunner) -> list[pb.RankProgress]:
 
 
 def is_stopped(rank: RankRecord) -> bool:
-    """Whether the process of a rank is stopped."""
+    """Return whether the process of a rank is stopped."""
     return state_of(rank.pid, rank.start_ticks) == STOPPED

@@ -47,23 +47,23 @@ logger = structlog.get_logger()
 
 
 class AgentService(DiagnoseService, CodeService, TraceService):
-    """The rpcs of one machine's agent."""
+    """The rpcs of a machine's agent."""
 
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
         super().__init__(jobs)
         self._monitor = monitor
         self._disk_free = 0
         self._hardware = ""
-        # A driver that hangs holds up nobody here: until it answers, the hardware is not known.
+        # A driver that hangs delays no command: until it answers, the hardware is not known.
         threading.Thread(target=self._look_at_hardware, name="hardware", daemon=True).start()
 
     def _look_at_hardware(self) -> None:
         self._hardware = hardware()
 
-    # Coming up.
+    # The start of the agent.
 
     async def recover(self) -> int:
-        """Take over what an earlier agent left; returns the number of adopted ranks."""
+        """Adopt the processes of an earlier agent; returns the number of adopted ranks."""
         last_told = self.host.log.restored
         for record in self.host.records.load():
             self.jobs.runners[record.job] = JobRunner(self.host, record)
@@ -95,7 +95,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return adopted
 
     def _rebuild(self, server: ForkServerClient) -> JobRunner:
-        """Make a job's record anew from its fork server: what runs is kept, and the fence."""
+        """Rebuild a job's record from its fork server, with the running processes and the fence."""
         logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
         run = ""
         with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return runner
 
     async def _answered(self, server: ForkServerClient) -> None:
-        """A fork server that was silent when this agent started answers."""
+        """Handle the answer of a fork server that was silent when this agent started."""
         runner = self.jobs.runners.get(server.job) if server.job else None
         if server.job and runner is None:
             runner = self._rebuild(server)
@@ -119,14 +119,14 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 runner.ranks.save()
 
     def _living(self, servers: dict[str, ForkServerClient]) -> set[int]:
-        """Ranks that run, as the fork servers and the records say."""
+        """Return the pids of running ranks in the fork servers' tables and the records."""
         found = {row["pid"] for server in servers.values() for row in server.table["ranks"] if not row["exit"]}
         records = [runner.record for runner in self.jobs.runners.values() if not runner.record.released]
         known = [rank for record in records for rank in record.living()]
         return found | {rank.pid for rank in known if is_alive(rank.pid, rank.start_ticks)}
 
     def _sweep(self) -> None:
-        """Give back the shared memory of jobs that are not here any more."""
+        """Free the shared memory of jobs that are no longer on this machine."""
         kept = {job for job, runner in self.jobs.runners.items() if not runner.record.released}
         for path in self.host.shm_dir.iterdir():
             if path.name not in {*kept, LIVE}:
@@ -136,7 +136,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
     # Commands.
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:  # noqa: N802
-        """What this machine is and what runs on it."""
+        """Describe this machine and the jobs on it."""
         reply = pb.DescribeReply(
             machine=self.host.machine,
             version=everstep.__version__,
@@ -167,7 +167,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return reply
 
     async def _room(self) -> pb.Room:
-        """Free memory and disk; of a disk that hangs the last number is reported."""
+        """Return the free memory and disk space; for a disk that hangs, the last known number."""
         self.host.disk.run("room", self._look_at_disk)
         await self.host.disk.flush(ROOM_PATIENCE_S)
         return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
@@ -264,7 +264,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return reply
 
     def _findings(self) -> list[pb.Finding]:
-        """What inspections find now, the worst first."""
+        """Return the active findings of the inspections, the worst first."""
         return [to_message(finding) for finding in self._monitor.findings()[:FINDINGS]]
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:  # noqa: N802
@@ -275,17 +275,17 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             if runner is None or runner.record.released:
                 return pb.ReleaseReply()
             if request.run and is_older(request.run, runner.record.run):
-                return pb.ReleaseReply()  # what that run had here was thrown away when the newer one came
+                return pb.ReleaseReply()  # the data of that run was removed when the newer run started
             return pb.ReleaseReply(bytes_freed=await self.jobs.release(runner))
 
         return await self.jobs.command("Release", request, pb.ReleaseReply, context, carry_out)
 
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:  # noqa: N802
-        """The newest results of all inspections; none runs for the answer."""
+        """Return the newest results of all inspections; the call starts no inspection."""
         return inspect_reply(self.host.machine, time.time_ns(), self._monitor.states())
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802
-        """Forget events and what is compared; a fault that is still there is found again at once."""
+        """Forget events and baselines; a fault that still exists is detected again at once."""
         cleared = self._monitor.clear(request.reason)
         await self._monitor.cleared(CLEAR_S)
         return pb.ClearReply(cleared=cleared)
@@ -298,13 +298,13 @@ class AgentService(DiagnoseService, CodeService, TraceService):
     # Streams.
 
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> AsyncIterator[pb.Observation]:  # noqa: N802
-        """The observations that are kept, then new ones."""
+        """Stream the kept observations, then new ones."""
         active = self._findings if request.active_findings else tuple
         async for observation in self.host.log.follow(request.after_sequence, request.job, active):
             yield observation
 
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
-        """How far each rank is: on change, and once a second."""
+        """Stream the progress of each rank, on change and once a second."""
         interval = min(max(request.interval_s, PROGRESS_FLOOR_S), PROGRESS_CEILING_S)
         sent, sent_at = b"", 0.0
         while True:
@@ -323,7 +323,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             await self._until_shown(runner, reply, interval)
 
     async def _until_shown(self, runner: JobRunner | None, shown: pb.ProgressReply, interval_s: float) -> None:
-        """Wait until progress is to be sent again: after an interval, or at once when a rank's process is stopped."""
+        """Wait until progress is to be sent again: after an interval, or at once if a rank's process is stopped."""
         until = time.monotonic() + interval_s
         while (left_s := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, STOPPED_S))
@@ -335,7 +335,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 return
 
     async def Steps(self, request: pb.StepsRequest, context: Context) -> AsyncIterator[pb.StepsReply]:  # noqa: N802
-        """Step records of one rank, or of all."""
+        """Stream step records of a rank, or of all ranks."""
         runner = await self.jobs.known(request.job, context)
         runner.ranks.drain()
         await self.host.disk.flush(STEPS_PATIENCE_S)
@@ -345,7 +345,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
                 yield reply
 
     async def ReadLog(self, request: pb.ReadLogRequest, context: Context) -> AsyncIterator[pb.LogChunk]:  # noqa: N802
-        """Captured output of one rank."""
+        """Stream the captured output of a rank."""
         runner = await self.jobs.known(request.job, context)
         names = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}
         wanted = {

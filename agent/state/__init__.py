@@ -1,1 +1,1 @@
-"""What the agent remembers: in shared memory at once, in its state folder as soon as the disk takes it."""
+"""The agent's lasting state: written to shared memory at once, and to its state folder when the disk accepts it."""

@@ -1,9 +1,9 @@
 """The agent's writes to its state folder, all in one thread: no command waits for a disk that is full or hangs.
 
-What must not be lost with the agent lies in shared memory (``live.py``); the disk has
-it a moment later, for the time after a reboot. A write that fails is kept, made
-again every second, and logged; what is kept is bounded, for a file that grows by
-lines is written anew once too many of them wait.
+State that must survive the agent is in shared memory (``live.py``); the disk gets
+a copy a moment later, for the time after a reboot. A failed write is kept, repeated
+every second, and logged. The amount of waiting data is limited, because a file that grows by
+lines is rewritten when too many lines wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Contents:
 
 
 class StateDisk:
-    """The writes of one agent. Every method but ``flush`` and ``close`` returns at once."""
+    """The writes of an agent. All methods except ``flush`` and ``close`` return at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -56,13 +56,13 @@ class StateDisk:
         self._thread: threading.Thread | None = None
 
     def put(self, path: Path, contents: bytes, *, lasting: bool = False) -> None:
-        """Replace a file's contents, and what waits to be written to it."""
+        """Replace a file's contents, and all data that waits to be written to it."""
         with self._changed:
             self._files[path] = _Contents(contents, lasting)
             self._queue(path, lambda: self._write(path))
 
     def append(self, path: Path, line: bytes) -> int:
-        """Add a line to a file; returns how many bytes of it wait to be written, so that too many can be ``put``."""
+        """Add a line to a file; returns how many bytes wait to be written to it: if too many, call ``put``."""
         with self._changed:
             waiting = self._files.setdefault(path, _Contents())
             waiting.lines.append(line)
@@ -70,27 +70,27 @@ class StateDisk:
             return sum(map(len, waiting.lines))
 
     def forget(self, path: Path) -> None:
-        """Drop what waits to be written to a file."""
+        """Drop the data that waits to be written to a file."""
         with self._changed:
             self._files.pop(path, None)
             self._fresh.pop(path, None)
             self._failed.pop(path, None)
 
     def run(self, key: Hashable, work: Callable[[], object]) -> None:
-        """Run other work in the thread, once; of what waits with the same key only the newest runs."""
+        """Run other work in the thread once; of waiting work with the same key only the newest runs."""
         with self._changed:
             self._queue(key, work)
 
     @property
     def problem(self) -> str:
-        """Why nothing is written now, for people; empty: nothing fails."""
+        """Explain why nothing is written now; empty: writing works."""
         since = self._busy_since
         if since and (silent_s := time.monotonic() - since) > SILENT_S:
             return f"it does not answer for {silent_s:.0f} s"
         return self._problem
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until everything that waits was tried; False where the disk hangs meanwhile."""
+        """Wait until all waiting data was tried; returns False if the disk hangs."""
         deadline = time.monotonic() + timeout_s
         while self._fresh or self._busy_since:
             if time.monotonic() > deadline:
@@ -99,7 +99,7 @@ class StateDisk:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Try everything that waits once more, and end; a disk that hangs is not waited for."""
+        """Try all waiting data once more, and end; a disk that hangs is not waited for."""
         with self._changed:
             self._closing = True
             self._fresh = OrderedDict([*self._failed.items(), *self._fresh.items()])
@@ -177,7 +177,7 @@ class StateDisk:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add all of the data to a file, or nothing; raises OSError."""
+    """Append all of the data to a file, or nothing; raises OSError."""
     with open(path, "ab", buffering=0, opener=private.open_file) as file:
         before = os.fstat(file.fileno()).st_size
         try:

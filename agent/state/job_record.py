@@ -1,4 +1,4 @@
-"""The record of one job, in a file that survives the agent."""
+"""The record of a job, in a file that survives the agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT_GENERATIONS = 2
 
 
 class RankRecord(BaseModel):
-    """One rank of one generation that was forked here."""
+    """A rank of a generation that was forked on this machine."""
 
     rank: int
     generation: int
@@ -35,7 +35,7 @@ class RankRecord(BaseModel):
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the rank, or minus the signal that ended it; None: not known, or it runs."""
+        """Exit code of the rank, or minus the signal that ended it; None: it runs, or its exit code is not known."""
         end = self.end or self.ending
         if end is None or end.kind == "unknown":
             return None
@@ -43,7 +43,7 @@ class RankRecord(BaseModel):
 
 
 class StoreRecord(BaseModel):
-    """The rendezvous store of one generation."""
+    """The rendezvous store of a generation."""
 
     generation: int
     pid: int
@@ -52,7 +52,7 @@ class StoreRecord(BaseModel):
 
 
 class JobRecord(BaseModel):
-    """One job on this machine."""
+    """A job on this machine."""
 
     job: str
     run: str = ""
@@ -84,11 +84,11 @@ class JobRecord(BaseModel):
     stores: list[StoreRecord] = Field(default_factory=list)
 
     def find(self, generation: int, rank: int) -> RankRecord | None:
-        """The record of a rank."""
+        """Return the record of a rank."""
         return next((r for r in self.ranks if r.generation == generation and r.rank == rank), None)
 
     def of(self, generation: int) -> list[RankRecord]:
-        """The ranks of one generation, ascending."""
+        """Return the ranks of a generation, ascending."""
         return sorted((r for r in self.ranks if r.generation == generation), key=lambda r: r.rank)
 
     def launched(self, generation: int, code: str, version: int) -> None:
@@ -99,14 +99,14 @@ class JobRecord(BaseModel):
             self.versions.append((generation, version))
 
     def version_of(self, generation: int) -> int:
-        """The version of the job's code that a generation ran; 0: not known."""
+        """Return the version of the job's code that a generation ran; 0: not known."""
         return next((version for first, version in reversed(self.versions) if first <= generation), 0)
 
     def living(self) -> list[RankRecord]:
-        """The ranks that are not known to have ended."""
+        """Return the ranks that are not known to have ended."""
         return [r for r in self.ranks if r.end is None]
 
     def prune(self) -> None:
-        """Forget ranks of generations long past."""
+        """Forget ranks of old generations."""
         oldest = self.generation - KEPT_GENERATIONS + 1
         self.ranks = [r for r in self.ranks if r.generation >= oldest or r.end is None]

@@ -1,8 +1,8 @@
 """The agent's records: in shared memory at once, and in its state folder as soon as the disk has written them.
 
 ``<shm-dir>/_agent`` outlives the agent as the ranks do, and no write to it waits for a
-disk. The copies in the state folder count only where it is gone: after a reboot, or
-when shared memory was full. Then everything that ran is gone too, and the newest
+disk. The copies in the state folder count only if this folder in shared memory is gone: after a reboot, or
+if shared memory was full. Then all processes of the jobs are gone too, and the newest
 lines may be missing.
 """
 
@@ -32,11 +32,11 @@ logger = structlog.get_logger()
 
 
 class LiveLines:
-    """A file of lines, in shared memory and, with some delay, on disk.
+    """A file of lines in shared memory, with a copy on disk that is written later.
 
     Args:
-        path: In shared memory.
-        copy: On disk; None: there is none.
+        path: Path in shared memory.
+        copy: Path on disk; None: there is no copy.
         disk: Writes the copy.
     """
 
@@ -49,7 +49,7 @@ class LiveLines:
         """Whether ``read`` surely returns all lines."""
 
     def read(self) -> list[bytes]:
-        """The lines that an earlier agent wrote; a last line without a line feed is incomplete, and dropped."""
+        """Return the lines that an earlier agent wrote; a last line without a line feed is incomplete, and dropped."""
         for path in (self.path, self._copy):
             if path is not None and path.exists():
                 *lines, torn = path.read_bytes().split(b"\n")
@@ -59,7 +59,7 @@ class LiveLines:
         return []
 
     def append(self, line: bytes) -> bool:
-        """Add a line; False: ``rewrite`` has to be called with all of them, this one included."""
+        """Append a line; if it returns False, ``rewrite`` must be called with all lines, the new line included."""
         waiting = self._disk.append(self._copy, line) if self._disk and self._copy else 0
         if self._file is None:
             return False
@@ -92,7 +92,7 @@ class LiveLines:
         self._file = None
 
     def _lose(self, reason: str) -> None:
-        """Remove the file where not all lines have room: then the copy on disk counts."""
+        """Remove the file if not all lines have room: then the copy on disk counts."""
         logger.error("nothing is kept in shared memory", path=str(self.path), reason=reason)
         self.close()
         with contextlib.suppress(OSError):
@@ -100,11 +100,11 @@ class LiveLines:
 
 
 class LiveRecords:
-    """The records of all jobs, in shared memory and, with some delay, on disk.
+    """The records of all jobs in shared memory, with copies on disk that are written later.
 
     Args:
-        folder: In shared memory.
-        jobs: The folder on disk that has one for each job.
+        folder: Folder in shared memory.
+        jobs: Folder on disk with one folder for each job.
         disk: Writes the copies.
     """
 
@@ -114,12 +114,12 @@ class LiveRecords:
         self._disk = disk
 
     def load(self) -> Iterator[JobRecord]:
-        """The newest record of each job that earlier agents wrote, with its fence."""
+        """Return the newest record of each job that earlier agents wrote, with its fence."""
         latest: dict[str, JobRecord] = {}
         paths = [*self._folder.glob("*.json"), *self._jobs.glob(f"*/{FILE}")]
         for path in sorted(paths):
             if "." in path.parent.name:
-                continue  # of an earlier run
+                continue  # from an earlier run
             try:
                 record = JobRecord.model_validate_json(path.read_bytes())
             except (ValueError, OSError) as error:
@@ -132,9 +132,9 @@ class LiveRecords:
             yield record
 
     def begin(self, record: JobRecord) -> None:
-        """Begin the fence of a job that is new here, or of another run of its name: nothing is fenced yet.
+        """Create the fence of a new job, or of another run of its name: nothing is fenced yet.
 
-        Its room is reserved now, so that it cannot lack when it is needed.
+        Its room is reserved now, so that a later write cannot fail.
         """
         try:
             private.make_folder(self._folder)
@@ -148,7 +148,7 @@ class LiveRecords:
             file.write(_fence_page(record))
 
     def keep(self, record: JobRecord) -> None:
-        """Write a record as it is now."""
+        """Write the current state of a record."""
         record.revision += 1
         text = record.model_dump_json().encode()
         path = self._folder / f"{record.job}.json"

@@ -1,4 +1,4 @@
-"""Reads of files on disks that may hang, in threads that do not have to be waited for."""
+"""Reads files on disks that may hang, in threads that nothing has to wait for."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 class Reads:
-    """The reads of one agent. The event loop's own threads stay free for work that must not wait for such reads."""
+    """The reads of an agent. They do not use the event loop's own threads, which must stay free for other work."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._under_way = 0
 
     async def do(self, work: Callable[[], T], timeout_s: float | None = None) -> T:
-        """The result of ``work``, which runs in a thread of its own.
+        """Run ``work`` in a thread of its own and return its result.
 
         Raises:
-            TimeoutError: it takes longer; its thread goes on.
+            TimeoutError: the read takes longer; its thread continues.
             AgentError: too many reads hang already.
             Exception: the error that ``work`` raises.
         """

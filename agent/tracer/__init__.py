@@ -1,1 +1,1 @@
-"""What the ranks of this machine do now: processes, stacks and flight records. Nothing of it stops a rank for long."""
+"""Samples of the ranks of this machine: processes, stacks and flight records. A sample stops no rank for long."""

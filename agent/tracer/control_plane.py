@@ -1,6 +1,6 @@
-"""The flight record of a rank, asked of the server that torch runs in it: its threads answer without Python's lock.
+"""Reads the flight record of a rank from the server that torch runs in it: its threads answer without Python's lock.
 
-``everstep.training`` has no part in that: the server is started before the script (``agent/launcher/rank_process.py``).
+``everstep.training`` is not involved: the server is started before the script (``agent/launcher/rank_process.py``).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MOST_BYTES = 64 << 20
 
 
 def flight_record(path: Path, limit_s: float) -> bytes:
-    """What a rank's recorder has, cut to what an analysis needs, as JSON.
+    """Return a rank's flight record, cut to the parts that an analysis needs, as JSON.
 
     Args:
         path: Socket of the rank's server.
-        limit_s: For each question: a process that is stopped takes them and never answers.
+        limit_s: Time limit for each request, seconds: a stopped process accepts requests and never answers.
 
     Raises:
-        CannotLook: it does not answer, or has no record.
+        CannotLook: the server does not answer, or has no record.
     """
     for handler in HANDLERS:
         found: Any = None
@@ -55,13 +55,13 @@ def flight_record(path: Path, limit_s: float) -> bytes:
 
 
 def _has_entries(found: Any) -> bool:
-    """Whether an answer is a record with entries."""
+    """Return whether an answer is a record with entries."""
     entries = found.get("entries") if isinstance(found, dict) else None
     return isinstance(entries, list) and bool(entries) and all(isinstance(entry, dict) for entry in entries)
 
 
 def cut(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without the entries and the fields that say nothing of where a rank is."""
+    """Return a record without the entries and fields that do not show the position of a rank."""
     entries: Sequence[Mapping[str, Any]] = found["entries"]
     newest: dict[str, int] = {}
     for at, entry in enumerate(entries):
@@ -75,7 +75,7 @@ def cut(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ask(path: Path, handler: str, limit_s: float) -> bytes:
-    """The body of an answer."""
+    """Return the body of an answer."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(limit_s)

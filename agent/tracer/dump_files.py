@@ -1,4 +1,4 @@
-"""What an agent saw of ranks, as the files of a look that ``everstep.dumps.folder`` reads."""
+"""An agent's sample of ranks, as the files of a dump that ``everstep.dumps.folder`` reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from everstep.dumps.folder import PROCESSES
 
 
 def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:
-    """Names below the folder of a look, and contents; who the processes are comes first.
+    """Return names below the dump's folder, with contents; the list of processes comes first.
 
-    What an agent left out, or cannot be unpacked, is no file.
+    Data that an agent left out, or that cannot be unpacked, is no file.
     """
     said = [
         {"pid": process.pid, "rank": process.rank, "role": process.role, "state": process.state, "name": process.name}
@@ -30,7 +30,7 @@ def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:
 
 
 def unpacked(data: bytes) -> bytes:
-    """What an agent compressed; nothing where it cannot be unpacked."""
+    """Unpack data that an agent compressed; empty if it cannot be unpacked."""
     try:
         return gzip.decompress(data) if data else b""
     except (OSError, EOFError, zlib.error):

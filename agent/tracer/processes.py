@@ -1,4 +1,4 @@
-"""The processes of a rank: which there are, what each is there for, and what it has used up."""
+"""The processes of a rank, with their roles and the resources that they have used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_LIBRARIES = (b"gloo_", b"pt_", b"nccl", b"NCCL", b"cuda")
 
 
 class FamilyMember(NamedTuple):
-    """One process of a rank."""
+    """A process of a rank."""
 
     rank: int
     process: ProcessInfo
@@ -30,7 +30,7 @@ class FamilyMember(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What a process has used up since it began."""
+    """The resources that a process has used since its start."""
 
     cpu_s: float = 0.0
     waited_s: float = 0.0
@@ -42,7 +42,7 @@ class Used(NamedTuple):
 
 
 def families(ranks: Mapping[int, int]) -> list[FamilyMember]:
-    """The processes of some ranks, each rank itself before those that it started.
+    """Return the processes of some ranks, each rank itself before the processes that it started.
 
     Args:
         ranks: Rank → its process.
@@ -76,7 +76,7 @@ def _below(pid: int, children: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def used(pid: int) -> Used:
-    """What a process has used up; what may not be asked is as if nothing were."""
+    """Return the resources that a process has used; values that cannot be read are 0."""
     process = procfs.process_of(pid)
     if process is None:
         return Used()

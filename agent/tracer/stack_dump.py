@@ -1,7 +1,7 @@
 """One stack dump by py-spy: with a deadline, and without ever leaving a process stopped.
 
-To read a stack that holds still, py-spy stops the process for some milliseconds. If py-spy is killed in between, the
-process would stay stopped for ever: so it is continued after that, unless it was stopped before.
+For a consistent stack, py-spy stops the process for some milliseconds. If py-spy is killed during that time, the
+process would stay stopped for ever: so it is continued afterwards, unless it was stopped before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = structlog.get_logger()
 
 
 class StackDump(NamedTuple):
-    """What py-spy said of one process."""
+    """The result of py-spy for one process."""
 
     json: bytes
     """Its output; empty: none."""
@@ -43,20 +43,20 @@ class StackDump(NamedTuple):
 
 
 def py_spy() -> str | None:
-    """The program: of this installation, else the first on the path; None: there is none."""
+    """Return the program: of this installation, else the first on the path; None: there is none."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
 def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> StackDump:
-    """The stacks of a process.
+    """Read the stacks of a process.
 
-    A stopped process is read as it is; so is one that cannot be stopped, as far as there is time.
+    A stopped process is read as it is; so is a process that cannot be stopped, if there is time.
 
     Args:
-        pid: Of the process.
-        ticks: When it started: another process may have its number by now.
-        deadline: By the monotonic clock.
+        pid: Pid of the process.
+        ticks: Start time of the process in clock ticks, because pids are reused.
+        deadline: Deadline on the monotonic clock, seconds.
         program: py-spy, with its first arguments.
     """
     before = state_of(pid, ticks)
@@ -107,10 +107,10 @@ def let_go(pid: int, ticks: int, before: str, *, at_once: bool = False) -> None:
     """Continue a process that a dump has left stopped.
 
     Args:
-        pid: Of the process.
-        ticks: When it started.
-        before: Its state before the dump: one that was stopped then stays so.
-        at_once: The dump ended by itself: the state shows at once what it left.
+        pid: Pid of the process.
+        ticks: Start time of the process in clock ticks.
+        before: Its state before the dump: a process that was stopped before stays stopped.
+        at_once: The dump ended by itself: the process's state shows at once whether it was left stopped.
     """
     if before == STOPPED:
         return

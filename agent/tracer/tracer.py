@@ -1,4 +1,4 @@
-"""One look at what the ranks of a job do on this machine: all their processes at once, within a time."""
+"""A sample of all processes of a job's ranks on this machine at once, within a time limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_PY_SPY = "py-spy is not here: install it beside everstep"
 
 @dataclass(frozen=True, slots=True)
 class RankTraced:
-    """A rank that is to be looked at."""
+    """A rank that is to be sampled."""
 
     rank: int
     pid: int
@@ -45,11 +45,11 @@ class RankTraced:
 
 
 class Tracer:
-    """Looks at one machine.
+    """Samples the ranks of a machine.
 
     Args:
-        machine: Its name.
-        program: py-spy with its first arguments; by default the one that is installed.
+        machine: Name of the machine.
+        program: py-spy with its first arguments; by default the installed one.
     """
 
     def __init__(self, machine: str, program: Sequence[str] = ()) -> None:
@@ -60,13 +60,13 @@ class Tracer:
     async def look(
         self, ranks: Sequence[RankTraced], generation: int, limit_s: float, *, ranks_only: bool = False
     ) -> pb.StacksReply:
-        """What some ranks and their helpers do. Samples wait for each other, for two would see each other.
+        """Sample ranks and their helpers. Samples run in sequence, because parallel samples would see each other.
 
         Args:
-            ranks: Of one generation.
-            generation: Which.
-            limit_s: Seconds for all of it; 0: as many as there usually are.
-            ranks_only: Neither helpers nor flight records, which a rank's own threads write.
+            ranks: Ranks of a generation.
+            generation: The generation.
+            limit_s: Time limit for the whole sample, seconds; 0: the default.
+            ranks_only: Leave out helpers and flight records, which a rank's own threads write.
         """
         async with self._one:
             return await asyncio.to_thread(
@@ -114,7 +114,7 @@ class Tracer:
 
 
 def _settled(member: FamilyMember) -> str:
-    """State of a process; where it is traced just now, its state a moment later."""
+    """Return the state of a process; if it is being traced, its state a moment later."""
     for _ in range(10):
         state = state_of(member.process.pid, member.process.start)
         if state != TRACING:
@@ -150,15 +150,15 @@ def _process(member: FamilyMember, state: str, so_far: Used, stacks: bytes, prob
 
 
 def ranks_traced(pids: Mapping[int, tuple[int, int]], shm: Path) -> list[RankTraced]:
-    """The ranks of a job.
+    """Return the ranks of a job.
 
     Args:
-        pids: Rank → its process and when that started.
+        pids: Rank → its process and the start of that process.
         shm: Folder of the job in shared memory.
     """
     return [RankTraced(rank, pid, ticks, server_of(shm, rank)) for rank, (pid, ticks) in sorted(pids.items())]
 
 
 def server_of(shm: Path, rank: int) -> Path:
-    """Socket on which torch's server in a rank listens."""
+    """Return the socket of torch's server in a rank."""
     return shm / f"control-{rank}"
