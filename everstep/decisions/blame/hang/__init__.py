@@ -1,1 +1,1 @@
-"""Which machine a job hangs on: stacks and collectives of all ranks, judged together; pure functions."""
+"""The machine that a job hangs on: pure functions judge stacks and collectives of all ranks together."""

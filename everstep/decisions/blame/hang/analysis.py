@@ -1,4 +1,4 @@
-"""Which machines should leave a job that hangs."""
+"""The analysis of a hang: the machines that should leave the job."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def judge_hang(
     """Judge a job that does not step, or say that nothing is known.
 
     Args:
-        evidence: Of all ranks of which there is some.
-        topology: Of the job; the evidence's ranks are its ranks.
-        limits: How far to go.
-        names: Of the machines, in their order; for people.
+        evidence: The evidence of all ranks that have any.
+        topology: The topology of the job; the evidence's ranks are its ranks.
+        limits: The limits of the analysis.
+        names: The names of the machines, in their order; for people.
     """
     doing = {rank: known.doing for rank, known in evidence.ranks.items() if known.trainer}
     differing = find_outliers(doing, topology)
@@ -56,7 +56,8 @@ def judge_hang(
 
 
 def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
-    """What one sample allows: in a healthy job too some wait for one that computes, and stacks differ."""
+    """Return the verdict that one sample allows: in a healthy job some ranks wait for a computing rank too, and stacks
+    differ."""
     evidence = case.evidence
     if evidence.moved is not None or evidence.is_hung or verdict.conclusion is HangConclusion.UNKNOWN:
         return verdict
@@ -146,15 +147,15 @@ REASON_CHARACTERS = 600
 def found_of(
     verdict: HangVerdict, topology: Topology, names: Sequence[str], *, generation: int, looks: int, seconds: float
 ) -> HangFound:
-    """The verdict as an incident keeps it: with names of machines, and bounded.
+    """Return the verdict as an incident keeps it: with names of machines, and bounded.
 
     Args:
-        verdict: Of the analysis.
-        topology: Of the job.
-        names: Of its machines, in order.
-        generation: That was looked at.
-        looks: How many samples there were.
-        seconds: How long they took.
+        verdict: The verdict of the analysis.
+        topology: The topology of the job.
+        names: The names of its machines, in order.
+        generation: The generation of the samples.
+        looks: The number of samples.
+        seconds: The time that the samples needed.
     """
     suspects = sorted({topology.machine(rank) for rank in verdict.ranks} & set(verdict.machines))
     return HangFound(
@@ -175,7 +176,8 @@ def found_of(
 
 
 def findings_of_hang(found: HangFound) -> list[MachineFinding]:
-    """A finding about each machine that should leave the job; not sure, where innocent machines leave on purpose."""
+    """Return a finding about each machine that should leave the job; it is not sure if innocent machines leave on
+    purpose."""
     return [
         MachineFinding(
             machine=machine,

@@ -1,10 +1,10 @@
-"""For whom the others wait.
+"""The judgement of a hang by the ranks that the other ranks wait for.
 
 Collectives that do not match are judged first: a few ranks of one machine that call what all others of their group do
 not, skipped a collective or did one too many. Where that is not so, the script calls them in the wrong order.
 
-A rank that skipped a collective waits in the next one for those that wait for it in the one that it skipped. Counting
-who is waited for blames the wrong one of them as often as not. So the order is compared: when its peers in the same
+A rank that skipped a collective waits in the next one for those that wait for it in the one that it skipped. A count of
+the waiting ranks blames the wrong rank as often as not. So the order is compared: when its peers in the same
 stage entered the collective in which a rank waits now, they had entered as many of each other kind of group. A rank
 that has not is the odd one.
 """
@@ -146,7 +146,7 @@ LEAST_WAITING = 0.5
 
 
 def by_waiting(case: HangCase) -> HangVerdict | str:
-    """Judge by who waits for whom; a text: why nobody is named."""
+    """Judge by the ranks that other ranks wait for; a text: why no rank is named."""
     all_ends = [sink for sink in sinks(case.graph, case.evidence) if sink.behind or len(sink.ranks) > 1]
     ends = [sink for sink in all_ends if not (case.graph.blind and _is_by_frames(case, sink))]
     circles = [sink for sink in ends if len(sink.ranks) > 1 and not sink.stuck]
@@ -163,7 +163,7 @@ def by_waiting(case: HangCase) -> HangVerdict | str:
 
 
 def _of_ends(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
-    """Where waiting ends, by what is there."""
+    """Judge the ends of waiting by their number and kind."""
     only = ends[0]
     if len(ends) > 1 or (not only.stuck and len(only.ranks) == 1):
         return _waited_for(case, ends)
@@ -223,7 +223,7 @@ def _crossed(case: HangCase) -> HangVerdict | None:
 
 
 def _of_several(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | None:
-    """The group of ranks none of which most wait for, but for all of which together all others do.
+    """Judge a group that all other ranks wait for together, although no single rank of it is awaited by most.
 
     So a pipeline looks whose point-to-point waiting is not recorded: gloo's is not, and there may be no stacks.
     """
@@ -236,7 +236,7 @@ def _of_several(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | None:
 
 
 def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
-    """Ranks that wait for nobody."""
+    """Judge ranks that wait for no other rank."""
     ranks = tuple(sorted(rank for sink in ends for rank in sink.ranks))
     silent = [rank for rank in ranks if not case.evidence.of(rank).is_known]
     if len({case.topology.machine(rank) for rank in silent}) > 1:
@@ -275,7 +275,7 @@ def _inside_one(case: HangCase, sink: Sink) -> HangVerdict | str:
 
 
 def _in_a_circle(case: HangCase, sink: Sink) -> HangVerdict | str:
-    """Ranks wait for each other."""
+    """Judge ranks that wait for each other."""
     if (odd := out_of_order(sink.ranks, case.evidence, case.topology)) is not None:
         reason = (
             "it waits for ranks that wait for it, and its collectives are not in the order of its peers': it skipped "

@@ -1,4 +1,4 @@
-"""What each way of analysing a hang looks at, and the verdicts that it can reach, in words."""
+"""The possible verdicts of the analysis of a hang, in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = (HangMethod.STATE, HangMethod.WAIT_FOR, HangMethod.STACKS)
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """How far an analysis may go."""
+    """The limits of an analysis."""
 
     methods: tuple[HangMethod, ...] = METHODS
     """Asked in this order; the first that finds somebody decides."""
@@ -59,11 +59,11 @@ class HangCase:
 
 
 TOLD = 4
-"""Open collectives that a verdict tells."""
+"""The number of open collectives that a verdict lists."""
 
 
 def named(case: HangCase, ranks: Sequence[int], method: HangMethod, reason: str) -> HangVerdict:
-    """A few ranks that the others wait for."""
+    """Name a few ranks that the other ranks wait for."""
     machines = tuple(sorted({case.topology.machine(rank) for rank in ranks}))
     head = f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} on {listed(names_of(machines, case.names))}: {reason}"
     told = open_collectives_told(case.graph)
@@ -111,7 +111,7 @@ def over_evicted(
 
 
 def by_the_script(case: HangCase, circles: Sequence[Sink], what: str) -> HangVerdict:
-    """Ranks wait for each other wherever one looks."""
+    """Blame the script: ranks wait for each other in all parts of the job."""
     ranks = tuple(sorted(rank for sink in circles for rank in sink.ranks))
     return HangVerdict(
         HangConclusion.NOT_A_MACHINE,
@@ -123,12 +123,12 @@ def by_the_script(case: HangCase, circles: Sequence[Sink], what: str) -> HangVer
 
 
 def unknown(reason: str, evidence: tuple[str, ...] = ()) -> HangVerdict:
-    """Nobody is named."""
+    """Name no rank."""
     return HangVerdict(HangConclusion.UNKNOWN, HangMethod.NONE, reason, evidence=evidence)
 
 
 def held_up(rank: int, evidence: JobSamples) -> str:
-    """What holds a rank up that others wait for, as far as is known."""
+    """Describe why a rank that other ranks wait for is blocked, as far as it is known."""
     known = evidence.of(rank)
     busy = [one for one in known.helpers if one.role is ProcessRole.DATA_LOADER and one.leaf.kind is not LeafKind.IDLE]
     if known.is_stopped:

@@ -18,31 +18,31 @@ from everstep.model.topology import Topology
 STAGE_MAJORITY = 0.5
 """More than this share of a stage's known ranks is a majority."""
 JOB_MAJORITY = 0.5
-"""What at least this share of all known ranks do is dominant in each stage."""
+"""The share of all known ranks from which on their activity is dominant in each stage."""
 FEWEST_PEERS = 3
-"""With fewer known ranks in a stage there is no majority to be trusted."""
+"""The number of known ranks in a stage below which there is no reliable majority."""
 
 Doing = tuple[Signature, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Outliers:
-    """How ranks differ."""
+    """The differences between ranks."""
 
     ranks: tuple[int, ...]
     """Outliers, ascending."""
     undecided: tuple[int, ...]
     """Known, and in a stage without a majority."""
     groups: tuple[StackGroup, ...]
-    """Who does what, the largest first."""
+    """The groups of ranks with the same activity, the largest first."""
 
 
 def find_outliers(doing: Mapping[int, Doing], topology: Topology) -> Outliers:
-    """Compare what ranks do.
+    """Compare the activity of ranks.
 
     Args:
-        doing: Of each known rank.
-        topology: Says which ranks are peers.
+        doing: The activity of each known rank.
+        topology: The topology, for the peers of each rank.
     """
     numbers: dict[Doing, int] = {}
     at = {rank: numbers.setdefault(what, len(numbers)) for rank, what in sorted(doing.items()) if what}
@@ -64,12 +64,12 @@ def find_outliers(doing: Mapping[int, Doing], topology: Topology) -> Outliers:
 
 
 def stage_of(rank: int, topology: Topology) -> int:
-    """The pipeline stage of a rank; 0 where there are none."""
+    """Return the pipeline stage of a rank; 0 if there are no stages."""
     return topology.first_along(rank, [axis for axis in topology.axes if axis != "pp"])
 
 
 def _dominant(here: Counter[int], in_job: set[int]) -> set[int]:
-    """What counts as healthy in one stage."""
+    """Return the activity that counts as healthy in one stage."""
     total = here.total()
     found = in_job & here.keys()
     number, count = here.most_common(1)[0]

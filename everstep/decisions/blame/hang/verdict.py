@@ -1,4 +1,4 @@
-"""What an analysis of a hang says."""
+"""The verdict of an analysis of a hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ParallelGroup:
     """A group of ranks that work together."""
 
     kind: str
-    """``pp``; several axes taken together: ``pp+tp``; ``machine``: the ranks of one."""
+    """The kind of group: ``pp``; several axes together: ``pp+tp``; ``machine``: the ranks of one machine."""
     ranks: tuple[int, ...]
     machines: tuple[int, ...]
 
@@ -30,38 +30,38 @@ class StackGroup:
     """Ranks that do the same."""
 
     text: str
-    """What they do."""
+    """The activity of the ranks."""
     ranks: tuple[int, ...]
     dominant: bool
-    """Most of the peers in their pipeline stage, or of the job, do it: taken for healthy."""
+    """Most of the peers in their pipeline stage, or of the job, have this activity: it counts as healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """Which machines should leave a job that hangs, and why; none unless ``conclusion`` names or over-evicts."""
+    """The machines that should leave a job that hangs, and why; none unless ``conclusion`` names or over-evicts."""
 
     conclusion: HangConclusion
     method: HangMethod
     reason: str
-    """In one sentence."""
+    """The verdict in one sentence."""
     ranks: tuple[int, ...] = ()
-    """Those that are named, or that the shared group was found by."""
+    """The ranks that are named, or that led to the shared group."""
     machines: tuple[int, ...] = ()
-    """To be evicted."""
+    """The machines to be evicted."""
     innocent: int = 0
     """So many of ``machines`` are evicted though nothing points at them; at least."""
     group: ParallelGroup | None = None
-    """That was found by outliers."""
+    """The group that outliers share."""
     alternatives: tuple[ParallelGroup, ...] = ()
-    """Groups that explain the outliers as well: what comes next if the job hangs again."""
+    """Groups that explain the outliers as well: the next choice if the job hangs again."""
     unexplained: tuple[int, ...] = ()
-    """Outliers that are in no common group with the others; they stay."""
+    """Outliers that share no group with the other outliers; they stay."""
     unknown: tuple[int, ...] = ()
     """Ranks of which nothing is known; that is no sign of health."""
     evidence: tuple[str, ...] = ()
-    """What the verdict rests on, the strongest first."""
+    """The evidence for the verdict, the strongest first."""
     stacks: tuple[StackGroup, ...] = ()
-    """Who does what, the largest group first."""
+    """The groups of ranks with the same activity, the largest group first."""
     picture: str = ""
     """The topology with the groups, as text."""
 
@@ -72,5 +72,5 @@ class HangVerdict:
 
 
 def names_of(machines: Sequence[int], names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Machines for people: by their names where there are some, else ``machine 3``."""
+    """Return machines for people: by their names if there are any, else ``machine 3``."""
     return tuple(names[machine] if machine < len(names) else f"machine {machine}" for machine in machines)

@@ -1,1 +1,1 @@
-"""Which machines run a job's script in which groups to find one that computes wrongly; pure functions."""
+"""The replay of a job on groups of machines to identify a machine that computes wrongly; pure functions."""

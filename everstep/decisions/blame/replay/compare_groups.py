@@ -1,8 +1,8 @@
-"""Which groups of a replay showed a fault, by what each of them did: it crashed, hung, gave NaN, or differs.
+"""The faults of replay groups, from the result of each trial: it crashed, hung, computed NaN, or computed other bits.
 
 ByteRobust (section 6) compares the groups of a phase. Here all groups of both phases, and of all repeats, are compared
-together: they run the same script with the same sizes from the same beginning, so all have to compute the same, and
-where a phase has two groups only, a third one says which of them is right.
+together: they run the same script with the same sizes from the same beginning, so all have to compute the same. If
+a phase has only two groups, a third group shows which of them is right.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from everstep.model.finding import Finding, FindingSource, MachineFinding
 from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
-"""Ends of a run that are a fault whatever others computed."""
+"""Ends of a trial that are a fault, whatever other groups computed."""
 BY_CHANCE = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.RAN})
-"""Ends of a run that a script may bring about by itself, now and then, in any group; the last of a run that computed
-other bits, as a script that is not repeatable does."""
+"""Ends of a trial that a script may cause by itself, now and then, in any group. The last is the end of a trial that
+computed other bits, as a script that is not repeatable does."""
 STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_FINITE})
 """Ends of a run in which all ranks did a first step."""
 TRIES = 2
 """A group is at fault for not coming to a first step if it did not so often, and never did."""
 SHOWN = 4
-"""Runs that broke, or computed other bits, with one machine, before it is named for that: a row and a column that did
-so by chance have a machine in common as well, whichever they are."""
+"""The number of broken or differing trials with one machine before it is named for them: a row and a column that broke
+by chance also have a machine in common."""
 NAMED = 4
 """Groups and machines that a text names."""
 EVIDENCE = 6
-"""Groups whose fault is told with the accusation."""
+"""The number of groups whose fault is described with the accusation."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
-    """What is known of one group after all of its runs."""
+    """The verdict on one group after all of its trials."""
 
     faulty: bool | None
     """None: not known."""
     why: str = ""
     shown: int = 0
-    """In so many of its runs."""
+    """The number of the group's trials with this fault."""
     ends: frozenset[RunEnd] = frozenset()
-    """How these ended."""
+    """The ends of these trials."""
 
 
 Kind = tuple[str, str]
@@ -81,18 +81,20 @@ def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[Kind, GroupRun]
 
 
 def _independent(groups: Sequence[frozenset[int]]) -> bool:
-    """Whether two of these groups have no machine in common: none of them can have brought the same error into both."""
+    """Return whether two of these groups have no machine in common: no machine can have caused the same
+    error in both."""
     return any(one.isdisjoint(other) for one, other in combinations(groups, 2))
 
 
 def _explained(answers: Sequence[tuple[GroupRun, Sequence[frozenset[int]]]], right: GroupRun) -> bool:
-    """Whether some machine is in all groups that computed something else than ``right``."""
+    """Return whether some machine is in all groups that computed something else than ``right``."""
     others = [group for run, groups in answers if run is not right for group in groups]
     return bool(others and frozenset.intersection(*others))
 
 
 def _two_are_in_all(plan: ReplayPlan) -> bool:
-    """Whether two machines together are in all groups: both at fault, they would look like a fault of no machine."""
+    """Return whether two machines together are in all groups: if both are at fault, no single machine explains the
+    fault."""
     count, of_machines = len(plan.groups), set(plan.of_machines.values())
     if 2 * max(map(len, of_machines)) < count:
         return False
@@ -100,11 +102,11 @@ def _two_are_in_all(plan: ReplayPlan) -> bool:
 
 
 def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVerdict]:
-    """What is known of each group. One that showed a fault in any of its runs has it.
+    """Return the verdict on each group. A group that showed a fault in any of its trials has that fault.
 
     Args:
-        plan: What was to be run.
-        runs: What was run, several of a group where both phases were repeated.
+        plan: The planned groups.
+        runs: The trials; several of a group if both phases were repeated.
     """
     usual, stuck = usual_of(plan, runs), _never_started(plan, runs)
     broke = bool(stuck) or any(run.end in FAULTS for run in runs)
@@ -131,10 +133,10 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
 
 
 def _never_started(plan: ReplayPlan, runs: Sequence[GroupRun]) -> frozenset[str]:
-    """Groups that are at fault for not coming to a first step.
+    """Return the groups that are at fault because they never reached a first step.
 
-    A start may be slow for many reasons that are no fault of a machine. So it counts only where each of these groups
-    was tried again, all other groups started, and they are just the groups of one machine.
+    A start may be slow for many reasons that are no fault of a machine. So it counts only if each of these
+    groups was tried again, all other groups started, and these groups are exactly the groups of one machine.
     """
     started, tries = {run.group for run in runs if run.end in STARTED}, Counter[str]()
     for run in runs:
@@ -150,7 +152,7 @@ def _judged(run: GroupRun, known: Mapping[Kind, GroupRun], *, broke: bool) -> Gr
         return GroupVerdict(True, f"{run.end}: {run.why}" if run.why else str(run.end))
     if run.end is not RunEnd.RAN:
         return GroupVerdict(None, run.why or str(run.end))
-    # Where others broke, a group that came to its end did not, whatever it computed.
+    # If other groups broke, a group that reached its end has no such fault, whatever it computed.
     uncompared = False if broke else None
     if not answer_of(run):
         return GroupVerdict(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
@@ -167,7 +169,7 @@ def _judged(run: GroupRun, known: Mapping[Kind, GroupRun], *, broke: bool) -> Gr
 
 
 def _difference(run: GroupRun, usual: GroupRun) -> str:
-    """Where two runs differ; empty: that is not kept of so many answers."""
+    """Describe the difference between two trials; empty: it is not kept of so many answers."""
     if not all(one.losses or one.states for one in (run, usual)):
         return ""
     if (run.steps_each, run.ranks_each) == (usual.steps_each, usual.ranks_each):
@@ -182,7 +184,7 @@ def _difference(run: GroupRun, usual: GroupRun) -> str:
 
 
 def _counted(place: int, each: int, *, first: int) -> str:
-    """What a digest is of: ``7``, or ``33 to 36``."""
+    """Describe the steps or ranks of a digest: ``7``, or ``33 to 36``."""
     begin = first + place * each
     return str(begin) if each == 1 else f"{begin} to {begin + each - 1}"
 
@@ -194,13 +196,13 @@ def conclude(
     *,
     shows: float,
 ) -> Replayed:
-    """What all runs say together.
+    """Return the conclusion from all trials.
 
     Args:
-        plan: What was run.
-        names: Of the machines, in the job's order.
-        runs: Of all groups so far.
-        shows: Probability that a fault shows in one run, for what is said where none did.
+        plan: The planned groups.
+        names: The names of the machines, in the job's order.
+        runs: The trials of all groups so far.
+        shows: The probability that a fault shows in one trial, for the text if no trial showed a fault.
     """
     judged = judge_runs(plan, runs)
     verdict = suspects(plan, {name: one.faulty for name, one in judged.items()})
@@ -240,7 +242,7 @@ def conclude(
 
 
 def _chance(found: Found, judged: Sequence[GroupVerdict]) -> str:
-    """Why groups that showed a fault name nobody yet; empty: they do.
+    """Return why groups that showed a fault do not name a machine yet; empty: they do.
 
     A script that crashes, or computes other bits, now and then does so in groups at random, and whatever row and column
     that are, they have a machine in common. So they have to show it again: one machine's groups so often in all, those
@@ -256,9 +258,9 @@ def _chance(found: Found, judged: Sequence[GroupVerdict]) -> str:
 
 
 def _nothing_ended(plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
-    """What is said where no group came to an end, for want of time at least in part; empty: that is not so.
+    """Describe a replay in which no group reached its end, at least partly for lack of time; empty: some group did.
 
-    One machine at fault is in some groups only: the others would have come to their end.
+    A single machine at fault is in some groups only: the other groups would have reached their end.
     """
     ends: dict[str, set[RunEnd]] = defaultdict(set)
     for run in runs:
@@ -302,7 +304,8 @@ def _text(found: Found, accused: Sequence[str], judged: Mapping[str, GroupVerdic
 
 
 def _groups(groups: Mapping[str, str]) -> str:
-    """``row 3 (crashed: rank 1 on m7 ended by SIGKILL) and 1 more``; those that say the same are told together."""
+    """Return text such as ``row 3 (crashed: rank 1 on m7 ended by SIGKILL) and 1 more``; groups with equal faults are
+    combined."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, why in groups.items():
         by_reason[why].append(name)
@@ -312,12 +315,12 @@ def _groups(groups: Mapping[str, str]) -> str:
 
 
 def is_settled(replayed: Replayed) -> bool:
-    """Whether another repeat would change nothing: somebody is named, or the fault is of no machine."""
+    """Return whether another repeat would change nothing: a machine is named, or no machine is at fault."""
     return replayed.found in {ReplayFound.ONE, ReplayFound.SEVERAL, ReplayFound.EVERYWHERE, ReplayFound.UNABLE}
 
 
 def findings_of_replay(replayed: Replayed) -> list[MachineFinding]:
-    """The finding about each machine that a replay accuses; sure where it is one machine alone."""
+    """Return the finding about each machine that a replay accuses; the finding is sure if it is a single machine."""
     finding = Finding(
         inspection=FindingSource.REPLAY,
         source=FindingSource.REPLAY,

@@ -1,4 +1,4 @@
-"""Whether and how a job can be replayed: the sizes of its groups, and the job that each of them runs."""
+"""The replay jobs of a job: whether it can be replayed, the sizes of its groups, and the job that each group runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shrunk(topology: Topology, machines: int) -> Topology:
 
 
 def no_replay(spec: JobSpec, showing: Showing) -> str:
-    """What a job lacks for a replay, in words; empty: nothing."""
+    """Return why a job cannot be replayed, in words; empty: it can."""
     if spec.machines < 2:
         return "the job has one machine: there is nobody to compare it with"
     if showing.kind != "steps":
@@ -72,12 +72,13 @@ def plan_of(spec: JobSpec) -> ReplayPlan:
 
 
 def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: bool = False) -> int:
-    """How often both phases are run where they name nobody: each machine takes part once in each phase.
+    """Return how often both phases are run while they name no machine: each machine takes part once in each phase.
 
     Args:
-        policy: How sure one has to be.
-        runs: So far: a group that did not start is tried again, so there is a second repeat.
-        seen: Some groups showed a fault, and nobody is named. It has to show in a row and in a column for that, each of
+        policy: The policy with the required certainty.
+        runs: The trials so far: a group that did not start is tried again, so there is a second repeat.
+        seen: Some groups showed a fault, and no machine is named. It has to show in a row and in a column for that,
+        each of
             which is missed with half the probability.
     """
     repeats = -(-runs_needed(policy.replay.fault_share, policy.replay.miss_probability) // 2)
@@ -87,9 +88,9 @@ def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: b
 
 
 def spec_of_group(spec: JobSpec, group: ReplayGroup) -> JobSpec:
-    """The job that one group runs: the same script, with less data parallelism, from its seed, for some steps.
+    """Return the job that one group runs: the same script, with less data parallelism, from its seed, for some steps.
 
-    It keeps no checkpoints, and its name is its own, so that it touches nothing of the job's.
+    It keeps no checkpoints, and its name is its own, so that it changes no data of the job.
     """
     small = shrunk(spec.topology(), len(group.machines))
     sizes: dict[str, object] = {"machines": small.machines}

@@ -5,7 +5,8 @@ is in one group of each phase, so a machine at fault shows in both, and the two 
 TP and PP sizes stay, and with them every other size that splits the model; the data axes shrink, so a group has whole
 replicas of it. All groups of a phase run at once.
 
-Ours: where the machines do not divide into groups of one size, the last groups are filled with machines that run in
+Everstep adds: if the machines do not divide into groups of one size, the last groups are filled with machines that run
+in
 another group as well, and such groups run after the others (a further *wave*).
 """
 
@@ -28,7 +29,7 @@ class ReplayGroup:
     machines: tuple[int, ...]
     """Positions, in ascending order."""
     filled: tuple[int, ...] = ()
-    """Those of the machines that run in another group of this phase as well."""
+    """Machines of the group that also run in another group of this phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ReplayPlan:
 
     @property
     def most_suspects(self) -> int:
-        """So many machines at most are named for a single one at fault: ⌈m / n⌉."""
+        """The largest number of machines that are named for a single machine at fault: ⌈m / n⌉."""
         return -(-self.size // self.count)
 
     @property
@@ -82,9 +83,10 @@ class ReplayPlan:
 
 
 def replica_machines(topology: Topology) -> int:
-    """The fewest machines that hold whole replicas of the model: k = 1 of the paper.
+    """Return the fewest machines that hold whole replicas of the model: k = 1 of the paper.
 
-    Where a machine holds one TP group, that is the PP size. A machine may hold several TP groups, or several replicas,
+    If a machine holds one TP group, the result is the PP size. A machine may hold several TP groups, or several
+    replicas,
     or a replica may end within a machine. Groups that are laid over data axes, e.g. of experts, stay whole.
     """
     data = prod(topology.size(axis) for axis in topology.data_axes)
@@ -97,15 +99,15 @@ def replica_machines(topology: Topology) -> int:
 
 
 def group_size(machines: int, unit: int) -> int:
-    """How many machines a group has: whole replicas, as near to the job's own size as a unique answer allows.
+    """Return the number of machines of a group: whole replicas, as near to the job's size as a unique answer allows.
 
     Args:
-        machines: All that are to be told apart.
+        machines: The number of machines to be tested.
         unit: Machines of a group come in multiples of this (:func:`replica_machines`).
 
     Returns:
-        The largest multiple of ``unit`` that divides the machines and is not more than the number of groups; where
-        there is none, the unit itself: then groups are filled, or several machines may be named for one.
+        The largest multiple of ``unit`` that divides the machines and is not more than the number of groups; if there
+        is none, the unit itself: then groups are filled, or several machines may be named for a single fault.
 
     Raises:
         TopologyError: there are fewer machines than a replica needs.
@@ -117,10 +119,10 @@ def group_size(machines: int, unit: int) -> int:
 
 
 def plan_replay(machines: int, size: int) -> ReplayPlan:
-    """The groups of both phases.
+    """Plan the groups of both phases.
 
     Args:
-        machines: All that are to be told apart; positions are counted from 0.
+        machines: The number of machines to be tested; positions are counted from 0.
         size: Machines of a group.
 
     Raises:
@@ -136,13 +138,13 @@ def plan_replay(machines: int, size: int) -> ReplayPlan:
 
 
 def _phase(name: str, groups: Sequence[Sequence[int]], machines: int) -> ReplayPhase:
-    """Fill places that no machine has, and put groups that share one into different waves."""
+    """Fill positions that have no machine, and put groups that share a machine into different waves."""
     waves: list[list[ReplayGroup]] = []
     lent: dict[int, int] = {}
     for number, places in enumerate(groups):
         own = [x for x in places if x < machines]
         others = (x for x in range(machines) if x not in own)
-        # Whoever was lent least comes first: no machine has to run much more often than the others.
+        # Machines that were lent least are first: no machine has to run much more often than the other machines.
         filling = sorted(others, key=lambda x: (lent.get(x, 0), x))[: len(places) - len(own)]
         for x in filling:
             lent[x] = lent.get(x, 0) + 1

@@ -1,7 +1,8 @@
-"""What is kept of the runs of groups, so that a replay of thousands of machines and dozens of repeats stays small.
+"""The stored trials of groups, so that a replay of thousands of machines and dozens of repeats stays small.
 
-One run of a group has a bounded size, and of several that ended alike one is kept, with their number. What all of them
-say together (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) is the same before and after.
+A trial of a group has a bounded size; of several trials with the same end the first is kept, with their number. The
+conclusion from all of them (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) is the same before and
+after.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from everstep.model.replay import GroupRun, RunEnd
 LETTERS = 16
 """Letters of each digest."""
 DIGESTS = 64
-"""Digests of a run's losses, and of its states, at most; beyond that neighbours share one."""
+"""The largest number of digests of a trial's losses, and of its states; beyond that, neighbours share a digest."""
 IN_FULL = 4
-"""Answers of one group whose digests are kept; a further one can still be compared, but not where it differs."""
+"""The number of answers of one group whose digests are kept; further answers are compared as a whole only."""
 WHY = 300
 """Letters of a reason."""
 
 
 def digest(parts: Iterable[str]) -> str:
-    """One digest of several texts."""
+    """Return a digest of several texts."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:LETTERS]
 
 
@@ -43,7 +44,7 @@ def bounded(run: GroupRun) -> GroupRun:
 
 
 def _shared(digests: Sequence[str]) -> tuple[list[str], int]:
-    """At most so many digests, and of how many each of them is."""
+    """Combine digests to at most this many, and return how many each combines."""
     each = -(-len(digests) // DIGESTS) or 1
     if each == 1:
         return list(digests), 1
@@ -51,14 +52,15 @@ def _shared(digests: Sequence[str]) -> tuple[list[str], int]:
 
 
 def answer_of(run: GroupRun) -> str:
-    """One digest of all that a group computed; empty: there is nothing to compare."""
+    """Return a digest of all that a group computed; empty: there is nothing to compare."""
     if run.answer or not (run.losses or run.states):
         return run.answer
     return digest(["losses", *run.losses, "states", *run.states])
 
 
 def fold(runs: Iterable[GroupRun]) -> list[GroupRun]:
-    """Of each group one run of each kind: the first one, with the number of all, the last repeat, and their seconds.
+    """Keep one trial of each kind for each group: the first, with the number of all, the last repeat, and their
+    seconds.
 
     Who is in a group the plan says. What a run computed that broke before its end is compared with nothing.
     """

@@ -1,8 +1,8 @@
-"""Who is at fault, from which groups of a replay showed one (ByteRobust, section 6, algorithm 1).
+"""The suspects of a replay, from the groups that showed a fault (ByteRobust, section 6, algorithm 1).
 
-A machine that computes wrongly makes every group that it is in faulty. One machine alone explains what was seen where
-its groups are just the faulty ones. Ours: where no single machine explains it, all machines whose every group was
-faulty are suspects. Those at fault are among them, and others may be.
+A machine that computes wrongly makes every group that it is in faulty. A single machine explains the result if
+its groups are exactly the faulty groups. Everstep adds: if no single machine explains the result, all machines whose
+every group was faulty are suspects. The machines at fault are among them, and healthy machines may be, too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from everstep.decisions.blame.replay.groups import ReplayPlan
 
 
 class Found(StrEnum):
-    """What a replay says."""
+    """The result of a replay."""
 
     NOTHING = "nothing"
-    """No group showed a fault: that clears nobody (:func:`miss_probability`)."""
+    """No group showed a fault: that clears no machine (:func:`miss_probability`)."""
     ONE = "one"
-    """A single machine at fault explains what was seen: it is among the suspects, alone where m ≤ n."""
+    """A single machine at fault explains the result: it is among the suspects, and alone if m ≤ n."""
     SEVERAL = "several"
     """No single machine does: several are at fault, and all that may be are suspects."""
     INCONSISTENT = "inconsistent"
-    """One phase showed a fault that no machine explains: it does not show in every run. Run the phases again."""
+    """One phase showed a fault that no machine explains: the fault does not show in every trial. Run the
+    phases again."""
     INCOMPLETE = "incomplete"
     """Groups that could not be run to their end leave open who is at fault."""
 
@@ -38,16 +39,17 @@ class Suspects:
     machines: tuple[int, ...] = ()
     """Positions of those to evict."""
     open_groups: tuple[str, ...] = ()
-    """That could not be run to their end."""
+    """Groups that could not be run to their end."""
 
 
 def suspects(plan: ReplayPlan, faulty: Mapping[str, bool | None]) -> Suspects:
-    """Who is at fault.
+    """Return the suspects.
 
     Args:
-        plan: What was run.
-        faulty: Name of each group → whether it showed a fault, in any of its runs; None or absent: it could not be run
-            to its end for a reason that says nothing of its machines.
+        plan: The planned groups.
+        faulty: Name of each group → whether it showed a fault, in any of its trials; None or absent: it could not be
+        run
+            to its end for a reason that shows nothing about its machines.
     """
     groups = {group.name: frozenset(group.machines) for group in plan.groups}
     bad = {name for name in groups if faulty.get(name)}
@@ -57,7 +59,7 @@ def suspects(plan: ReplayPlan, faulty: Mapping[str, bool | None]) -> Suspects:
     alone = tuple(x for x, own in of_machine.items() if own == bad)
     possible = tuple(x for x in range(plan.machines) if x not in cleared)
     if still_open:
-        # Named only where the open groups change nothing: everybody who may be at fault is already known.
+        # Suspects are named only if the open groups change nothing: every possible suspect is already known.
         known = tuple(x for x in possible if of_machine[x] <= bad)
         certain = bool(bad) and known == possible
         return Suspects(Found.ONE if certain and alone else Found.INCOMPLETE, alone if certain else (), still_open)
@@ -76,17 +78,17 @@ RARE = 0.02
 
 
 def miss_probability(shows: float, runs: int) -> float:
-    """How likely a fault that is there shows in none of some runs.
+    """Return the probability that an existing fault shows in none of some trials.
 
     Args:
-        shows: Probability that it shows in one run; it may be one in fifty.
-        runs: In which the machine took part.
+        shows: The probability that it shows in one trial; it may be one in fifty.
+        runs: The number of trials in which the machine took part.
     """
     return float((1.0 - shows) ** runs)
 
 
 def runs_needed(shows: float, miss: float) -> int:
-    """So many runs leave a fault unseen with a probability of ``miss`` at most.
+    """Return how many trials leave a fault unseen with a probability of at most ``miss``.
 
     Raises:
         ValueError: ``shows`` or ``miss`` is not above 0 and at most 1.
@@ -102,7 +104,7 @@ def runs_needed(shows: float, miss: float) -> int:
 
 
 def not_reproduced(machines: int, shows: float, runs: int) -> str:
-    """What is said of a replay in which no group showed a fault; never that the machines are clean."""
+    """Describe a replay in which no group showed a fault; the text never states that the machines are healthy."""
     rare = f", one that shows in {RARE:.3g} with {miss_probability(RARE, runs):.2g}" if shows != RARE else ""
     return (
         f"not reproduced on groups of {machines} machines in {runs} runs: a fault that shows in {shows:.3g} of its "

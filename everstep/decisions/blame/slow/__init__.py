@@ -1,1 +1,1 @@
-"""Which machine slows a job down, and what slows it down that is no machine's doing; pure functions."""
+"""The cause of slow steps: a machine that slows a job down, or a cause outside the machines; pure functions."""

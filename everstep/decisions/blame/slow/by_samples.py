@@ -1,12 +1,12 @@
-"""The vote in a job that runs: which machine do the others wait for, by samples of what all ranks do.
+"""The vote on the machine that other machines of a running job wait for, from samples of all ranks.
 
 The paper groups stacks (section 5.1). Here each round counts how often a rank waits for others: in a job whose steps go
 on, each sample finds its ranks elsewhere, and only several samples show that some ranks wait less than their peers, who
 wait for them. A sample that does not show whether a rank waits counts neither way.
 
-The machine that has the flag in most rounds is evicted only where the CPU time of its ranks agrees (``own_past``): a
-healthy machine never leaves for what the job itself does unevenly, or for what could not be seen (section 5.1 goes by
-the vote alone).
+The machine that has the flag in most rounds is evicted only if the CPU time of its ranks agrees (``own_past``): a
+healthy machine never leaves because of uneven work of the job, or because of missing data (section 5.1 uses the vote
+alone).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from everstep.model.slow import SlowConclusion, SlowFound, SlowRound
 from everstep.model.topology import Topology
 
 FEWEST_LOOKS = 3
-"""A rank that was seen less often in a round says nothing in it."""
+"""The number of samples of a round below which a rank does not count."""
 LEAST = 0.2
 """An outlier computes in this share of the samples more than its peers do, at least …"""
 ERRORS = 1.5
@@ -39,12 +39,12 @@ WAITS = (LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.BELOW)
 
 
 class RankLooks(NamedTuple):
-    """How often one rank was seen in a round."""
+    """The number of samples of one rank in a round."""
 
     looks: int
-    """That show what it does."""
+    """Samples that show the activity of the rank."""
     computes: int
-    """In so many of them it does something of its own."""
+    """Samples in which the rank does work of its own."""
 
     @property
     def share(self) -> float:
@@ -53,15 +53,15 @@ class RankLooks(NamedTuple):
 
 
 class RankAtWork(NamedTuple):
-    """One rank in one sample."""
+    """The activity of one rank in one sample."""
 
     evidence: RankSample
     sleeps: bool = False
-    """Its process was waiting for something, and used no CPU (state S)."""
+    """The rank's process was waiting, and used no CPU (state S)."""
 
 
 def waits(seen: RankAtWork) -> bool | None:
-    """Whether a rank waits for others; None: that does not show.
+    """Whether a rank waits for other ranks; None: the sample does not show that.
 
     The backward pass waits for others below Python, as DDP's does: a rank that sleeps there waits.
     """
@@ -72,7 +72,7 @@ def waits(seen: RankAtWork) -> bool | None:
 
 
 def counted(looks: Iterable[Mapping[int, RankAtWork]]) -> dict[int, RankLooks]:
-    """How often each rank was seen, and did something of its own."""
+    """Count for each rank its samples, and the samples in which it did work of its own."""
     found: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for sample in looks:
         for rank, seen in sample.items():
@@ -102,13 +102,13 @@ def round_of(seen: Mapping[int, RankLooks], topology: Topology, limits: SlowLimi
 
 
 def _enough(usual: float, looks: int) -> float:
-    """How much more than usual is no accident of so many samples."""
+    """Return the excess over the usual share that is not an accident of so few samples."""
     return max(LEAST, ERRORS * math.sqrt(usual * (1 - usual) / looks)) - 1e-9
 
 
 RANKS_KEPT = 64
 MACHINES_KEPT = 64
-"""So many machines of one round are kept."""
+"""The number of machines of one round that are kept."""
 NOBODY = "no machine has the flag in as many as {} of {} rounds"
 
 
@@ -121,14 +121,14 @@ def slow_round(
     number: int,
     looks: int,
 ) -> SlowRound:
-    """One round of the vote, for the incident.
+    """Return one round of the vote, for the incident.
 
     Args:
-        seen: What the samples show.
+        seen: The samples.
         times: How long ranks compute, now and before.
-        topology: Of the job.
-        names: Of its machines, in order.
-        number: Of the round, from 1.
+        topology: The topology of the job.
+        names: The names of its machines, in order.
+        number: The number of the round, from 1.
         looks: How often all ranks were sampled.
     """
     found = SlowRound(number=number, looks=looks)
@@ -154,11 +154,11 @@ def slow_round(
 
 
 def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
-    """What all rounds say together.
+    """Return the verdict from all rounds.
 
     Args:
-        rounds: All that there were, those without an answer too: they are no votes for anybody.
-        generation: Of the ranks that were looked at.
+        rounds: All rounds, including rounds without an answer: those are votes for no machine.
+        generation: The generation of the sampled ranks.
     """
     lines = [line_of(one) for one in rounds]
     known = [one for one in rounds if not one.problem]
@@ -203,13 +203,13 @@ def _nobody(found: SlowFound, known: Sequence[SlowRound]) -> SlowFound:
 
 
 def _usual(growths: Sequence[str]) -> Growth:
-    """What most rounds say; where none says it most, nothing is known."""
+    """Return the answer of most rounds; if no answer is the most frequent, nothing is known."""
     most, count = Counter(growths).most_common(1)[0]
     return next((one for one in Growth if one == most and count * 2 > len(growths)), Growth.UNKNOWN)
 
 
 def line_of(one: SlowRound) -> str:
-    """One round, for people."""
+    """Return one round as text for people."""
     if one.problem:
         return f"round {one.number}: {one.problem}"
     outliers = f", slow ranks: {listed(one.outliers, 8)}" if one.outliers else ""
@@ -217,7 +217,7 @@ def line_of(one: SlowRound) -> str:
 
 
 def findings_of_vote(found: SlowFound) -> list[MachineFinding]:
-    """A finding about each machine that had the flag most often: faulty only where its ranks' own past agrees."""
+    """Return a finding about each machine that had the flag most often: faulty only if its ranks' own past agrees."""
     return [
         MachineFinding(
             machine=machine,

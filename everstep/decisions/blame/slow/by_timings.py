@@ -1,4 +1,4 @@
-"""What slows a job down: a machine, by vote; or the job itself, in which case no machine is to be evicted."""
+"""The cause of a slow job from timings: a machine, by vote; or the job itself, in which case no machine is evicted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CORRELATED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class _SlowCase:
-    """What is judged."""
+    """The inputs of a judgement about a slow job."""
 
     times: Sequence[PhaseTime]
     steps: Mapping[int, Mapping[int, StepTime]]
@@ -39,7 +39,7 @@ class _SlowCase:
 
 
 def judge_slow(times: Sequence[PhaseTime], topology: Topology, limits: SlowLimits | None = None) -> SlowVerdict:
-    """Judge a job by what its ranks took for the parts of their steps."""
+    """Judge a job by the times that its ranks needed for the parts of their steps."""
     limits = limits or SlowLimits()
     steps = step_times(times, topology)
     rounds = vote(steps, topology, limits)
@@ -133,7 +133,7 @@ def _of_the_job(case: _SlowCase) -> SlowVerdict:
 
 
 def _forward_backward(times: Sequence[PhaseTime]) -> float:
-    """Correlation of forward with backward times over ranks and steps; 0 where it is not known."""
+    """Return the correlation of forward with backward times over ranks and steps; 0 if it is not known."""
     cells: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for timing in times:
         if computes(timing.operation):

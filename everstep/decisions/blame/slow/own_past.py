@@ -1,4 +1,4 @@
-"""Whether the ranks of a machine compute longer than they did before the job became slow.
+"""The comparison of a machine's ranks with their own CPU time before the job became slow.
 
 The second evidence beside the vote. Ranks are compared with their own past, and that with what became of their peers in
 the same pipeline stage: so what a rank always had more to do than others, for its place in the job, is told from a
@@ -19,45 +19,45 @@ from everstep.decisions.detect.cpu_watch import CpuPerStep
 from everstep.model.topology import Topology
 
 HALF = 0.5
-"""What explains half of a decline explains it; and what grew half as much as something else, or less, did not grow with
-it."""
+"""The share of a decline above which a cause explains it; a quantity with at most this share of the growth of another
+quantity did not grow with it."""
 UNEVEN = 1.1
-"""Who computed so much longer than its peers before the decline, by a tenth of a step at least, has more to do in each;
-and who has so many more tokens than before has more to do now."""
+"""The factor over its peers from which a rank has more work: its computing time before the decline (and by at least a
+tenth of a step), or its tokens against before."""
 FEWEST_PEERS = 2
-"""With fewer known ranks in the same stage on other machines there is nobody to compare with."""
+"""The number of known ranks of the same stage on other machines below which no comparison is made."""
 
 
 class Growth(StrEnum):
-    """What the CPU time of a machine's ranks shows."""
+    """The result of the CPU times of a machine's ranks."""
 
     NO_CPU = "no CPU"
-    """They compute longer than before for want of a CPU, and their peers do not."""
+    """The ranks compute longer than before for lack of a CPU, and their peers do not."""
     SLOWER = "slower"
-    """They compute longer than before at the same amount of work, and their peers do not."""
+    """The ranks compute longer than before at the same amount of work, and their peers do not."""
     LONGER = "longer"
-    """They compute longer than before; whether they have more to do is not known."""
+    """The ranks compute longer than before; whether they have more work is not known."""
     MORE_WORK = "more work"
-    """They compute longer than before, and have more to do."""
+    """The ranks compute longer than before, and have more work."""
     ALWAYS = "always"
-    """They compute no longer than before, and had more to do than their peers before the decline too."""
+    """The ranks compute no longer than before, and had more work than their peers before the decline too."""
     NOT_LONGER = "not longer"
-    """They compute no longer than before."""
+    """The ranks compute no longer than before."""
     ALL = "all"
-    """Their peers compute longer too."""
+    """The ranks' peers compute longer too."""
     UNKNOWN = "not known"
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is the machine, as far as this evidence goes."""
+        """Whether this evidence blames the machine for sure."""
         return self in (Growth.NO_CPU, Growth.SLOWER)
 
 
 class JobGrowth(StrEnum):
-    """What the CPU time of all ranks shows."""
+    """The result of the CPU times of all ranks."""
 
     STAGE = "a stage"
-    """The ranks of one pipeline stage compute longer than before, the others do not."""
+    """The ranks of one pipeline stage compute longer than before, and the other ranks do not."""
     ALL = "all"
     """Most ranks compute longer than before."""
     NONE = "none"
@@ -67,7 +67,7 @@ class JobGrowth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """How long one rank takes for a step, now and before."""
+    """The time of a step of one rank, now and before."""
 
     step_s: float
     typical_step_s: float
@@ -75,22 +75,22 @@ class RankTimes:
     """None: not known, as the next."""
     typical_cpu: CpuPerStep | None
     work: float | None = None
-    """How much more it has to do in a step than before: 1.2 is a fifth more. None: not known."""
+    """The work of a step as a multiple of the work before: 1.2 is a fifth more. None: not known."""
 
     @property
     def grown_s(self) -> float | None:
-        """How much longer it computes in a step than before, seconds; None: not known."""
+        """The growth of the computing time of a step, seconds; None: not known."""
         return None if self.cpu is None or self.typical_cpu is None else self.cpu.busy_s - self.typical_cpu.busy_s
 
     @property
     def starved_s(self) -> float:
-        """How much of that is for want of a CPU."""
+        """The part of that growth that is caused by the lack of a CPU."""
         return 0.0 if self.cpu is None or self.typical_cpu is None else self.cpu.waited_s - self.typical_cpu.waited_s
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPast:
-    """What it shows of one machine, and why."""
+    """The result of the comparison for one machine, and its reason."""
 
     growth: Growth
     why: str
@@ -100,9 +100,9 @@ def own_past(times: Mapping[int, RankTimes], machine: int, topology: Topology) -
     """Compare the ranks of a machine with their own past, and with their peers'.
 
     Args:
-        times: Of each rank of which something is known.
-        machine: Its number.
-        topology: Says which ranks are on it, and which are their peers.
+        times: The times of each known rank.
+        machine: The number of the machine.
+        topology: The topology, for the ranks of the machine and their peers.
     """
     ranks = [rank for rank in topology.ranks(machine) if rank in times]
     own = [rank for rank in ranks if times[rank].grown_s is not None]
@@ -123,7 +123,7 @@ def own_past(times: Mapping[int, RankTimes], machine: int, topology: Topology) -
 
 
 def _in_proportion(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int]) -> bool:
-    """Whether peers compute as many times as long as before as these ranks do: who had more to do has more of it."""
+    """Return whether the peers' computing time grew by about the same factor as that of these ranks, or by more."""
     before, usual = _typical_s(times, own), _typical_s(times, peers)
     if before <= 0 or usual <= 0:
         return False
@@ -176,7 +176,7 @@ def job_growth(times: Mapping[int, RankTimes], topology: Topology) -> tuple[JobG
 
 
 def decline_s(times: Mapping[int, RankTimes]) -> float:
-    """How much longer a step takes than before, seconds; 0: not known."""
+    """Return how much longer a step lasts than before, seconds; 0: not known."""
     known = [timing.step_s - timing.typical_step_s for timing in times.values() if timing.typical_step_s > 0]
     return median(known) if known else 0.0
 

@@ -1,7 +1,7 @@
-"""How long ranks took for the parts of their steps, made comparable.
+"""The times of ranks for the parts of their steps, in comparable form.
 
-A rank is compared with those of its own pipeline stage in the same operation (and with the same amount of work, where
-that is told): stages legitimately differ, and so do sequences. (Comparing like with like is ours; section 5.1 compares
+A rank is compared with those of its own pipeline stage in the same operation (and with the same amount of work, if that
+is known): stages legitimately differ, and so do sequences. (Comparing like with like is ours; section 5.1 compares
 stacks.)
 """
 
@@ -18,7 +18,7 @@ from everstep.decisions.blame.hang.outliers import stage_of
 from everstep.model.topology import Topology
 
 FEWEST_PEERS = 3
-"""With fewer ranks in a stage no rank can be called slow."""
+"""The number of ranks in a stage below which no rank is called slow."""
 _COMMUNICATION = re.compile(
     r"comm|reduce|gather|scatter|broadcast|send|recv|p2p|barrier|sync|wait|all_?to_?all|bubble", re.IGNORECASE
 )
@@ -26,7 +26,7 @@ _WHOLE = re.compile(r"^(whole[-_ ])?(train[-_ ])?(step|iteration|iter|total)([-_
 
 
 class PhaseTime(NamedTuple):
-    """One operation of one rank in one step."""
+    """The time of one operation of one rank in one step."""
 
     step: int
     rank: int
@@ -36,35 +36,36 @@ class PhaseTime(NamedTuple):
     duration: float
     """Seconds."""
     work: float | None = None
-    """How much there was to do, e.g. tokens; None: not known."""
+    """The amount of work, e.g. tokens; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What one rank computed in one step."""
+    """The computing time of one rank in one step."""
 
     seconds: float
-    """How long all its operations took that compute."""
+    """The duration of all computing operations of the rank, seconds."""
     ratio: float
-    """By what its peers took for the same: 1.2 is a fifth longer."""
+    """The time divided by the peers' time for the same work: 1.2 is a fifth longer."""
     raw_ratio: float
     """The ratio without regard to the amount of work."""
     begins: float
-    """When the first of them began; seconds."""
+    """When the first of these operations began; seconds."""
 
 
 def computes(operation: str) -> bool:
-    """Whether an operation computes: who waits for others, or for the whole step, tells nothing of itself."""
+    """Return whether an operation computes. An operation that waits for other ranks, or for the whole step, does not
+    count."""
     return not _COMMUNICATION.search(operation) and not _WHOLE.match(operation)
 
 
 def communicates(operation: str) -> bool:
-    """Whether an operation waits for others."""
+    """Return whether an operation waits for other ranks."""
     return bool(_COMMUNICATION.search(operation))
 
 
 def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict[int, StepTime]]:
-    """What each rank computed in each step, against its peers: step → rank → time.
+    """Return the computing time of each rank in each step, against its peers: step → rank → time.
 
     Ranks of stages with fewer than three of them have no peers, and are left out.
     """
@@ -101,14 +102,14 @@ def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict
 
 
 def _by_work(ranks: Mapping[int, Sequence[float]]) -> float:
-    """What a unit of work takes most ranks; 0: it is not known of all of them."""
+    """Return the usual time of a unit of work; 0: it is not known for all ranks."""
     if any(not cell[3] or cell[1] <= 0 for cell in ranks.values()):
         return 0.0
     return median(cell[0] / cell[1] for cell in ranks.values())
 
 
 def stage_seconds(times: Iterable[PhaseTime], topology: Topology) -> dict[int, float]:
-    """What a rank of each stage computes in a step: the median over ranks of their mean. Stage → seconds."""
+    """Return stage → seconds: the median over ranks of their mean computing time in a step."""
     sums: dict[int, float] = defaultdict(float)
     steps: dict[int, set[int]] = defaultdict(set)
     for timing in times:

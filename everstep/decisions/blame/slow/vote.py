@@ -20,7 +20,7 @@ from everstep.model.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of the vote."""
+    """A round of the vote."""
 
     steps: tuple[int, ...]
 
@@ -32,21 +32,21 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class SlowVerdict:
-    """What slows a job down, and which machines should leave for it: none, unless it is a machine."""
+    """The cause of a slow job, and the machines that should leave: none, unless a machine is the cause."""
 
     conclusion: SlowConclusion
     reason: str
-    """In one sentence."""
+    """The conclusion in one sentence."""
     machines: tuple[int, ...] = ()
-    """To be evicted."""
+    """The machines to be evicted."""
     ranks: tuple[int, ...] = ()
-    """The slow ones."""
+    """The slow ranks."""
     group: ParallelGroup | None = None
-    """That was flagged most often."""
+    """The group that was flagged most often."""
     flags: int = 0
-    """In so many rounds."""
+    """The number of rounds with that flag."""
     slowdown: float = 1.0
-    """How much longer the slow ranks compute than their peers: 1.25 is a quarter."""
+    """The computing time of the slow ranks divided by that of their peers: 1.25 is a quarter longer."""
     rounds: tuple[Round, ...] = ()
     stages: tuple[tuple[int, float], ...] = ()
     """Pipeline stage and what a rank of it computes in a step, in seconds."""
@@ -58,7 +58,7 @@ ROUND_S = 10.0
 ROUNDS = 5
 """Rounds of a vote (section 5.1)."""
 SLOW = 1.1
-"""So much longer than its peers is slow."""
+"""The factor over its peers' time above which a rank is slow."""
 MOST_STEPS = 0.75
 """A rank is an outlier of a round if it is slow in this share of its steps; otherwise its work varies."""
 MOST_OF_JOB = 0.5
@@ -67,7 +67,7 @@ MOST_OF_JOB = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SlowLimits:
-    """How an analysis judges."""
+    """The limits of an analysis."""
 
     round_s: float = ROUND_S
     rounds: int = ROUNDS
@@ -76,7 +76,7 @@ class SlowLimits:
 
 
 def vote(steps: Mapping[int, Mapping[int, StepTime]], topology: Topology, limits: SlowLimits) -> tuple[Round, ...]:
-    """The last rounds, each with its flag; none where there are too few steps."""
+    """Return the last rounds, each with its flag; none if there are too few steps."""
     return tuple(_round(part, steps, topology, limits) for part in _in_rounds(steps, limits))
 
 
