@@ -1,4 +1,4 @@
-"""All diagnostic tests. A new one needs a file and a line here."""
+"""All diagnostic tests. A new test needs a file and a line here."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ TESTS: tuple[type[DiagnosticTest], ...] = (
 
 
 def known_tests() -> dict[str, type[DiagnosticTest]]:
-    """Every test by its name."""
+    """Return every test by its name."""
     return {str(kind.name): kind for kind in TESTS}
 
 
 def kind_named(name: str) -> type[DiagnosticTest]:
-    """A test by its name.
+    """Return a test by its name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such test.
     """
     tests = known_tests()
     if name not in tests:
@@ -52,11 +52,11 @@ def kind_named(name: str) -> type[DiagnosticTest]:
 
 
 def limits_named(name: str, settings: str) -> DiagnosticLimits:
-    """The limits of a test.
+    """Return the limits of a test.
 
     Args:
-        name: Of the test.
-        settings: Those that are other than by default, as JSON; empty: none is.
+        name: Name of the test.
+        settings: Settings that differ from the defaults, as JSON; empty: none.
 
     Raises:
         ConfigError: there is no such test, or a setting is wrong.
@@ -78,5 +78,5 @@ def limits_named(name: str, settings: str) -> DiagnosticLimits:
 
 
 def diagnostic_reasons() -> Iterable[str]:
-    """Reason codes of all tests."""
+    """Return the reason codes of all tests."""
     return dict.fromkeys(reason.code for kind in TESTS for reason in (*kind.reasons, *COMMON))

@@ -1,9 +1,9 @@
-"""The process from which tests are forked, so that what they need is imported once and nothing of them stays behind.
+"""The process from which tests are forked: their imports are loaded once, and each test leaves nothing behind.
 
-Each line that comes in is a test to run: ``{"test": …, "settings": …, "bench": …}``. It answers with lines of JSON:
+Each input line is a test to run: ``{"test": …, "settings": …, "bench": …}``. The process answers with lines of JSON:
 ``{"begun": pid}``, ``{"waits_at": port}`` from a test that waits for another machine, ``{"result": …}``, and
-``{"ended": status}`` once the test's process is gone. It ends, with all that it started, when there is nobody to ask
-any more.
+``{"ended": status}`` once the test's process is gone. It ends, with all processes that it started, when its input
+is closed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ REQUEST_BYTES = 1 << 16
 
 
 class ForkingTester:
-    """Runs one test after the other.
+    """Runs tests in sequence.
 
     Args:
-        requests: Descriptor on which they come.
-        answers: Descriptor for what is said of them.
+        requests: Descriptor of the requests.
+        answers: Descriptor of the answers.
     """
 
     def __init__(self, requests: int, answers: int) -> None:
@@ -58,7 +58,7 @@ class ForkingTester:
         return line
 
     def _carry_out(self, request: dict[str, Any]) -> None:
-        gc.disable()  # nearly all that is imported stays: looking for garbage meanwhile is a quarter of the time
+        gc.disable()  # nearly all imported objects stay: collecting garbage would be a quarter of the time
         for module in kind_named(request["test"]).imports:
             importlib.import_module(module)
         gc.collect()
@@ -80,7 +80,7 @@ class ForkingTester:
         self._say({"ended": os.waitpid(pid, 0)[1]})
 
     def _test(self, request: dict[str, Any]) -> None:
-        """Be the process of a test."""
+        """Run a test in its own process."""
         try:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(self._requests)
@@ -110,13 +110,13 @@ class ForkingTester:
 
 
 def end_all() -> None:
-    """End this process with all that it started."""
+    """End this process and all processes that it started."""
     kill_session(os.getsid(0), f"{VARIABLE}={os.environ.get(VARIABLE, '')}")
     os._exit(1)
 
 
 def main() -> None:
-    """Serve on the standard input and output; what tests print themselves goes where errors go."""
+    """Serve on the standard input and output; the tests' own output goes to the standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.dup(1)
     os.dup2(2, 1)

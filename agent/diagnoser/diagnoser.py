@@ -36,7 +36,7 @@ logger = structlog.get_logger()
 
 @dataclass(eq=False)
 class DiagnosisRun:
-    """One diagnosis."""
+    """A diagnosis and its replies."""
 
     request: pb.DiagnoseRequest
     replies: list[pb.DiagnoseReply] = field(default_factory=list)
@@ -48,12 +48,12 @@ class DiagnosisRun:
     abandoned: asyncio.TimerHandle | None = None
 
     def add(self, reply: pb.DiagnoseReply) -> None:
-        """A further reply; the followers hear of it."""
+        """Add a reply and wake the followers."""
         self.replies.append(reply)
         self.wake()
 
     def wake(self) -> None:
-        """Let the followers look."""
+        """Wake the followers."""
         self.news.set()
         self.news = asyncio.Event()
 
@@ -82,15 +82,15 @@ class Diagnoser:
 
     @property
     def running(self) -> bool:
-        """Whether tests are run."""
+        """Whether tests are running."""
         return self._running is not None
 
     def start(self, request: pb.DiagnoseRequest) -> DiagnosisRun:
-        """Begin a diagnosis, or find the one with the request's id.
+        """Start a diagnosis, or return the diagnosis with the request's id.
 
         Raises:
             ConfigError: there is no such test, or a setting is wrong.
-            AgentError: another one runs.
+            AgentError: another diagnosis is running.
         """
         check_tests(request)
         if request.request_id and (known := self._runs.get(request.request_id)):
@@ -109,10 +109,10 @@ class Diagnoser:
         return run
 
     async def follow(self, run: DiagnosisRun) -> AsyncIterator[pb.DiagnoseReply]:
-        """What a diagnosis said and says, to its end.
+        """Stream all replies of a diagnosis, to its end.
 
         Raises:
-            AgentError: it was ended.
+            AgentError: the diagnosis was ended early.
         """
         sent = 0
         run.followers += 1
@@ -154,7 +154,7 @@ class Diagnoser:
             await asyncio.wait([task], timeout=0.1)
 
     def close(self) -> None:
-        """End everything; called as the agent ends."""
+        """End everything when the agent ends."""
         if self._running is not None:
             self._running.problem = "the agent ends"
         self._process.end()

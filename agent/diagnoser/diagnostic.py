@@ -1,8 +1,8 @@
-"""What every diagnostic test looks like.
+"""The base of every diagnostic test.
 
-A test runs once, in a process of its own that may be killed at any moment: the agent waits for its deadline
-and no longer. It says what it knows: a fault, that all is well, or that there is nothing to test (``nothing``). What it
-cannot test is unknown (``CannotLook``, ``OSError``), and no fault.
+A test runs once, in a process of its own that may be killed at any moment: the agent waits until its deadline
+and no longer. Its result is a fault, that all is well, or that there is nothing to test (``nothing``). A part that
+cannot be tested is unknown (``CannotLook``, ``OSError``), and no fault.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMMON = (UNABLE, HANGS, CRASHED)
 
 
 class DiagnosticLimits(BaseModel):
-    """How long a test may take, and its thresholds; the base of each test's own."""
+    """The time limit of a test and its thresholds; the base of each test's own limits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ class DiagnosticLimits(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other machine of a test between two."""
+    """The other machine of a test between two machines."""
 
     position: int
     """Position of this machine: 0 waits for the other machine, 1 connects to it."""
@@ -68,7 +68,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a test runs."""
+    """The machine and the resources that a test uses."""
 
     machine: str
     host: str = "127.0.0.1"
@@ -106,7 +106,7 @@ class DiagnosticTest(ABC):
 
     @classmethod
     def is_between(cls) -> bool:
-        """Whether it takes two machines."""
+        """Return whether the test needs two machines."""
         return cls.name in BETWEEN_MACHINES
 
     @abstractmethod
@@ -120,18 +120,18 @@ class DiagnosticTest(ABC):
 
     @property
     def peer(self) -> Peer:
-        """The other machine, of a test that takes two."""
+        """The other machine of a test between two machines."""
         assert self.bench.peer is not None
         return self.bench.peer
 
     def result(self, *findings: Finding, **more: Any) -> DiagnosticResult:
-        """A result of this test; ``more`` are its other fields."""
+        """Make a result of this test; ``more`` contains its other fields."""
         return DiagnosticResult(test=self.name, findings=list(findings), **more)
 
     def nothing(self, why: str) -> DiagnosticResult:
-        """There is nothing to test."""
+        """Make the result that there is nothing to test."""
         return DiagnosticResult(test=self.name, nothing=why)
 
     def finding(self, reason: Reason, item: str = "", *evidence: str, text: str = "") -> Finding:
-        """A finding of this test."""
+        """Make a finding of this test."""
         return reason.found(self.name, item, *evidence, text=text)

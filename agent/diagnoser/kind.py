@@ -1,4 +1,4 @@
-"""What machines must have in common so that their bandwidths, or even their bits, can be compared."""
+"""The hardware that machines must have in common so that their bandwidths, or even their bits, can be compared."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from everstep.system import procfs
 
 
 def gpus() -> int:
-    """How many GPUs of NVIDIA the driver shows; 0 without one."""
+    """Return the number of NVIDIA GPUs that the driver shows; 0 without a driver."""
     return len(procfs.nvidia_gpus())
 
 
 def hardware() -> str:
-    """Model and number of processors and GPUs."""
+    """Return model and number of processors and GPUs."""
     processor = procfs.processor_model() or platform.machine()
     return f"{os.cpu_count()} x {processor}{_gpu_models()}"
 

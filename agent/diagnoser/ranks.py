@@ -58,7 +58,7 @@ Work = Callable[[int], Mapping[str, Any]]
 
 
 def listening(host: str = OWN) -> tuple[int, int]:
-    """A socket for the store of a test: its descriptor and its port."""
+    """Open a socket for the store of a test; returns its descriptor and its port."""
     family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host.strip("[]"), 0), family=family)
     port = int(listener.getsockname()[1])
@@ -100,7 +100,7 @@ def run_ranks(count: int, meeting: Meeting, work: Work, *, within_s: float) -> l
 
 
 def gpu_of(local: int) -> torch.device:
-    """The device of a rank on this machine: a GPU, where there are any."""
+    """Return the device of a rank on this machine: a GPU if there is any, else the processor."""
     import torch
 
     count = torch.cuda.device_count()

@@ -8,7 +8,7 @@ from everstep.model.diagnosis import DiagnosticResult
 
 
 def result_message(result: DiagnosticResult) -> pb.TestResult:
-    """A result as a message."""
+    """Convert a result to a message."""
     return pb.TestResult(
         name=result.test,
         findings=map(to_message, result.findings),

@@ -141,7 +141,7 @@ def preload() -> Imported:
     child would hang in OpenMP or fail in CUDA. Hence no optimizer step, and no
     ``torch.cuda.is_available()``.
     """
-    gc.disable()  # nearly all imported objects stay: garbage collection would add a quarter of the time
+    gc.disable()  # nearly all imported objects stay: collecting garbage would be a quarter of the time
     before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()
     os.environ.__class__ = _RecordingEnviron
     try:

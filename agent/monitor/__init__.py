@@ -1,1 +1,1 @@
-"""What an agent sees of its machine: inspections, each with its own period, and their verdicts."""
+"""Inspections of the agent's machine, each with its own period, and their verdicts."""

@@ -1,4 +1,4 @@
-"""All inspections. A new one needs a file and a line here."""
+"""All inspections. A new inspection needs a file and a line here."""
 
 from __future__ import annotations
 

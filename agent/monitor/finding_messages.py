@@ -13,7 +13,7 @@ FINDINGS = 64
 
 
 def to_message(finding: Finding) -> pb.Finding:
-    """A finding as a message."""
+    """Convert a finding to a message."""
     return pb.Finding(
         inspection=finding.inspection,
         reason=finding.reason,

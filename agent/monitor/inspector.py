@@ -1,4 +1,4 @@
-"""Runs one inspection in a thread of its own, and knows when it hangs."""
+"""Runs an inspection in a thread of its own, and detects when it hangs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ logger = structlog.get_logger()
 
 
 class Inspector:
-    """One inspection at work.
+    """Runs an inspection in its thread.
 
     Args:
-        inspection: What looks.
-        kept: Where its state goes.
-        changed: Called in the thread when what it says is other than before.
-        silence: Reason codes that are left out of what it says.
-        reported: Findings that an earlier agent reported and that were not over: what is still so began then.
+        inspection: The inspection.
+        kept: Stores the inspection's state.
+        changed: Called in the thread when the findings have changed.
+        silence: Reason codes that are left out of the findings.
+        reported: Active findings that an earlier agent reported; a finding that is still active began then.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Inspector:
         self._thread = threading.Thread(target=self._run, name=f"inspect {inspection.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

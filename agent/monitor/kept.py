@@ -1,4 +1,4 @@
-"""What inspections keep for the next agent, in shared memory at once and on disk as soon as it takes it."""
+"""The state of inspections for the next agent, written to shared memory at once and to disk when it accepts it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KeptStates:
         self._load()
 
     def of(self, inspection: str) -> dict[str, Any]:
-        """What an inspection of an earlier agent kept; empty: nothing."""
+        """Return the state that an inspection of an earlier agent kept; empty: there is none."""
         return dict(self._states.get(inspection, {}))
 
     def keep(self, inspection: str, state: dict[str, Any]) -> None:

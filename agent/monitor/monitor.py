@@ -132,11 +132,11 @@ class Monitor:
                 inspector.stop()
 
     def states(self) -> list[InspectionState]:
-        """The state of every inspection."""
+        """Return the state of every inspection."""
         return [_state(inspector) for inspector in self.inspectors]
 
     def findings(self) -> list[Finding]:
-        """All that is other than healthy now, the worst first."""
+        """Return all findings that are not healthy now, the worst first."""
         return worst_first(found for inspector in self.inspectors for found in inspector.look.findings)
 
     def clear(self, reason: str) -> int:

@@ -1,4 +1,4 @@
-"""Runs a program of the machine for an inspection: with a deadline, and with all that it starts ended after it."""
+"""Runs a program of the machine for an inspection, with a deadline; all processes that it starts are ended after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_RUN = (126, 127)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A program that has ended."""
+    """The result of a program that has ended."""
 
     output: str
     """The text of both of its outputs."""
@@ -42,11 +42,11 @@ def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None
 
     Args:
         command: The program, by path or by name, with its arguments.
-        deadline_s: It is killed after this time, with all that it started.
-        env: Variables beside those of this process.
+        deadline_s: Seconds until the program and all processes that it started are killed.
+        env: Variables in addition to those of this process.
 
     Raises:
-        CannotLook: it cannot be run, did not end in time, or it is not known how it ended.
+        CannotLook: the program cannot be run, did not end in time, or its exit status is not known.
     """
     program = shutil.which(command[0])
     if program is None:

@@ -32,7 +32,7 @@ logger = structlog.get_logger()
 
 
 class ObservationLog:
-    """The observations of one machine, in order."""
+    """The observations of a machine, in order."""
 
     def __init__(self, file: LiveLines, machine: str) -> None:
         self._file = file
@@ -51,7 +51,7 @@ class ObservationLog:
 
     @property
     def waiting(self) -> int:
-        """The number of observations that are not acknowledged yet."""
+        """Return the number of observations that are not acknowledged yet."""
         return len(self._entries)
 
     def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:

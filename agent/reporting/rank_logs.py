@@ -59,13 +59,13 @@ def _backup(path: Path, number: int) -> Path:
 
 
 def kept_files(path: Path) -> list[Path]:
-    """A log with its backups, oldest first."""
+    """Return the files of a log with its backups, oldest first."""
     backups = sorted(path.parent.glob(f"{path.name}.*"), key=lambda p: -int(p.suffix[1:]))
     return [*backups, path] if path.exists() else backups
 
 
 def tail(path: Path, size: int) -> bytes:
-    """The last bytes of a log, backups included."""
+    """Return the last bytes of a log, backups included."""
     found = b""
     for part in reversed(kept_files(path)):
         with contextlib.suppress(FileNotFoundError), part.open("rb") as file:
@@ -78,7 +78,7 @@ def tail(path: Path, size: int) -> bytes:
 
 
 def of_generation(text: bytes, generation: int) -> bytes:
-    """The part of a stderr that one generation wrote."""
+    """Return the part of a stderr that a generation wrote."""
     marks = list(_MARKER.finditer(text))
     for number, mark in enumerate(marks):
         if int(mark[1]) == generation:

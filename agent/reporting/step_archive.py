@@ -58,7 +58,7 @@ class StepArchive:
         return self._tokens.get(rank, 0) if known == generation else 0
 
     def ranks(self) -> list[int]:
-        """Ranks with records, ascending."""
+        """Return the ranks with records, ascending."""
         return sorted(int(path.stem.partition("-")[2]) for path in self._folder.glob("steps-*.bin"))
 
     def read(
@@ -114,18 +114,18 @@ class StepArchive:
 
 
 class Reports:
-    """The open report files of one job, by rank, of its newest generation."""
+    """The open report files of a job, by rank, of its newest generation."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[int, ReportFile] = {}
 
     def path(self, rank: int, generation: int) -> Path:
-        """Where the report file of a rank lies."""
+        """Return the path of a rank's report file."""
         return self._folder / f"report-{rank}-{generation}"
 
     def prepare(self, rank: int, generation: int) -> Path:
-        """Make the report file of a rank, unless it is there."""
+        """Make the report file of a rank if it does not exist."""
         path = self.path(rank, generation)
         private.make_folder(self._folder)
         if not path.exists():
@@ -133,7 +133,7 @@ class Reports:
         return path
 
     def get(self, rank: int, generation: int) -> ReportFile | None:
-        """The report file of a rank, or None where there is none that can be read."""
+        """Return the report file of a rank; None: no file can be read."""
         found = self._open.get(rank)
         if found is None or found.generation != generation:
             try:

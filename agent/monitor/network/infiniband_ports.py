@@ -1,6 +1,6 @@
-"""Ports of InfiniBand and RoCE devices as /sys/class/infiniband has them.
+"""Ports of InfiniBand and RoCE devices, as /sys/class/infiniband shows them.
 
-Names of files: the kernel's ``sysfs-class-infiniband``. What measures are called: node_exporter.
+The names of files are from the kernel's ``sysfs-class-infiniband``, the names of measures from node_exporter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATA = ("port_rcv_data", "port_xmit_data")
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port at one look."""
+    """The state of a port at one inspection."""
 
     device: str
     number: str
@@ -60,10 +60,10 @@ class Port:
 
 
 def ports(sys: Path) -> dict[str, Port]:
-    """All ports by name; none where the machine has no such device.
+    """Return all ports by name; empty if the machine has no such device.
 
     Raises:
-        OSError: they cannot be listed.
+        OSError: the ports cannot be listed.
     """
     folder = sys / FOLDER
     if not folder.is_dir():
@@ -100,7 +100,7 @@ def _port(path: Path) -> Port:
 
 
 def _read(path: Path) -> str:
-    """A file's text; empty where the driver has none, or gives an error instead of it."""
+    """Return a file's text; empty if the driver has no such file, or returns an error."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which network interfaces are inspected, and how fast each is."""
+"""Chooses the network interfaces that are inspected, and reads their speeds."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class NetworkLimits(Limits):
 
 
 def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple[dict[str, Link], set[str]]:
-    """The interfaces to look at, and the names of all that there are.
+    """Return the interfaces to inspect, and the names of all interfaces.
 
     Args:
-        host: On which the agent listens.
-        known: Names of those that were looked at before.
-        limits: What a site wants.
+        host: Address that the agent listens on.
+        known: Names of interfaces that were inspected before.
+        limits: Settings of the site.
 
     Raises:
-        CannotLook: the kernel does not say.
+        CannotLook: the kernel does not answer.
     """
     links = netlink.links()
     address = address_of(host)
@@ -48,13 +48,13 @@ def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple
 def chosen(
     links: Iterable[Link], known: Collection[str], with_address: int | None, limits: NetworkLimits
 ) -> dict[str, Link]:
-    """The interfaces to look at.
+    """Choose the interfaces to inspect.
 
     Args:
-        links: All that there are.
-        known: Names of those that were looked at before; they stay.
-        with_address: Index of the interface that has the agent's address; None: none has it.
-        limits: What a site wants.
+        links: All interfaces.
+        known: Names of interfaces that were inspected before; they stay.
+        with_address: Index of the interface that has the agent's address; None: no interface has it.
+        limits: Settings of the site.
     """
     found = {}
     for link in links:
@@ -66,7 +66,7 @@ def chosen(
 
 
 def may_be_looked_at(name: str, limits: NetworkLimits) -> bool:
-    """Whether a site wants an interface of this name looked at."""
+    """Return whether a site wants an interface of this name inspected."""
     return (not limits.interfaces or _is_one_of(name, limits.interfaces)) and not _is_one_of(name, limits.ignore)
 
 
@@ -95,7 +95,7 @@ def namespace() -> int:
 
 
 def speeds() -> dict[str, int]:
-    """Speed of each interface in Mbit/s, where its driver says."""
+    """Return the speed of each interface in Mbit/s, if its driver reports it."""
     import psutil  # here, in the thread of the inspection: it takes a while
 
     return {name: stats.speed for name, stats in psutil.net_if_stats().items() if stats.speed > 0}

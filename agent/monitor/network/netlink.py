@@ -49,7 +49,7 @@ STATISTICS = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One network interface."""
+    """A network interface."""
 
     index: int
     """Another one where an interface of the same name was made anew."""
@@ -68,10 +68,10 @@ class Link:
 
 
 def links() -> dict[str, Link]:
-    """All interfaces by name.
+    """Return all interfaces by name.
 
     Raises:
-        CannotLook: the kernel does not say.
+        CannotLook: the kernel does not answer.
     """
     messages = _listed(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
     found = [link_of(body) for kind, body in messages if kind == _NEW_LINK]
@@ -79,10 +79,10 @@ def links() -> dict[str, Link]:
 
 
 def addresses() -> dict[str, int]:
-    """Address → index of the interface that has it.
+    """Return address → index of the interface that has it.
 
     Raises:
-        CannotLook: the kernel does not say.
+        CannotLook: the kernel does not answer.
     """
     found = {}
     for kind, body in _listed(_GET_ADDRESS, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):

@@ -11,7 +11,7 @@ KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class LinkSeen:
-    """A link at one look."""
+    """The state of a link at one inspection."""
 
     index: int
     """Another one: it was made anew, and its counter with it."""
@@ -66,7 +66,7 @@ def with_flaps(times: list[list[int]], now_ns: int, flaps: int, lasts_s: float) 
 
 
 def number_of(times: Iterable[list[int]]) -> int:
-    """How many flaps these are."""
+    """Return the number of these flaps."""
     return sum(number for _, number in times)
 
 

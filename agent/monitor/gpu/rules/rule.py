@@ -102,7 +102,7 @@ class GpuKnown:
 
 @dataclass(frozen=True, slots=True)
 class GpuProblem:
-    """One thing that is wrong with a GPU, or with all."""
+    """A problem of a GPU, or of all GPUs."""
 
     reason: Reason
     text: str
