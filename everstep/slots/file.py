@@ -95,7 +95,7 @@ class SlotFile(SlotMapping):
         return self._base + at + PAGE
 
     def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> int:
-        """Take the least needed slot and clear its header; returns where it is in the file."""
+        """Take the least needed slot and clear its header; return its position in the file."""
         need = aligned(tensor_bytes) + structure_bytes
         if self._map is None or need > self.capacity:
             self._grow(need)
@@ -155,7 +155,7 @@ class SlotFile(SlotMapping):
         """Start taking over a slot of another file; returns the writable payload, ``header.payload_bytes`` long.
 
         Args:
-            header: Of the other file's slot.
+            header: The header of the other file's slot.
             whole: Allocate all of the slot now. Else ``make_present`` has to do it for each byte before it is written.
 
         Raises:
@@ -202,7 +202,7 @@ class SlotFile(SlotMapping):
     def discard_after(self, completed_steps: int) -> None:
         """Forget slots of later steps.
 
-        A job that goes on from a step computes the later steps anew; slots of the abandoned
+        A job that resumes from a step computes the later steps anew; slots of the abandoned
         steps must never be combined with new ones.
         """
         for index, steps in enumerate(self._steps):
@@ -237,11 +237,12 @@ class SlotFile(SlotMapping):
     # Loading.
 
     def load(self, completed_steps: int, *, verify: bool = True) -> Payload:
-        """The state after so many completed steps.
+        """Return the state after a number of completed steps.
 
         Args:
             completed_steps: Completed steps of the state.
-            verify: Compare its checksum. Whoever does not must call ``verify`` before the state is used.
+            verify: Compare its checksum. If it is not compared, the caller must call ``verify`` before the state is
+            used.
 
         Raises:
             CheckpointError: no slot holds that step.

@@ -1,1 +1,1 @@
-"""The training library: what a script imports. Importing one of its modules imports torch."""
+"""The training library that a script imports. Importing any of its modules imports torch."""

@@ -43,7 +43,7 @@ class Stateful(Protocol):
         """The state, as containers of tensors, numbers and strings."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take over a state."""
+        """Restore a state."""
 
 
 class Checkpoint:
@@ -99,11 +99,11 @@ class Checkpoint:
 
     @property
     def things(self) -> Mapping[str, Stateful]:
-        """The objects given to ``Run.checkpoint``, by name."""
+        """The objects of ``Run.checkpoint``, by name."""
         return self._things
 
     def save(self, completed_steps: int) -> None:
-        """Save the state after so many completed steps; returns when training may go on.
+        """Save the state after a number of completed steps, and return as soon as training may continue.
 
         With overlap, parameters and optimizer state are copied meanwhile, and
         the next ``optimizer.step`` waits for that.
@@ -146,7 +146,7 @@ class Checkpoint:
             self._saver.drain()
 
     def restore(self, completed_steps: int) -> None:
-        """Load the state after so many completed steps and forget later ones.
+        """Load the state after a number of completed steps and forget later states.
 
         Raises:
             CheckpointError: this rank does not hold that step, or the state does not fit the given objects.
@@ -342,9 +342,9 @@ class Checkpoint:
 
 
 def _may_exchange(module: torch.nn.Module) -> bool:
-    """Whether a hook before loading may exchange or turn tensors, which must not be the module's own then.
+    """Return whether a hook before loading may exchange or transform tensors; then they must not be the module's own.
 
-    FSDP2's only sees to it that the parameters are shards.
+    The hook of FSDP2 only ensures that the parameters are shards.
     """
     known = "torch.distributed.fsdp._fully_shard."
     hooks = module._load_state_dict_pre_hooks.values()

@@ -72,7 +72,7 @@ class Batch:
         self._sources.append(source)
 
     def _move(self, place: int, address: int, size: int) -> None:
-        """Add a range; it is merged with the last one where both continue it."""
+        """Add a range; it is merged with the last range if both continue it."""
         if self.moves:
             before, start, length = self.moves[-1]
             if (before + length, start + length) == (place, address):
@@ -88,7 +88,7 @@ class Copier(Protocol):
         """Prepare a thread other than the script's, which calls this before it uses the copier."""
 
     def follow(self) -> None:
-        """Make later copies wait for the work that this thread has given to the device so far."""
+        """Make later copies wait for the work that this thread has queued on the device so far."""
 
     def copy(self, batch: Batch, address: int) -> None:
         """Copy into the slot whose tensors are at an address, or order the copy."""

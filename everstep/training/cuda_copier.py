@@ -42,10 +42,10 @@ class PinnedMemory:
     def __init__(self, cuda: Cuda, device: torch.device) -> None:
         self._cuda, self._device = cuda, device
         self._pieces: dict[int, tuple[int, bool]] = {}
-        """Address → length, and whether CUDA took it."""
+        """Address → length, and whether CUDA registered the memory."""
 
     def pin(self, address: int, length: int) -> None:
-        """Register a piece unless it is registered. Where that fails, copies are slow, and a warning says so once.
+        """Register a piece unless it is registered. If that fails, copies are slow, and a warning reports it once.
 
         Args:
             address: Of allocated memory: CUDA makes all of its pages present.
@@ -105,7 +105,7 @@ class DeviceCopier:
 
     Args:
         cuda: CUDA.
-        device: Which GPU.
+        device: The GPU.
     """
 
     def __init__(self, cuda: Cuda, device: torch.device) -> None:

@@ -47,7 +47,7 @@ def plain(name: str, value: Any) -> Any:
 
 
 def on_device(value: Any) -> bool:
-    """Whether reading a value would wait for a GPU."""
+    """Return whether reading a value would wait for a GPU."""
     return getattr(value, "is_cuda", False) is True
 
 
@@ -78,7 +78,7 @@ class PendingReport:
         self._numbers = [self._aside(loss), self._aside(grad_norm)]
 
     def arrived(self) -> bool:
-        """Whether the numbers are there."""
+        """Return whether the numbers have arrived."""
         return all(event.query() for event in self._events)
 
     def values(self) -> tuple[int, float | None, float | None, int]:

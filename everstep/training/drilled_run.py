@@ -18,17 +18,17 @@ from everstep.training.torch_faults import ACTIONS
 
 
 class DrilledRun(Run):
-    """A ``Run`` whose rank meets the faults of a drill; ``join`` makes one only where a drill planned some.
+    """A ``Run`` whose rank meets the faults of a drill; ``join`` makes it only if a drill planned faults.
 
     A fault acts when a step begins, in the step (in ``report``, before the step of an optimizer or, failing both, once
     the body is done), or when half of a save is copied.
 
     Args:
-        topology: Of the job.
+        topology: The topology of the job.
         rank: This rank.
         reports: Its report file.
         flops: As for ``Run``.
-        faults: What the drill planned for this rank.
+        faults: The faults that the drill planned for this rank.
     """
 
     def __init__(self, topology: Topology, rank: int, reports: ReportFile, flops: Flops, faults: RankFaults) -> None:

@@ -158,7 +158,7 @@ def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placemen
 
 
 def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:
-    """Whether the local shard is one box of the whole tensor; a strided shard need not be."""
+    """Return whether the local shard is one box of the whole tensor; a strided shard may have several."""
     mesh = tensor.device_mesh
     strided = {placement.dim for placement in tensor.placements if isinstance(placement, _StridedShard)}
     for dim in strided:

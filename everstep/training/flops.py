@@ -47,10 +47,10 @@ def device_peak() -> float:
 
 
 def with_defaults(by_script: Flops, things: Iterable[object], topology: Topology) -> Flops:
-    """The script's numbers, completed from the models of the checkpoint and from the device.
+    """Complete the script's numbers from the models of the checkpoint and from the device.
 
     Args:
-        by_script: The script's numbers; 0 where it named none.
+        by_script: The script's numbers; 0 if it set none.
         things: The objects of the checkpoint.
         topology: The job's topology.
     """

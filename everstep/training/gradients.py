@@ -1,13 +1,11 @@
-"""Gradients that live across bodies: which of them are part of the state between two steps.
+"""Gradients that live across bodies, and their part in the state between two steps.
 
-A body may end without an optimizer step (gradients are accumulated over several
-bodies) or with one. A gradient in ``.grad`` then is either *pending*: a later step
-will use it; or *used*: a step used it, and the script drops it when the next body
-begins. Pending gradients are saved. Saving used gradients would be a waste, and the
-most common loop leaves them behind (``zero_grad``, backward, ``step``), so they are
-left out, and the next step is checked: where it sees a gradient in the very tensor
-that was left out, the script did not drop it. Then the saves without it are given
-up, and from then on all gradients are saved.
+A body may end without an optimizer step (gradients are accumulated over several bodies) or with one. A gradient in
+``.grad`` then is either *pending*: a later step will use it; or *used*: a step used it, and the script drops it when
+the next body begins. Pending gradients are saved. Saving used gradients would be a waste, and the most common loop
+leaves them behind (``zero_grad``, backward, ``step``), so they are left out, and the next step is checked: if it sees a
+gradient in the very tensor that was left out, the script did not drop it. Then the saves without it are given up, and
+from then on all gradients are saved.
 
 A save says which gradients it leaves out. A run that restores it has placeholders
 for them, and ends with an error if its first step uses a placeholder, instead of

@@ -36,7 +36,7 @@ SWITCHES = 20.0
 
 
 class UsedUp(NamedTuple):
-    """What one process of a rank has used up since it began."""
+    """The resources that one process of a rank has used since it began."""
 
     rank: int
     pid: int
@@ -46,25 +46,25 @@ class UsedUp(NamedTuple):
     io_bytes: int
     """Read and written; -1: not known."""
     switches: int = 0
-    """How often its threads waited for something and went on."""
+    """How often the threads of the process waited and resumed."""
     state: str = ""
-    """The state of its first thread, one letter; empty: not known."""
+    """The state of the first thread of the process, one letter; empty: not known."""
 
 
 class RankWork(NamedTuple):
-    """What the processes of one rank did between two samples."""
+    """The activity of the processes of one rank between two samples."""
 
     share: float
-    """The share of one CPU that they had or waited for; 1 is an endless loop."""
+    """The share of one CPU that the processes had or waited for; 1 is an endless loop."""
     io_bytes: int
     switches: float = 0.0
     """A second."""
     is_held: bool = False
-    """One of them waited in the kernel, or was held by a debugger, in both samples."""
+    """A process of the rank waited in the kernel, or was held by a debugger, in both samples."""
 
     @property
     def works(self) -> bool:
-        """Whether it does something."""
+        """Whether the rank works, or is held by the kernel or a debugger."""
         return self.is_held or self.share >= WORKS or self.io_bytes >= IO_BYTES or self.switches >= SWITCHES
 
 
@@ -103,14 +103,14 @@ class HangSign(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HangCheck:
-    """What two samples showed of a job without steps."""
+    """The result of two samples of a job without steps."""
 
     sign: HangSign
     verdict: HangVerdict
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Text for people."""
         return f"{self.sign.value}: {self.verdict.reason}"
 
 

@@ -1,4 +1,4 @@
-"""What is known of each rank of a job that hangs. Nothing known of a rank is no sign that it is healthy."""
+"""The samples of each rank of a job that hangs. A rank without samples is not assumed to be healthy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PendingOperation(NamedTuple):
     sizes: str = ""
     """Shapes of what goes in, where all ranks must have the same; else empty."""
     peer: int | None = None
-    """The other rank of a p2p operation; None: it is a collective, or not known."""
+    """The other rank of a p2p operation; None: the operation is a collective, or the rank is not known."""
     is_p2p: bool = False
 
 
@@ -35,29 +35,29 @@ class CommunicationRecord:
     last: Mapping[str, int]
     """Group → number of the newest collective that the rank entered."""
     pending: tuple[PendingOperation, ...] = ()
-    """What it entered and did not finish, the oldest of each group."""
+    """The operations that the rank entered and did not finish, the oldest of each group."""
     order: tuple[tuple[str, int], ...] = ()
     """The newest collectives that it entered, the newest last: group and number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """What is known of one rank."""
+    """The samples of one rank."""
 
     trainer: Signature | None = None
-    """What the rank itself does; None: its stack could not be read."""
+    """The activity of the rank itself; None: its stack could not be read."""
     helpers: tuple[Signature, ...] = ()
-    """What its other processes do: data loaders, checkpoints, its launcher."""
+    """The activity of the rank's other processes: data loaders, checkpoints, its launcher."""
     record: CommunicationRecord | None = None
     """None: it has none, or did not answer."""
     is_stopped: bool = False
-    """Its process is stopped (state T): it answers to nothing."""
+    """The rank's process is stopped (state T): it does not respond."""
     is_unresponsive: bool = False
     """NCCL's RAS of the others gets no answer from its process."""
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known of it."""
+        """Whether anything is known of the rank."""
         return self.trainer is not None or self.record is not None or self.is_stopped
 
     @property
@@ -72,12 +72,12 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
-    """What is known of a job that does not step."""
+    """The samples of a job that does not step."""
 
     ranks: Mapping[int, RankSample]
     """Those of which something was looked for."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Process group → its ranks, where the records say so."""
+    """Process group → its ranks, if the records show them."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Process group → what its script calls it, e.g. ``mesh_tp``."""
     moved: frozenset[int] | None = None
@@ -88,7 +88,7 @@ class JobSamples:
     """It is known from elsewhere that the job does not step. One sample of stacks does not show it."""
 
     def of(self, rank: int) -> RankSample:
-        """What is known of one rank."""
+        """Return the samples of one rank."""
         return self.ranks.get(rank, NOTHING)
 
 

@@ -1,9 +1,10 @@
 """The smallest parallel group that outliers share (section 5.1, figure 7).
 
-The paper evicts the machines of the parallel group that the outliers share. What it leaves open, and is ours:
+The paper evicts the machines of the parallel group that the outliers share. The paper leaves these rules open, and they
+are everstep's:
 
 - A group counts with the machines of its ranks, for machines are what is evicted.
-- Outliers of one machine: it is that machine; nobody is over-evicted.
+- Outliers of one machine: that machine is evicted, and no innocent machine.
 - Else the group of one kind (an axis of the mesh, or laid over some) whose machines hold all outliers and are the
   fewest. Two with as few: the one with fewer ranks, then the one whose kind varies faster in the mesh; the other is an
   alternative.
@@ -30,7 +31,7 @@ LEAST_EXPLAINED = 0.75
 
 @dataclass(frozen=True, slots=True)
 class SharedGroup:
-    """What the outliers share."""
+    """The group that outliers share."""
 
     group: ParallelGroup
     alternatives: tuple[ParallelGroup, ...] = ()

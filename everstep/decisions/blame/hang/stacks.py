@@ -1,4 +1,4 @@
-"""Stacks, made equal where two ranks do the same.
+"""Stacks in a normal form that is equal for ranks with the same activity.
 
 What a rank does is its role, the functions that its own code is in, and the *leaf*: what the innermost frames wait for.
 Lines, addresses, wrappers, repeated layers and what a library does inside one call are left out, so that ranks in
@@ -20,14 +20,14 @@ class StackFrame(NamedTuple):
     """One frame of a stack."""
 
     function: str
-    """The name that the interpreter gives it, qualified where possible: ``Trainer.step``."""
+    """The name that the interpreter reports, qualified if possible: ``Trainer.step``."""
     file: str
     """The path as the dump has it: ``torch/distributed/distributed_c10d.py``."""
     line: int
 
 
 class ProcessRole(StrEnum):
-    """What a process of a job is there for."""
+    """The purpose of a process of a job."""
 
     LAUNCHER = "launcher"
     TRAINER = "trainer"
@@ -36,12 +36,12 @@ class ProcessRole(StrEnum):
 
 
 class LeafKind(StrEnum):
-    """What the innermost frames of a stack do."""
+    """The activity of the innermost frames of a stack."""
 
     COLLECTIVE = "collective"
-    """Inside a collective of torch.distributed: it waits for the others of a group."""
+    """The frames are inside a collective of torch.distributed: the rank waits for the other ranks of a group."""
     P2P = "p2p"
-    """Sends to, or receives from, one other rank."""
+    """The frames send to, or receive from, one other rank."""
     DATA = "data"
     """Waits for the data loader."""
     BELOW = "below"
@@ -54,32 +54,32 @@ class LeafKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What a stack's innermost frames do."""
+    """The innermost frames of a stack, reduced to their activity."""
 
     kind: LeafKind
     operation: str
-    """Function that says so: ``all_reduce``."""
+    """The function that shows the activity: ``all_reduce``."""
     toward: str = ""
     """Where a p2p operation goes: the ``next`` or ``previous`` pipeline stage; empty: the frames do not show it."""
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for another rank, or may: what is below Python shows no difference."""
+        """Whether the rank waits for another rank, or may wait: the code below Python shows no difference."""
         return self.kind in (LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.BELOW)
 
     @property
     def is_own(self) -> bool:
-        """Whether what holds the rank up is the rank's own."""
+        """Whether the rank itself causes its delay."""
         return self.kind in (LeafKind.DATA, LeafKind.OTHER)
 
     def __str__(self) -> str:
-        """For people: ``all_reduce (collective)``."""
+        """Return text for people: ``all_reduce (collective)``."""
         return f"{self.operation} ({self.kind.value}{f', {self.toward} stage' if self.toward else ''})"
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a process does, without what differs between ranks that do the same."""
+    """The activity of a process, without details that differ between ranks of the same activity."""
 
     role: ProcessRole
     path: tuple[tuple[str, str], ...]
@@ -94,7 +94,7 @@ class Signature:
         return self._hash
 
     def __str__(self) -> str:
-        """For people: ``train > step > all_reduce (collective)``."""
+        """Return text for people: ``train > step > all_reduce (collective)``."""
         names = [_last(function) for function, _ in self.path if function != "<module>"]
         if names and names[-1] == self.leaf.operation:
             names.pop()
@@ -107,9 +107,9 @@ SHOWN = 4
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "triton"}
 """Code whose inner functions say nothing about the phase; only its entry is kept."""
 _WRAPPERS = {"_call_impl", "_wrapped_call_impl", "decorate_context", "inner", "_fn", "apply", "wrapper"}
-"""Frames of torch that stand around others."""
+"""Frames of torch that wrap other frames."""
 _SERVERS = ("agent/launcher/", "runpy.py", "<frozen", "<string>", "threading.py")
-"""What starts a script or a thread."""
+"""Functions that start a script or a thread."""
 COLLECTIVES = frozenset(
     (
         "all_reduce",
@@ -144,7 +144,7 @@ COLLECTIVES = frozenset(
         "_verify_param_shape_across_processes",
     )
 )
-"""Functions of torch.distributed in which a rank waits for the others of a group."""
+"""Functions of torch.distributed in which a rank waits for the other ranks of a group."""
 _P2P_NAME = re.compile(r"(^|_)(i?send|i?recv|p2p)(_|$)")
 _SITE = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3[^/]*/")
 
@@ -155,11 +155,11 @@ def short_file(file: str) -> str:
 
 
 def normalise(frames: Sequence[StackFrame], role: ProcessRole | None = None) -> Signature:
-    """What a thread does.
+    """Return the activity of a thread.
 
     Args:
-        frames: The innermost first, as py-spy tells them.
-        role: What its process is there for; None: the frames tell.
+        frames: The frames, the innermost first, as py-spy reports them.
+        role: The purpose of its process; None: the frames show it.
     """
     python = [frame._replace(file=short_file(frame.file)) for frame in frames if _is_python(frame)]
     role = role or role_of(python)
@@ -183,7 +183,7 @@ def joined(main: Signature, backward: Signature) -> Signature:
 
 
 def role_of(frames: Sequence[StackFrame]) -> ProcessRole:
-    """What a process is there for, by its frames."""
+    """Return the purpose of a process, from its frames."""
     for frame in frames:
         name = _last(frame.function)
         if name == "_worker_loop" and frame.file.endswith("utils/data/_utils/worker.py"):
@@ -202,7 +202,7 @@ def _forked(frames: list[StackFrame]) -> list[StackFrame]:
 
 
 def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINER) -> Leaf:
-    """What the innermost frames do: those of libraries, and the first of the script's own."""
+    """Return the activity of the innermost frames: those of libraries, and the first frame of the script."""
     if role is ProcessRole.DATA_LOADER:
         return _of_loader(frames)
     for at, frame in enumerate(frames):
@@ -217,7 +217,7 @@ def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINE
 
 
 def _of_library(file: str, name: str) -> LeafKind | None:
-    """What a function of torch says of the whole stack; None: nothing."""
+    """Return the activity that a function of torch implies for the whole stack; None: it implies none."""
     if file.startswith("torch/distributed/"):
         if name in COLLECTIVES:
             return LeafKind.COLLECTIVE
@@ -243,7 +243,7 @@ def _of_loader(frames: Sequence[StackFrame]) -> Leaf:
 
 
 def _toward(frames: Sequence[StackFrame], at: int) -> str:
-    """Which neighbour in the pipeline a rank waits for, by the names of its functions (Megatron's are such)."""
+    """Return the pipeline neighbour that a rank waits for, from the names of its functions (as in Megatron)."""
     for frame in frames[at:]:
         name = _last(frame.function)
         sends, receives = "send" in name, "recv" in name

@@ -1,8 +1,8 @@
-"""Who waits for whom.
+"""The graph of waiting ranks.
 
 A rank inside a collective waits for the members of its group that have not entered it; inside p2p for its neighbour;
-ranks that do something of their own wait for nobody. Following this from anywhere ends in a *sink*: ranks that wait for
-nobody else. (All of this is ours: the paper looks at stacks only.)
+ranks that do work of their own wait for no other rank. Following this from anywhere ends in a *sink*: ranks that wait
+for nobody else. (All of this is ours: the paper looks at stacks only.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OpenCollective:
     group: str
     number: int
     operation: str
-    """What most of those inside call."""
+    """The operation that most ranks inside the collective call."""
     entered: tuple[int, ...]
     missing: tuple[int, ...]
     """Members that have not entered it."""
@@ -45,7 +45,7 @@ class OpenCollective:
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """Who waits for whom."""
+    """The graph of ranks and the ranks that they wait for."""
 
     edges: Mapping[int, frozenset[int]]
     """Rank → ranks that it waits for, and collectives: -1 is the first of them, -2 the second. A collective leads to
@@ -53,32 +53,32 @@ class WaitGraph:
     by_frames: frozenset[int]
     """Ranks that wait for a neighbour by what their functions are called, and not by a record."""
     uncertain: frozenset[int]
-    """Ranks that wait for a neighbour without their frames saying for which one."""
+    """Ranks that wait for a neighbour whose number their frames do not show."""
     blind: frozenset[int]
     """Ranks that wait, for whom is not known."""
     collectives: tuple[OpenCollective, ...]
-    """Those in which ranks wait, the one with most ranks inside first."""
+    """The collectives in which ranks wait; the collective with most ranks inside is first."""
 
     def waits_for(self, rank: int) -> frozenset[int]:
-        """The ranks that one waits for, directly."""
+        """Return the ranks that a rank waits for, directly."""
         targets = self.edges.get(rank, frozenset())
         return frozenset(other for target in targets for other in ((target,) if target >= 0 else self.edges[target]))
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where waiting ends."""
+    """The end of a chain of waiting ranks."""
 
     ranks: tuple[int, ...]
     """One; or several that wait for each other, or that all entered a collective which does not get done."""
     behind: frozenset[int] = frozenset()
-    """Other ranks that wait for them, directly or through others."""
+    """Other ranks that wait for these ranks, directly or through further ranks."""
     stuck: OpenCollective | None = None
     """All members of its group are inside of it."""
 
 
 def wait_graph(evidence: JobSamples, topology: Topology) -> WaitGraph:
-    """Who waits for whom, of all ranks of which something is known."""
+    """Return the waiting graph of all known ranks."""
     collectives = open_collectives(evidence, topology)
     inside: dict[int, list[int]] = defaultdict(list)
     edges: dict[int, frozenset[int]] = {}
@@ -161,7 +161,7 @@ def members_of(group: str, evidence: JobSamples, topology: Topology) -> tuple[in
 
 
 def sinks(graph: WaitGraph, evidence: JobSamples) -> tuple[Sink, ...]:
-    """Where waiting ends, the one with most ranks behind it first."""
+    """Return the ends of waiting, the sink with most ranks behind it first."""
     order = sorted(set(graph.edges) | {other for targets in graph.edges.values() for other in targets}, reverse=True)
     components = _components(order, graph.edges)
     of = {node: number for number, nodes in enumerate(components) for node in nodes}
@@ -245,7 +245,7 @@ def _entered(rank: int, group: str, evidence: JobSamples) -> int:
 
 
 def _components(nodes: Sequence[int], edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]]:
-    """Nodes that wait for each other, directly or in a circle (Tarjan's strongly connected components)."""
+    """Return nodes that wait for each other, directly or in a circle (Tarjan's strongly connected components)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
