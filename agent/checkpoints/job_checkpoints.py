@@ -54,7 +54,7 @@ class JobCheckpoints:
         self._save_watch: SaveWatch | None = None
         self._sender: Sender | None = None
         self._stale = False
-        """There may be backups that are not needed any more."""
+        """Whether there may be backups that are no longer needed."""
         self.disk_asked: int | None = None
         """The newest step that a Persist asked for since the launch, 0: none; None: it may have been another agent."""
         self._log = logger.bind(job=place.job)

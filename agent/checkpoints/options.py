@@ -27,13 +27,13 @@ class LaunchOptions:
     resume_step: int
     """Copies of later steps, saved in earlier generations, belong to an abandoned future."""
     ranks: tuple[int, ...]
-    """This machine's."""
+    """Ranks on this machine."""
     options: pb.CheckpointOptions
     peers: tuple[pb.BackupPeer, ...] = ()
     topology: str = ""
-    """As in ``EVERSTEP_TOPOLOGY``; empty: not known."""
+    """Topology in the format of ``EVERSTEP_TOPOLOGY``; empty: not known."""
     run: str = ""
-    """Which run of the job's name; empty: not known."""
+    """Id of the run of the job; empty: not known."""
 
     @classmethod
     def of(cls, request: pb.LaunchRequest) -> LaunchOptions:
@@ -89,13 +89,13 @@ class Place:
     shm: Path
     """The job's folder in shared memory: ``checkpoint-<rank>``, ``backup-<rank>``, and the FIFO of saves."""
     state_dir: Path
-    """The agent's; disk checkpoints are under ``checkpoints/<job>`` unless a path is configured."""
+    """The agent's state folder; disk checkpoints are under ``checkpoints/<job>`` unless a path is configured."""
     saved: SavedStates
-    """To be told of what is on disk and remote."""
+    """Records the newest copies of each rank."""
     run: str = ""
-    """Which run of the job's name they are of; empty: not known."""
+    """Id of the run that saved the copies; empty: not known."""
     version_of: Callable[[int], int] = lambda _: 0
-    """Which version of the job's code a generation ran; 0: not known. Called in any thread."""
+    """Returns the version of the job's code that a generation ran; 0: not known. Called in any thread."""
 
 
 FetchRange = Callable[[str, str, int, int, memoryview], SlotHeader]

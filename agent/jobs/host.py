@@ -32,15 +32,15 @@ class Host:
 
     machine: str
     address: str
-    """The host on which stores listen."""
+    """Address that rendezvous stores listen on."""
     sockets: dict[str, str]
-    """Variables that name the interface for gloo and NCCL, where a job says nothing else."""
+    """Variables that name the interface for gloo and NCCL, unless a job sets them."""
     state_dir: Path
     shm_dir: Path
     disk: StateDisk
     """Writes to the state folder."""
     reads: Reads
-    """Reads what may hang."""
+    """Reads files on disks that may hang."""
     records: LiveRecords
     log: ObservationLog
     reaper: Reaper

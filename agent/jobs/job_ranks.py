@@ -61,7 +61,7 @@ class JobRanks:
         self._endings: dict[tuple[int, int], EndingWatch] = {}
         """Generation and rank → the watch for the beginning of its end."""
         self.killed: dict[int, float] = {}
-        """Process that was killed and is not gone yet → since when, monotonic seconds."""
+        """Pid of a killed process that still exists → time of the kill, monotonic seconds."""
         self.keeps_output = True
         """Whether the newest launch could count on the disk for what its ranks print."""
         self._log = logger.bind(job=record.job)

@@ -39,12 +39,12 @@ class ForkServers:
         """Socket of the template from which fork servers are forked; None: there is none."""
         self.prewarm = prewarm
         self.problem = ""
-        """Why there is no warm fork server; empty: it is there, or still imports, or a job has it."""
+        """Why there is no warm fork server; empty: it waits, or still imports, or a job uses it."""
         self._warm: asyncio.Task[ForkServerClient] | None = None
         self._wanted = False
-        """A warm one is wanted: no job uses it."""
+        """Whether a warm fork server is wanted, because no job uses it."""
         self._died = asyncio.Event()
-        """Set when the warm one died, or could not be started."""
+        """Set when the warm fork server died, or could not be started."""
         self._warm_label = label_of("", {})
         self._tried: dict[str, ForkServerClient] = {}
         """Job → the fork server in which its script was tried, with other imports than the warm one has."""

@@ -27,9 +27,9 @@ from everstep.errors import WireError
 GREET_S = 5.0
 """A client that has not shown by then that it knows a token is refused, seconds."""
 MOST_UNPROVEN = 512
-"""Connections that have shown nothing yet, from all addresses together."""
+"""Limit of unproven connections, from all addresses together."""
 MOST_FROM_ONE = 64
-"""Those of them from one address: the ranks of a machine connect one by one."""
+"""Limit of unproven connections from one address: the ranks of a machine connect in sequence."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
 TELL_S = 60.0

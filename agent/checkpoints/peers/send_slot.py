@@ -33,7 +33,7 @@ class Outcome:
     fate: Fate
     reason: str = ""
     newest: int = -1
-    """The step that the peer holds already, when that is why it refused."""
+    """The step that the peer holds already, if it refused for this reason."""
     bytes: int = 0
 
 
