@@ -46,10 +46,10 @@ def is_same_fault(failure: Failure, other: Failure) -> bool:
 def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
     """Return the earlier failures that still count together with a new failure: those that are not solved.
 
-    A failure is solved once the job went steadily on past the position where it had failed.
-    A failure whose machine is already handled does not interrupt that progress. To be forgotten itself, it needs enough
-    steps or enough time, not both: machines fail often in a large job. A failure that returns at the same position was
-    not solved. If a script shows no steps, only time decides.
+    A failure is solved once the job went steadily on past the position where it had failed. A failure whose machine is
+    already handled does not interrupt that progress. To be forgotten itself, it needs enough steps or enough time, not
+    both: machines fail often in a large job. A failure that returns at the same position was not solved. If a script
+    shows no steps, only time decides.
 
     Args:
         failures: Failures that counted so far, oldest first.

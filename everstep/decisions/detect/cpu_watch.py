@@ -2,8 +2,7 @@
 
 A rank that waits for other ranks sleeps. So the time on a CPU, plus the time in which the rank was ready to run without
 a CPU, is its own computing, however long it waits. If a rank waits by polling, as with GPUs, this time is the whole
-step
-on all ranks, and shows nothing.
+step on all ranks, and shows nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The detection of a loss or gradient norm that is NaN or infinite, on all ranks or on some.
 
-Every step is saved, so the newest states are as bad as the loss: the anomaly
-states the first step that is not to be trusted. A jump that stays finite is shown, but is not an anomaly: training may
-recover from it (ADR 0037).
+Every step is saved, so the newest states are as bad as the loss: the anomaly states the first step that is not to be
+trusted. A jump that stays finite is shown, but is not an anomaly: training may recover from it (ADR 0037).
 """
 
 from __future__ import annotations

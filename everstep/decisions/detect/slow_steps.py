@@ -2,8 +2,8 @@
 
 Its own recent past says what is slow: most ranks find most of their last steps a quarter longer than those before
 (``metric_watch``), twice in a row. So an occasional checkpoint or evaluation is not a decline, and a short noisy
-neighbour is
-gone before it is reported. A rank that reports tokens is measured by its tokens: a step with more work is not slow.
+neighbour is gone before it is reported. A rank that reports tokens is measured by its tokens: a step with more work is
+not slow.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The steps that machines back up together, so that after the loss of a machine all ranks still have a common step.
 
-A machine that keeps up backs up every step, without any coordination: ranks are
-never more than a step apart, so the other machines still hold the step that a machine has sent.
-Once some machine falls behind, that is no longer so. Then the machines are
-*aligned*: a coming step is named; each of them reserves a slot for it before
-its ranks reach it, sends that step and no other, and keeps the one before, in its own memory and at its peer, until it
-is notified that the new step is *whole*:
-backed up by every rank. Only then the next step is named.
+A machine that keeps up backs up every step, without any coordination: ranks are never more than a step apart, so the
+other machines still hold the step that a machine has sent. Once some machine falls behind, that is no longer so. Then
+the machines are *aligned*: a coming step is named; each of them reserves a slot for it before its ranks reach it, sends
+that step and no other, and keeps the one before, in its own memory and at its peer, until it is notified that the new
+step is *whole*: backed up by every rank. Only then the next step is named.
 
 If a job hangs before it reaches the first named step, no step is whole, and nothing would be backed up: then each
 machine backs up on its own again.
@@ -14,12 +12,11 @@ machine backs up on its own again.
 Machines are also aligned if ranks drift apart by more steps than their slots hold
 (``everstep/decisions/keep/drift.py``), for as long as they do.
 
-So there may be several watchers, messages may be late, lost or repeated, and
-agents and workers may be restarted: every conclusion is made from facts that stay true. A rank that adopted a named
-step sends no older step any more, and adopts no step that its saves have passed. A step is *settled* when it is whole,
-or can
-never be, because some rank passed it without having adopted it or has adopted a
-later one. A rank that backed up a step does nothing else until that is settled.
+So there may be several watchers, messages may be late, lost or repeated, and agents and workers may be restarted: every
+conclusion is made from facts that stay true. A rank that adopted a named step sends no older step any more, and adopts
+no step that its saves have passed. A step is *settled* when it is whole, or can never be, because some rank passed it
+without having adopted it or has adopted a later one. A rank that backed up a step does nothing else until that is
+settled.
 """
 
 from __future__ import annotations

@@ -19,10 +19,9 @@ def readers(
 ) -> dict[int, int]:
     """Rank → the rank that reads its tensors from the storage for it; ranks that read for themselves are left out.
 
-    Ranks of a data-parallel group hold equal tensors, so that storage which all
-    machines share need not send them once for each: one rank of the group reads,
-    and the other ranks get the tensors from that rank (MegaScale). Tensors with equal digests are equal; a rank without
-    a digest reads for itself.
+    Ranks of a data-parallel group hold equal tensors, so that storage which all machines share need not send them once
+    for each: one rank of the group reads, and the other ranks get the tensors from that rank (MegaScale). Tensors with
+    equal digests are equal; a rank without a digest reads for itself.
 
     Args:
         copies: The copies to restore.

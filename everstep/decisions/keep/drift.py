@@ -1,11 +1,9 @@
 """The detection of ranks that drift so far apart that their slots have no step in common.
 
-A rank with collectives in every step is at most a step ahead of another rank.
-If ranks synchronize more rarely, say every 25 steps, fast ranks are ahead of slow ranks by up to 25 steps, and own
-slots hold only the last few steps: all ranks may have no common step, although each of them saves. Once that is seen,
-machines
-are aligned (``everstep/decisions/keep/align_backups.py``): then all of them keep the same
-step until the next step is whole.
+A rank with collectives in every step is at most a step ahead of another rank. If ranks synchronize more rarely, say
+every 25 steps, fast ranks are ahead of slow ranks by up to 25 steps, and own slots hold only the last few steps: all
+ranks may have no common step, although each of them saves. Once that is seen, machines are aligned
+(``everstep/decisions/keep/align_backups.py``): then all of them keep the same step until the next step is whole.
 
 Machines show their ranks at different times, and no two clocks are compared. A rank
 counts as behind only against the step that another rank had ``LATE_S`` earlier.

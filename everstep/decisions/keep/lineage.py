@@ -1,10 +1,10 @@
 """The copies that belong to the line of steps which led to the job's current state.
 
-A generation that begins at step 20 disowns all copies that earlier generations
-saved beyond step 20, and a generation that begins from nothing disowns all copies. Agents delete such copies when they
-launch a generation; but a machine may have been away then, remote storage is not cleaned, and a job's name may be used
-again for another job. So every copy is compared with the line before it is used. Between
-runs of the name ids tell (``everstep/model/run_id.py``), within one run generations.
+A generation that begins at step 20 disowns all copies that earlier generations saved beyond step 20, and a generation
+that begins from nothing disowns all copies. Agents delete such copies when they launch a generation; but a machine may
+have been away then, remote storage is not cleaned, and a job's name may be used again for another job. So every copy is
+compared with the line before it is used. Between runs of the name ids tell (``everstep/model/run_id.py``), within one
+run generations.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
 def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     """Return whether the job's current state descends from this copy.
 
-    Of the runs from which it was started that is all files up to where it began (what
-    is left of it in memory is thrown away), of any other run nothing. Within its own
-    run, or where ids are not known, every generation after the one that saved it must
-    have begun at its step or later; one that was never launched is of another run of
-    the name, and ours only at the step from which this run was started. A copy without a generation counts as ours.
+    Of the runs from which it was started that is all files up to where it began (what is left of it in memory is thrown
+    away), of any other run nothing. Within its own run, or where ids are not known, every generation after the one that
+    saved it must have begun at its step or later; one that was never launched is of another run of the name, and ours
+    only at the step from which this run was started. A copy without a generation counts as ours.
     """
     if runs.own and copy.run not in {"", runs.own}:
         led_here = all(copy.completed_steps <= step for _, step in lineage)

@@ -1,11 +1,10 @@
 """The next step that a machine writes to disk, or sends to a peer.
 
-All machines of a job must write, and send, the same steps, or no step is complete for all ranks, and they
-do not talk about it. So a step is due by its number alone: every ``disk_every_steps``-th (or
-``backup_every_steps``-th), and each step that a ``Persist`` requested from all machines. A machine that is too slow
-does
-not use whichever step is newest when it is ready, but doubles the distance until it keeps up: its steps are then a part
-of the steps of every faster machine.
+All machines of a job must write, and send, the same steps, or no step is complete for all ranks, and they do not talk
+about it. So a step is due by its number alone: every ``disk_every_steps``-th (or ``backup_every_steps``-th), and each
+step that a ``Persist`` requested from all machines. A machine that is too slow does not use whichever step is newest
+when it is ready, but doubles the distance until it keeps up: its steps are then a part of the steps of every faster
+machine.
 
 If a machine that sends still has a choice, it sends the *roundest* step, the step with the most trailing zero bits:
 machines that are behind by a different amount choose the same step. If the job makes no steps, e.g. in a hang, the

@@ -63,8 +63,7 @@ def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
     """Give every rank a peer on another machine, outside its parallel groups where that is possible.
 
     Every machine holds as many backups as it has ranks. If a group or a domain cannot be avoided, avoiding parallel
-    groups comes first, with the
-    fewest groups whose loss would take owner and peer together.
+    groups comes first, with the fewest groups whose loss would take owner and peer together.
 
     Args:
         topology: Ranks and machines.

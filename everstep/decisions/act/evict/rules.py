@@ -2,10 +2,9 @@
 
 Every suspicion of a machine is a ``Finding``, from inspections, tests, replays, samples of a hang or of a slow job,
 silence, or operators (``FindingSource``). Each finding is answered by one rule, the first row that it fits. The first
-four rows are an operator's request and the evictions that figure 5 of ByteRobust makes without a test; then
-follow results of tests while the job was stopped, hangs and slow machines. The last four rows evict no machine: they
-explain why a finding is not enough.
-If no rule evicts, the ladder decides what is tried (``everstep.decisions.act.ladder``).
+four rows are an operator's request and the evictions that figure 5 of ByteRobust makes without a test; then follow
+results of tests while the job was stopped, hangs and slow machines. The last four rows evict no machine: they explain
+why a finding is not enough. If no rule evicts, the ladder decides what is tried (``everstep.decisions.act.ladder``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The order in which rungs are tried for each kind of failure: a table whose first row that fits decides.
 
 ByteRobust (section 4.2, figure 5) tests the machines first, restarts the job as it is if all tests pass, then rolls the
-code back, then replays. A row that differs from that
-order states it (docs/adr/0044).
+code back, then replays. A row that differs from that order states it (docs/adr/0044).
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Unknown is not empty: a job never resumes from a step while every rank may have a copy of a newer step: in locations
 that answered, in copies that could not be brought, or in locations that did not answer. A step is *certain* when no
-later one
-can exist: each later step was never saved by some rank, or
-is in none of a rank's locations that could be listed and was never due in those that could not.
+later one can exist: each later step was never saved by some rank, or is in none of a rank's locations that could be
+listed and was never due in those that could not.
 
 These facts bound a step in a location that could not be listed:
 

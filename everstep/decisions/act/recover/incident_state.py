@@ -419,8 +419,8 @@ class IncidentState(BaseModel):
         """The newest step that is trusted if the fault is in the state; None: every step is trusted.
 
         The limit concerns steps saved by the generation with the fault, not later ones. A generation whose very first
-        step was bad began with a bad state,
-        or with a state that always leads to the fault: then an older step is needed.
+        step was bad began with a bad state, or with a state that always leads to the fault: then an older step is
+        needed.
         """
         limit = self.anomaly.not_after
         if limit is None or self.launches:

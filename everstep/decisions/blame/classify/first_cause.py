@@ -88,8 +88,7 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
 
     The best of each stream is compared: a cause before an end, an end before a consequence; a decisive line before a
     line that the program may have survived. If several remain, the order within a log, times that differ by more than
-    clocks do,
-    and the number of ranks decide, in this order; else the class is unknown and all are named.
+    clocks do, and the number of ranks decide, in this order; else the class is unknown and all are named.
 
     Args:
         logs: The scanned logs, one for each file or rank.

@@ -1,7 +1,7 @@
 """Lines about GPUs: the driver's Xid events, CUDA and what is built on it.
 
-Which Xid means what is in ``everstep.model.xid``. An illegal
-memory access has no owner: ByteRobust's table 2 counts 21 of the infrastructure and 41 of the users.
+Which Xid means what is in ``everstep.model.xid``. An illegal memory access has no owner: ByteRobust's table 2 counts 21
+of the infrastructure and 41 of the users.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The choice of diagnostic tests for a symptom (ByteRobust, section 4.2 and figure 5).
 
 One table, the first row that fits counts. The order of the tests is that of the paper: tests of a single machine come
-before
-tests of two machines.
+before tests of two machines.
 """
 
 from __future__ import annotations

@@ -82,9 +82,8 @@ def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
     """Return the first of two diagnoses, without its unsure faults that the second diagnosis does not show.
 
     A single low bandwidth may be caused by other work on that machine: it is measured again before it is a fault. A
-    test
-    that breaks, and a fault between two machines, are repeated too. Without a second diagnosis only the sure faults
-    count.
+    test that breaks, and a fault between two machines, are repeated too. Without a second diagnosis only the sure
+    faults count.
 
     Args:
         first: The diagnosis of all tests.

@@ -6,8 +6,7 @@ TP and PP sizes stay, and with them every other size that splits the model; the 
 replicas of it. All groups of a phase run at once.
 
 Everstep adds: if the machines do not divide into groups of one size, the last groups are filled with machines that run
-in
-another group as well, and such groups run after the others (a further *wave*).
+in another group as well, and such groups run after the others (a further *wave*).
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ def replica_machines(topology: Topology) -> int:
     """Return the fewest machines that hold whole replicas of the model: k = 1 of the paper.
 
     If a machine holds one TP group, the result is the PP size. A machine may hold several TP groups, or several
-    replicas,
-    or a replica may end within a machine. Groups that are laid over data axes, e.g. of experts, stay whole.
+    replicas, or a replica may end within a machine. Groups that are laid over data axes, e.g. of experts, stay whole.
     """
     data = prod(topology.size(axis) for axis in topology.data_axes)
     whole = 1
