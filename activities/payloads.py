@@ -1,10 +1,9 @@
 """The payload format in Temporal: JSON, compressed if it is large, and encrypted if there is a key.
 
-A payload of Temporal may have 2 MB. The answers of the machines of 10,240 ranks to
-a stop are 9 MB of JSON with many repeated words, and 1 MB after
-zlib. All clients and workers of a namespace need this converter. Small payloads
-stay readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys:
-then all payloads are encrypted, errors too (:mod:`activities.payload_keys`).
+A payload of Temporal may have 2 MB. The answers of the machines of 10,240 ranks to a stop are 9 MB of JSON with many
+repeated words, and 1 MB after zlib. All clients and workers of a namespace need this converter. Small payloads stay
+readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys: then all payloads are encrypted, errors too
+(:mod:`activities.payload_keys`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """TLS and the bearer token between the control plane and an agent, and among agents.
 
-A caller of an agent can run programs as its user. So every call needs the token,
-on loopback too, which all users of the machine can reach; beyond loopback TLS is
-required as well. Tokens and keys are named by file paths, never by value.
+A caller of an agent can run programs as its user. So every call needs the token, on loopback too, which all users of
+the machine can reach; beyond loopback TLS is required as well. Tokens and keys are named by file paths, never by value.
 """
 
 from __future__ import annotations

@@ -123,8 +123,7 @@ def everstep(
 ) -> None:
     """Keep large training jobs stepping.
 
-    Start with `everstep demo`, or with `everstep up` and `everstep run`. Every
-    command has `--help` with examples.
+    Start with `everstep demo`, or with `everstep up` and `everstep run`. Every command has `--help` with examples.
 
     Exit codes: 0 done; 1 it failed (the message says why and what to do);
     2 wrong usage or a wrong job file; 3 this machine cannot do it.

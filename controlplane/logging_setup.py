@@ -7,10 +7,9 @@ Readable lines on a terminal, one JSON object per line on request::
     with structlog.contextvars.bound_contextvars(job="gpt", incident="incident/gpt/0001"):
         log.warning("rank ended", rank=5, correlation="m2-7")
 
-Workflow code logs by ``workflow.logger`` and activities by ``activity.logger``:
-these stay silent while a history is only replayed. A plain
-structlog logger does not; so that a slip costs nothing, a line from a replay
-is dropped here too.
+Workflow code logs by ``workflow.logger`` and activities by ``activity.logger``: these stay silent while a history is
+only replayed. A plain structlog logger does not; so that a slip costs nothing, a line from a replay is dropped here
+too.
 """
 
 from __future__ import annotations

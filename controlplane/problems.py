@@ -117,8 +117,7 @@ class ProblemTeller:
     def changes(self, seen: Sequence[Copying], now_s: float) -> list[ProblemEvent]:
         """The events since the last call.
 
-        A problem is over when another step is copied, or after a restart, which
-        forgets why the last copy failed.
+        A problem is over when another step is copied, or after a restart, which forgets why the last copy failed.
         """
         failing: dict[tuple[str, str], list[Copying]] = defaultdict(list)
         for copying in seen:

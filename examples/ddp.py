@@ -4,8 +4,7 @@
     torchrun --nproc-per-node 3 examples/ddp.py --steps 50
     everstep run --machines 3 --ranks-per-machine 1 -- examples/ddp.py --steps 300
 
-What everstep needs of it is marked "everstep:". ``examples/ddp_plain.py`` is a
-script that knows nothing of everstep.
+What everstep needs of it is marked "everstep:". ``examples/ddp_plain.py`` is a script that knows nothing of everstep.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
 class Shuffled(Sampler[int]):
     """This rank's samples in an order that is shuffled anew in each epoch, for ever.
 
-    everstep: the position in the data is part of the state. It is the same number
-    on every rank, and is read when the next sample is asked for: the iterator is
-    made before the state is restored.
+    everstep: the position in the data is part of the state. It is the same number on every rank, and is read when the
+    next sample is asked for: the iterator is made before the state is restored.
     """
 
     def __init__(self, count: int, run: everstep.Run, seed: int) -> None:

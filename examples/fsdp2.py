@@ -1,9 +1,8 @@
 """A small GPT whose parameters, gradients and optimizer state are sharded over ranks by FSDP2.
 
-They are sharded over all ranks, or with --replicas over those of each replica
-(hybrid sharding). Each rank saves its own shards; nothing is ever gathered. The
-batch is that of the whole job and a function of the step, so that the job may go
-on with another number of ranks from a checkpoint on disk.
+They are sharded over all ranks, or with --replicas over those of each replica (hybrid sharding). Each rank saves its
+own shards; nothing is ever gathered. The batch is that of the whole job and a function of the step, so that the job may
+go on with another number of ranks from a checkpoint on disk.
 
     python examples/fsdp2.py --steps 50
     torchrun --nproc-per-node 4 examples/fsdp2.py --steps 50

@@ -1,8 +1,7 @@
 """A small GPT with tensor, pipeline and data parallelism, kept stepping by everstep.
 
-The text is Python's own standard library, read as bytes; nothing is downloaded.
-Runs on CPUs (gloo) and on GPUs (nccl), and deterministically: two runs with the
-same options print the same losses bit for bit, interrupted or not.
+The text is Python's own standard library, read as bytes; nothing is downloaded. Runs on CPUs (gloo) and on GPUs (nccl),
+and deterministically: two runs with the same options print the same losses bit for bit, interrupted or not.
 
     python examples/gpt.py --steps 50
     torchrun --nproc-per-node 4 examples/gpt.py --tp 2 --pp 2 --steps 50

@@ -36,18 +36,14 @@ def soak(  # noqa: PLR0917 - one parameter for each option
 ) -> None:
     """Run one long job in which faults of every kind meet each other.
 
-    They come alone, two at once, and one within the recovery from another.
-    Before each of them all ranks wait at a step, the gate. What is there is
-    looked at from outside (processes, files, step records, histories) and held
-    to a list of invariants: the job steps again, losses equal the undisturbed
-    run bit for bit, no rank lives twice, copies are where they belong, nothing
-    piles up, status is true. The first violation ends the soak. Its cluster is
-    left up (its job goes on), and shorter plans are run to find the shortest that
-    is violated too.
+    They come alone, two at once, and one within the recovery from another. Before each of them all ranks wait at a
+    step, the gate. What is there is looked at from outside (processes, files, step records, histories) and held to a
+    list of invariants: the job steps again, losses equal the undisturbed run bit for bit, no rank lives twice, copies
+    are where they belong, nothing piles up, status is true. The first violation ends the soak. Its cluster is left up
+    (its job goes on), and shorter plans are run to find the shortest that is violated too.
 
-    The same seed draws the same plan. A soak that was killed goes on with
-    --resume. What this machine cannot inject (without root: the network, small
-    file systems) is left out and listed. 300 faults take about 40 min on two cores.
+    The same seed draws the same plan. A soak that was killed goes on with --resume. What this machine cannot inject
+    (without root: the network, small file systems) is left out and listed. 300 faults take about 40 min on two cores.
 
     Examples:
 
@@ -111,11 +107,9 @@ def sweep(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Kill the worker at every event of an incident's history in turn.
 
-    For each event n a short job runs on one local cluster, a rank of it is
-    killed, a machine of it is lost for good, or it is updated, and the worker
-    dies as soon as event n is durable. The decision and the outcome must be
-    the same each time. A kill that came late is tried again. About 10 s for
-    each event, and 20 s for an eviction's or a replay's.
+    For each event n a short job runs on one local cluster, a rank of it is killed, a machine of it is lost for good, or
+    it is updated, and the worker dies as soon as event n is durable. The decision and the outcome must be the same each
+    time. A kill that came late is tried again. About 10 s for each event, and 20 s for an eviction's or a replay's.
 
     Examples:
 

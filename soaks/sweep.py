@@ -1,14 +1,11 @@
 """The sweep: the worker killed at every event of an incident's history in turn.
 
-One cluster with a single worker, so that each kill is the death of the whole
-control plane but Temporal; one short job per event n. In each a rank is killed,
-a machine is lost for good or computes wrongly and another one takes its place,
-or its code is updated; and while the incident is under way the worker dies as soon as it can
-know that event n is durable (``drills/inject/control_plane.py`` says exactly
-when). Its supervisor starts it again. What must be the same each time: the
-decision, the outcome, one
-incident, nothing lost but the step under way, losses equal bit for bit, no rank
-twice, nothing left behind.
+One cluster with a single worker, so that each kill is the death of the whole control plane but Temporal; one short job
+per event n. In each a rank is killed, a machine is lost for good or computes wrongly and another one takes its place,
+or its code is updated; and while the incident is under way the worker dies as soon as it can know that event n is
+durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor starts it again. What must be the same
+each time: the decision, the outcome, one incident, nothing lost but the step under way, losses equal bit for bit, no
+rank twice, nothing left behind.
 
 What is swept: all events that the incident's history, or its replay's, has when
 nobody dies, and on to its last one where it is longer. For each, the row tells where the worker was

@@ -1,8 +1,7 @@
 """Migrates a ledger's tables to this release.
 
-A ledger of a newer release is used without changes if the newer release only
-added to the tables. So several workers can be upgraded one after the other, and a return to
-the earlier release needs no second ledger.
+A ledger of a newer release is used without changes if the newer release only added to the tables. So several workers
+can be upgraded one after the other, and a return to the earlier release needs no second ledger.
 """
 
 from __future__ import annotations

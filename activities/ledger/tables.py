@@ -1,8 +1,7 @@
 """The tables of the ledger.
 
-A job's name may be used again, so rows belong to a *run* of the job. Columns
-whose values are not known yet are NULL. Times are nanoseconds of the wall
-clock.
+A job's name may be used again, so rows belong to a *run* of the job. Columns whose values are not known yet are NULL.
+Times are nanoseconds of the wall clock.
 
 Changing a table needs a new file in ``migrations/versions``; a test compares both.
 """

@@ -1,12 +1,10 @@
 """The watcher: one in every worker process, outside Temporal.
 
-It reads the agents' observation streams of every running job, judges them by
-the rules of ``everstep.decisions.detect.rules`` and reports to the job's workflow
-by an update whose id contains the generation: when several watchers report the same
-fault, the server accepts only the first. Observations are acknowledged only after the
-workflow accepted the report; until then they stay in the agent's
-log. So a dead worker leaves no gap while another worker runs, and nothing is
-lost when no worker runs.
+It reads the agents' observation streams of every running job, judges them by the rules of
+``everstep.decisions.detect.rules`` and reports to the job's workflow by an update whose id contains the generation:
+when several watchers report the same fault, the server accepts only the first. Observations are acknowledged only after
+the workflow accepted the report; until then they stay in the agent's log. So a dead worker leaves no gap while another
+worker runs, and nothing is lost when no worker runs.
 
 Jobs are independent of each other here: a job whose state cannot be read, or whose
 workflow does not answer, is asked again, and all other jobs are watched meanwhile.

@@ -34,9 +34,8 @@ logger = structlog.get_logger()
 class SaveWatch:
     """Reports every committed slot of a job's own checkpoint files to its subscribers, in one thread.
 
-    Slots that exist at the start are reported too, oldest first: so a subscriber
-    knows the latest state after a restart of the agent. A subscriber must return at
-    once; its errors are logged, and the slot is not reported to it again.
+    Slots that exist at the start are reported too, oldest first: so a subscriber knows the latest state after a restart
+    of the agent. A subscriber must return at once; its errors are logged, and the slot is not reported to it again.
 
     Args:
         shm: The job's folder in shared memory.

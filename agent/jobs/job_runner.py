@@ -1,8 +1,7 @@
 """One job on this machine: its fork server, its ranks, its rendezvous store, and its record.
 
-The fork server's table decides which processes were forked; the job's record
-survives the death of the fork server. Both are reconciled when an agent
-starts and when a fork server is lost, so that no rank is ever started twice.
+The fork server's table decides which processes were forked; the job's record survives the death of the fork server.
+Both are reconciled when an agent starts and when a fork server is lost, so that no rank is ever started twice.
 """
 
 from __future__ import annotations

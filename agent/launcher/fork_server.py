@@ -1,25 +1,20 @@
 """The fork server: a process with torch imported and one thread, from which ranks are forked.
 
-Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_server.py``,
-with the interpreter of the job. It imports the standard library, torch and
-small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``), and no module whose name a training script could
-use for one of its own.
+Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_server.py``, with the interpreter of the
+job. It imports the standard library, torch and small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``), and
+no module whose name a training script could use for one of its own.
 
-It is the parent of the ranks and of the rendezvous stores, and it outlives the
-agent: a new agent connects, asks for the table and goes on. Its table is the
-truth about what was forked. It never starts a rank twice, and nothing of a
-fenced generation. It is a subreaper: what a dead rank leaves behind (data
-loaders) becomes its child, is killed and reaped.
+It is the parent of the ranks and of the rendezvous stores, and it outlives the agent: a new agent connects, asks for
+the table and goes on. Its table is the truth about what was forked. It never starts a rank twice, and nothing of a
+fenced generation. It is a subreaper: what a dead rank leaves behind (data loaders) becomes its child, is killed and
+reaped.
 
-One JSON object per line in both directions over a unix socket. Requests carry
-``id`` and ``op``:
+One JSON object per line in both directions over a unix socket. Requests carry ``id`` and ``op``:
 
-=========== ============================================ =======================================
-op          arguments                                    reply
-=========== ============================================ =======================================
-subscribe                                                the table; from then on exits are pushed
-assign      job                                          the table
-fork        generation, fenced, script, args, cwd, env,  ranks: one entry each
+=========== ============================================ ======================================= op          arguments
+reply =========== ============================================ ======================================= subscribe
+the table; from then on exits are pushed assign      job                                          the table fork
+generation, fenced, script, args, cwd, env,  ranks: one entry each
             ranks: [{rank, env, report, stdout, stderr}]
 store       generation, fenced, host                     port, pid, start_ticks
 try         script, folder, args, cwd, env, output,      exit, once it ended; slow: it was killed at the limit
@@ -137,9 +132,8 @@ class Imported:
 def preload() -> Imported:
     """Import the modules that a training script will import; a rank then needs milliseconds instead of seconds.
 
-    Nothing here may start a thread, run a parallel operation or touch CUDA: a
-    child would hang in OpenMP or fail in CUDA. Hence no optimizer step, and no
-    ``torch.cuda.is_available()``.
+    Nothing here may start a thread, run a parallel operation or touch CUDA: a child would hang in OpenMP or fail in
+    CUDA. Hence no optimizer step, and no ``torch.cuda.is_available()``.
     """
     gc.disable()  # nearly all imported objects stay: collecting garbage would be a quarter of the time
     before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()

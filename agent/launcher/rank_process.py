@@ -1,10 +1,8 @@
 """The life of a forked rank before, around and after the user's script.
 
-The fork server loads this file under a private name, so that no
-training script can mistake it for one of its own modules. The code runs in the child:
-torchrun's environment, a session of its own, its output in log files, the
-script as ``__main__``, and an end that runs ``atexit`` and flushes but skips
-the interpreter's finalisation.
+The fork server loads this file under a private name, so that no training script can mistake it for one of its own
+modules. The code runs in the child: torchrun's environment, a session of its own, its output in log files, the script
+as ``__main__``, and an end that runs ``atexit`` and flushes but skips the interpreter's finalisation.
 """
 
 from __future__ import annotations

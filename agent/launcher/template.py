@@ -1,22 +1,18 @@
 """The template: a process that has imported the modules of fork servers, which are forked from it.
 
-If several agents share a computer, as in a local cluster, each agent needs a fork
-server, and importing torch costs each server seconds of CPU time. The template
-imports once. A fork server from the template starts in milliseconds, and equals
-a server that an agent started itself: leader of its own session, with its
-own command line, its own log and the environment that its agent requested.
-An agent alone on its machine needs no template.
+If several agents share a computer, as in a local cluster, each agent needs a fork server, and importing torch costs
+each server seconds of CPU time. The template imports once. A fork server from the template starts in milliseconds, and
+equals a server that an agent started itself: leader of its own session, with its own command line, its own log and the
+environment that its agent requested. An agent alone on its machine needs no template.
 
-The supervisor runs it as a program of its own, ``python -P …/agent/launcher/template.py``.
-It may die at any time: its fork servers live on, and agents then start new fork
-servers themselves.
+The supervisor runs it as a program of its own, ``python -P …/agent/launcher/template.py``. It may die at any time: its
+fork servers live on, and agents then start new fork servers themselves.
 
-Each connection to its unix socket carries one request: a line of JSON with
-``arguments`` and ``env``, and two descriptors, the fork server's listening
-socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
-``message``: why the agent must start this server itself. A request may also be a line with
-``ended``, a pid, and ``start_ticks``: it asks how a child of the template ended. Its children are
-the processes that it forked, and ranks whose fork server died.
+Each connection to its unix socket carries one request: a line of JSON with ``arguments`` and ``env``, and two
+descriptors, the fork server's listening socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
+``message``: why the agent must start this server itself. A request may also be a line with ``ended``, a pid, and
+``start_ticks``: it asks how a child of the template ended. Its children are the processes that it forked, and ranks
+whose fork server died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the reports of a job's ranks on this machine say of the training, from their mapped files.
 
-No disk is in the way: the last records lie in shared memory, and an agent that is
-started again takes them from there.
+No disk is in the way: the last records lie in shared memory, and an agent that is started again takes them from there.
 """
 
 from __future__ import annotations

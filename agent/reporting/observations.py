@@ -1,9 +1,8 @@
 """The numbered log of a machine's observations, each kept until the control plane acknowledged it.
 
-Lines of JSON in shared memory and on disk (``live.py``). The first line says after
-which number the log begins and in which boot of the machine it was written. No number
-is ever used twice: after a reboot, or where only the copy on disk is left, which may
-lack the last lines, numbering leaps ahead.
+Lines of JSON in shared memory and on disk (``live.py``). The first line says after which number the log begins and in
+which boot of the machine it was written. No number is ever used twice: after a reboot, or where only the copy on disk
+is left, which may lack the last lines, numbering leaps ahead.
 """
 
 from __future__ import annotations

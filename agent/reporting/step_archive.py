@@ -1,8 +1,7 @@
 """Step records of a job: drained from the mapped report files into files that outlive them.
 
-One file per rank, ``steps-<rank>.bin``, of fixed records, little endian:
-sequence u64 · generation u32 · given u32 · step i64 · time_ns i64 · loss f64 ·
-grad_norm f64 · tokens i64. The last record says where draining goes on after a
+One file per rank, ``steps-<rank>.bin``, of fixed records, little endian: sequence u64 · generation u32 · given u32 ·
+step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64. The last record says where draining goes on after a
 restart; a torn one is cut off.
 """
 

@@ -59,9 +59,8 @@ class RequestMemory:
     ) -> Reply:
         """Carry a command out unless its id was answered already.
 
-        A caller that disconnects does not stop the command half-way. Failures
-        are not remembered: the same id may be tried again. A command without an id
-        is not remembered.
+        A caller that disconnects does not stop the command half-way. Failures are not remembered: the same id may be
+        tried again. A command without an id is not remembered.
         """
         if not request.request_id:
             return await carry_out()

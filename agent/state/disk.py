@@ -1,9 +1,8 @@
 """The agent's writes to its state folder, all in one thread: no command waits for a disk that is full or hangs.
 
-State that must survive the agent is in shared memory (``live.py``); the disk gets
-a copy a moment later, for the time after a reboot. A failed write is kept, repeated
-every second, and logged. The amount of waiting data is limited, because a file that grows by
-lines is rewritten when too many lines wait.
+State that must survive the agent is in shared memory (``live.py``); the disk gets a copy a moment later, for the time
+after a reboot. A failed write is kept, repeated every second, and logged. The amount of waiting data is limited,
+because a file that grows by lines is rewritten when too many lines wait.
 """
 
 from __future__ import annotations

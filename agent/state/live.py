@@ -1,9 +1,8 @@
 """The agent's records: in shared memory at once, and in its state folder as soon as the disk has written them.
 
-``<shm-dir>/_agent`` outlives the agent as the ranks do, and no write to it waits for a
-disk. The copies in the state folder count only if this folder in shared memory is gone: after a reboot, or
-if shared memory was full. Then all processes of the jobs are gone too, and the newest
-lines may be missing.
+``<shm-dir>/_agent`` outlives the agent as the ranks do, and no write to it waits for a disk. The copies in the state
+folder count only if this folder in shared memory is gone: after a reboot, or if shared memory was full. Then all
+processes of the jobs are gone too, and the newest lines may be missing.
 """
 
 from __future__ import annotations

@@ -51,11 +51,9 @@ def agent(  # noqa: PLR0917
 ) -> None:
     """Run the node agent of one machine, in the foreground, until SIGTERM.
 
-    The ranks that it started live on when it ends or is killed; the next agent
-    with the same --state-dir takes them over. Every call must carry the token of
-    --token-file; workers and commands find it by EVERSTEP_AGENT_TOKEN_FILE.
-    Beyond loopback TLS is required as well. Both folders must be this user's
-    alone: docs/guides/security.md.
+    The ranks that it started live on when it ends or is killed; the next agent with the same --state-dir takes them
+    over. Every call must carry the token of --token-file; workers and commands find it by EVERSTEP_AGENT_TOKEN_FILE.
+    Beyond loopback TLS is required as well. Both folders must be this user's alone: docs/guides/security.md.
 
     Example:
 

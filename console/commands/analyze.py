@@ -95,12 +95,10 @@ def hang(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Say which machine a job hangs on, by its stacks and flight records.
 
-    The folder has dumps of py-spy (text, or --json), flight records of torch
-    (JSON; pickles with --pickles), and reports of NCCL's RAS; any of them, packed
-    by gzip or not. Whose a file is stands in its name or its folder's, as in
-    rank-5.json or nccl_trace_rank_5, or in processes.json. Several looks at a job
-    lie in folders snapshot-1, snapshot-2 …: docs/concepts/hangs.md. One look at stacks
-    evicts nobody, but with --hung.
+    The folder has dumps of py-spy (text, or --json), flight records of torch (JSON; pickles with --pickles), and
+    reports of NCCL's RAS; any of them, packed by gzip or not. Whose a file is stands in its name or its folder's, as in
+    rank-5.json or nccl_trace_rank_5, or in processes.json. Several looks at a job lie in folders snapshot-1, snapshot-2
+    …: docs/concepts/hangs.md. One look at stacks evicts nobody, but with --hung.
 
     Examples:
 
@@ -152,11 +150,9 @@ def timings(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Say which machine slows a job down, by what its ranks took for the parts of their steps.
 
-    One row for each operation of a rank in a step, with the columns step; rank, or
-    dp_rank and stage; operation; start; duration; and tokens, if you know them.
-    Ranks are compared with those of their own stage. Where the job itself is
-    uneven (a heavy stage, sequences of uneven length) no machine is named:
-    docs/concepts/hangs.md.
+    One row for each operation of a rank in a step, with the columns step; rank, or dp_rank and stage; operation; start;
+    duration; and tokens, if you know them. Ranks are compared with those of their own stage. Where the job itself is
+    uneven (a heavy stage, sequences of uneven length) no machine is named: docs/concepts/hangs.md.
 
     Examples:
 

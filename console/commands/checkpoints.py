@@ -30,13 +30,11 @@ def checkpoints(
 ) -> None:
     """Show the checkpoints of a job: steps, how old, where they lie, and whether every rank can restore them.
 
-    Own is the memory of the machine that runs a rank, backup the memory of its
-    peer. 8/8 says that copies of 8 of 8 ranks are there. When a job has ended,
-    its memory is given back; what is on disk and on remote storage stays. What
+    Own is the memory of the machine that runs a rank, backup the memory of its peer. 8/8 says that copies of 8 of 8
+    ranks are there. When a job has ended, its memory is given back; what is on disk and on remote storage stays. What
     could not be listed is unknown, and not damaged.
 
-    While a job runs, its oldest step in memory may lack ranks: it is being
-    replaced by the next one.
+    While a job runs, its oldest step in memory may lack ranks: it is being replaced by the next one.
 
     Examples:
 

@@ -47,13 +47,11 @@ def up(  # noqa: PLR0917
 ) -> None:
     """Start a local cluster: Temporal with its Web UI, workers, and one agent per machine.
 
-    Everything runs detached, below a supervisor that starts again what dies.
-    Idempotent: a running cluster stays as it is, and grows when more is asked
-    for. Addresses, history and ledger are kept until `everstep down --purge`.
+    Everything runs detached, below a supervisor that starts again what dies. Idempotent: a running cluster stays as it
+    is, and grows when more is asked for. Addresses, history and ledger are kept until `everstep down --purge`.
 
-    Temporal is the server that you configured (TEMPORAL_ADDRESS or Temporal's
-    profile file), else `temporal` on PATH, else a copy that is downloaded or
-    built once.
+    Temporal is the server that you configured (TEMPORAL_ADDRESS or Temporal's profile file), else `temporal` on PATH,
+    else a copy that is downloaded or built once.
 
     Examples:
 
@@ -103,9 +101,8 @@ def down(
 ) -> None:
     """Stop a local cluster: its jobs, workers, agents, Temporal; give back the shared memory.
 
-    Only what belongs to this cluster is touched. History, ledger and logs stay,
-    and so do the addresses, for the next `everstep up`. Running jobs are stopped
-    for good. With --keep-jobs they go on after the next `up`, but without the
+    Only what belongs to this cluster is touched. History, ledger and logs stay, and so do the addresses, for the next
+    `everstep up`. Running jobs are stopped for good. With --keep-jobs they go on after the next `up`, but without the
     checkpoints that they kept in shared memory: from those on disk.
 
     Examples:

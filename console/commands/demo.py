@@ -19,10 +19,9 @@ def demo(
 ) -> None:
     """Show a training job that crashes and goes on.
 
-    Starts a local cluster named demo, trains the example GPT on 4 machines x 2
-    ranks (tp 2, pp 2, dp 2) once undisturbed and once with rank 5 killed in
-    step 20, follows the recovery live, and compares the losses of both runs bit
-    for bit. Takes about a minute.
+    Starts a local cluster named demo, trains the example GPT on 4 machines x 2 ranks (tp 2, pp 2, dp 2) once
+    undisturbed and once with rank 5 killed in step 20, follows the recovery live, and compares the losses of both runs
+    bit for bit. Takes about a minute.
 
     On a terminal the cluster stays up, so that the links work; in a pipe and
     with --json it is taken down. The story says which, and how to end it.

@@ -38,11 +38,10 @@ def diagnose(  # noqa: PLR0917
 ) -> None:
     """Run diagnostic tests on machines that no job has, and say what they say together.
 
-    Each machine is tested alone, all at once: DCGM and EUD where they are installed,
-    memory, disk, copies to GPUs, loopback, all-to-all, and bitwise alignment, a small
-    model whose bits all machines of a kind have to agree on. Then neighbours are tested
-    in pairs: a machine that fails with two others is at fault, and so is a link between
-    two machines that work with others.
+    Each machine is tested alone, all at once: DCGM and EUD where they are installed, memory, disk, copies to GPUs,
+    loopback, all-to-all, and bitwise alignment, a small model whose bits all machines of a kind have to agree on. Then
+    neighbours are tested in pairs: a machine that fails with two others is at fault, and so is a link between two
+    machines that work with others.
 
     A test that cannot be run is unknown, and no fault. Machines that a job has are left
     out; one that is named is refused. A job that starts meanwhile ends the tests.

@@ -65,20 +65,16 @@ def every_drill(
 
     `everstep drill FAULT --help` shows the options of a fault and of the job.
 
-    The job runs on a local cluster of its own, which is torn down afterwards,
-    and its ledger with it: the incident can be read later only with --keep,
-    which ends with the commands for it.
-    The same job then runs without the fault: the losses of all steps and the last
-    state of every rank must be equal bit for bit. Of a script that reports no losses
-    and has no checkpoint there is nothing to compare, and the result says so.
-    Nothing may be left behind, and no rank may ever have two copies. In a script's
-    arguments `{run}` stands for a folder that each run has of its own, for checkpoints
-    that the script writes itself.
+    The job runs on a local cluster of its own, which is torn down afterwards, and its ledger with it: the incident can
+    be read later only with --keep, which ends with the commands for it. The same job then runs without the fault: the
+    losses of all steps and the last state of every rank must be equal bit for bit. Of a script that reports no losses
+    and has no checkpoint there is nothing to compare, and the result says so. Nothing may be left behind, and no rank
+    may ever have two copies. In a script's arguments `{run}` stands for a folder that each run has of its own, for
+    checkpoints that the script writes itself.
 
-    Where a drill takes copies of the training state away or damages them, it
-    looks itself at what is left, and says how many steps that may cost: one where
-    the placement of the backups promises it. Small file systems need root, and so do
-    drills of the network, whose machines are network namespaces with TLS.
+    Where a drill takes copies of the training state away or damages them, it looks itself at what is left, and says how
+    many steps that may cost: one where the placement of the backups promises it. Small file systems need root, and so
+    do drills of the network, whose machines are network namespaces with TLS.
 
     Examples:
 
@@ -102,9 +98,8 @@ def every_drill(
 
         everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
-    Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong
-    usage; 3 this fault cannot be injected here; 4 as 0, but nothing could be
-    compared with the run without the fault.
+    Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong usage; 3 this fault cannot be injected here;
+    4 as 0, but nothing could be compared with the run without the fault.
     """
     if list_faults:
         from console.views import drill as view

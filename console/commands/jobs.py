@@ -42,8 +42,7 @@ def status(
 ) -> None:
     """Show where jobs stand: state, step, loss, ranks with their pids, ETTR, the open incident, the last ones.
 
-    Machines whose agent does not answer are named. That does not mean that
-    their ranks do not run.
+    Machines whose agent does not answer are named. That does not mean that their ranks do not run.
 
     Examples:
 
@@ -131,9 +130,8 @@ def resume(
 ) -> None:
     """Let a parked job try again, with a fresh budget of attempts.
 
-    Where a newer step may lie on storage that does not answer, it is asked
-    again. With --accept-loss the job goes on from the step that status names as
-    certain, or a later one; what may be newer is then set aside, or gone.
+    Where a newer step may lie on storage that does not answer, it is asked again. With --accept-loss the job goes on
+    from the step that status names as certain, or a later one; what may be newer is then set aside, or gone.
 
     Examples:
 

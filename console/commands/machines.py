@@ -40,19 +40,16 @@ def machines(  # noqa: PLR0917
     A machine is active for a job, a standby, free, cordoned by an operator, or
     quarantined after an eviction. 'everstep evict' and 'everstep release' change that.
 
-    Unknown is what could not be looked at, and what was seen that does not say
-    whose fault it is. It is no fault of the machine. A machine whose agent does not
-    answer is unknown.
+    Unknown is what could not be looked at, and what was seen that does not say whose fault it is. It is no fault of the
+    machine. A machine whose agent does not answer is unknown.
 
-    The machines are those of the local cluster, or of the inventory that
-    EVERSTEP_INVENTORY names. Inspections, reason codes and settings:
-    docs/concepts/inspections.md.
+    The machines are those of the local cluster, or of the inventory that EVERSTEP_INVENTORY names. Inspections, reason
+    codes and settings: docs/concepts/inspections.md.
 
-    What a line of the kernel log told counts until the machine is started anew, or
-    for some time. What is compared with what was, as memory or a file system that was
-    writable, is found as long as it is less. --clear ends that for the machines that
-    are named: events count no more, what is compared begins with what is there now.
-    The inspections look again, and it shows what they say.
+    What a line of the kernel log told counts until the machine is started anew, or for some time. What is compared with
+    what was, as memory or a file system that was writable, is found as long as it is less. --clear ends that for the
+    machines that are named: events count no more, what is compared begins with what is there now. The inspections look
+    again, and it shows what they say.
 
     A recording has a line of JSON for each machine and look. `everstep policy
     simulate` says what a policy would have done about it.

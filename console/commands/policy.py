@@ -58,9 +58,8 @@ def show(
 ) -> None:
     """Show every rule of eviction: what it asks, how far it may go, the numbers that it goes by, and whose they are.
 
-    The rules are in the order in which they are asked. The last of all is the
-    breaker, which limits how many machines leave without an operator. What can be
-    set is in the table policy of the job file: docs/guides/eviction-policy.md.
+    The rules are in the order in which they are asked. The last of all is the breaker, which limits how many machines
+    leave without an operator. What can be set is in the table policy of the job file: docs/guides/eviction-policy.md.
 
     Examples:
 
@@ -86,8 +85,7 @@ def explain(
 ) -> None:
     """Say of an incident which rules said yes or no of which machine, why, and what followed.
 
-    What is said of a closed incident is in the ledger, so the cluster need not be
-    up. An open one is asked itself.
+    What is said of a closed incident is in the ledger, so the cluster need not be up. An open one is asked itself.
 
     Examples:
 
@@ -117,9 +115,8 @@ def simulate(
 ) -> None:
     """Say what a policy would have done about recorded events, and what that would have cost. No cluster is needed.
 
-    It is decided whenever anything is heard, as if the job failed each time:
-    what is evicted here is the most that would have been. A recording is made by
-    `everstep machines --record`.
+    It is decided whenever anything is heard, as if the job failed each time: what is evicted here is the most that
+    would have been. A recording is made by `everstep machines --record`.
 
     Examples:
 

@@ -17,9 +17,8 @@ def evict(
 ) -> None:
     """Keep machines away from jobs. One that a job has leaves it as soon as there is another for it.
 
-    A machine that no job has is cordoned at once. Where a job has it, the job
-    goes on until a standby, or a free machine, can take its place; it is
-    restarted with that one then, from its newest step.
+    A machine that no job has is cordoned at once. Where a job has it, the job goes on until a standby, or a free
+    machine, can take its place; it is restarted with that one then, from its newest step.
 
     In Temporal's Web UI the same is the update `evict` of the workflow
     `pool/<task queue>`: {"machine": "m3", "operator": "you", "reason": "why"}.
@@ -42,10 +41,9 @@ def release(
 ) -> None:
     """Let jobs have machines again that were evicted or cordoned.
 
-    A machine that everstep evicted is tested in quarantine, and comes back by
-    itself once it has passed, unless it was evicted twice within a day. This
-    does not wait for that. Where a finding of the monitor still stands, e.g. an
-    Xid in the kernel log, 'everstep machines MACHINE --clear REASON' ends it.
+    A machine that everstep evicted is tested in quarantine, and comes back by itself once it has passed, unless it was
+    evicted twice within a day. This does not wait for that. Where a finding of the monitor still stands, e.g. an Xid in
+    the kernel log, 'everstep machines MACHINE --clear REASON' ends it.
 
     Examples:
 

@@ -22,9 +22,8 @@ def report(
 ) -> None:
     """Sum up the last days: incidents by symptom and owner, time lost by cause, evicted machines, ETTR of each job.
 
-    The ledger is read, so the cluster need not be up. What it does not know is
-    called unknown. The page of --html is one file, without scripts and with
-    nothing from elsewhere.
+    The ledger is read, so the cluster need not be up. What it does not know is called unknown. The page of --html is
+    one file, without scripts and with nothing from elsewhere.
 
     Examples:
 

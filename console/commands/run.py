@@ -121,28 +121,24 @@ def run(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Run a training job and follow it: steps, loss, speed, ETTR, and incidents as they happen.
 
-    The job is a TOML file, a script after `--`, or both: then the script wins.
-    The files of the script's folder are its first version: every machine gets
-    them, and later ones come with `everstep update` (docs/guides/update-code.md).
-    A local cluster is started when none is up. Ctrl-C detaches: the job goes
-    on, and so it does when this command is killed.
+    The job is a TOML file, a script after `--`, or both: then the script wins. The files of the script's folder are its
+    first version: every machine gets them, and later ones come with `everstep update` (docs/guides/update-code.md). A
+    local cluster is started when none is up. Ctrl-C detaches: the job goes on, and so it does when this command is
+    killed.
 
-    Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from,
-    env_file, redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables.
-    Secrets are named in env_from, never written into env (docs/guides/security.md). The table checkpoint says
-    where copies of the training state go: slots, overlap, backup, backup_slots,
-    backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
-    disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep,
-    state_mb_per_rank, max_unsaved_steps, max_unsaved_s (docs/concepts/checkpoints.md
-    explains them). The table policy has the limits of everstep/model/recovery_policy.py.
-    EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and so on.
+    Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from, env_file,
+    redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Secrets are named in env_from,
+    never written into env (docs/guides/security.md). The table checkpoint says where copies of the training state go:
+    slots, overlap, backup, backup_slots, backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
+    disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep, state_mb_per_rank, max_unsaved_steps,
+    max_unsaved_s (docs/concepts/checkpoints.md explains them). The table policy has the limits of
+    everstep/model/recovery_policy.py. EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and
+    so on.
 
-    A job that has ended can go on from one of its checkpoints with
-    --resume-from, e.g. to replay some steps with changed code; `everstep
-    checkpoints` lists them, and 'latest' is the newest that every rank can
-    restore. Only what is on disk or on remote storage is left by then. What the
-    job had saved beyond that step is set aside. With --version the code is that of
-    a version that ran then (`everstep versions`): so its steps are repeated bit for bit.
+    A job that has ended can go on from one of its checkpoints with --resume-from, e.g. to replay some steps with
+    changed code; `everstep checkpoints` lists them, and 'latest' is the newest that every rank can restore. Only what
+    is on disk or on remote storage is left by then. What the job had saved beyond that step is set aside. With
+    --version the code is that of a version that ran then (`everstep versions`): so its steps are repeated bit for bit.
 
     Examples:
 
@@ -164,9 +160,8 @@ def run(  # noqa: PLR0917 - options of a command
 
         everstep run job.toml --json | jq 'select(.event == "incident")'
 
-    Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a
-    wrong job; 3 no cluster or no Temporal; 4 parked, it needs an operator;
-    130 detached, the job runs on.
+    Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a wrong job; 3 no cluster or no Temporal; 4
+    parked, it needs an operator; 130 detached, the job runs on.
     """
     from console.commands.exit_codes import finish
     from controlplane.job_file.job_file import load_job

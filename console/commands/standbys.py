@@ -44,13 +44,11 @@ def standbys(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Say how many standbys a cluster should have.
 
-    Two rules answer, and the greater number holds: the paper's (ByteRobust, table
-    5), a quantile of the binomial, and ours, which asks what the failures of the past
-    would have taken: in bursts, while others were in repair, and again on machines
-    that had been repaired. docs/guides/standbys.md explains both, and the file of failures.
+    Two rules answer, and the greater number holds: the paper's (ByteRobust, table 5), a quantile of the binomial, and
+    ours, which asks what the failures of the past would have taken: in bursts, while others were in repair, and again
+    on machines that had been repaired. docs/guides/standbys.md explains both, and the file of failures.
 
-    Failures are the evictions in the ledger. Where nothing is known the rate is
-    the paper's 0.0012 in a day.
+    Failures are the evictions in the ledger. Where nothing is known the rate is the paper's 0.0012 in a day.
 
     Examples:
 

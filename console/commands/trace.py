@@ -41,9 +41,8 @@ def trace(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Look at what all ranks of a job do now, and say on which machine it hangs, if it does. Nothing is stopped.
 
-    Each rank is held up for some milliseconds, while its stack is read. Two looks
-    show whether the ranks come on: only so a job that hangs is told from one that
-    computes.
+    Each rank is held up for some milliseconds, while its stack is read. Two looks show whether the ranks come on: only
+    so a job that hangs is told from one that computes.
 
     Examples:
 

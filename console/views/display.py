@@ -211,8 +211,7 @@ class Json:
 class Terminal:
     """Shows a bar that moves while the job steps, and lines above it.
 
-    Only the script knows how many steps it will make: the bar
-    shows that the job steps, not how far it is.
+    Only the script knows how many steps it will make: the bar shows that the job steps, not how far it is.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,9 @@
 """Bring a local cluster up and down.
 
-A cluster is one Temporal server, some workers and one agent per machine, all
-processes of this computer under a detached supervisor. Its files lie in
-``<everstep home>/clusters/<name>``, its shared memory in
-``/dev/shm/everstep-<user>/<id>``. Only its user can enter either; its
-agents serve callers with the token that lies in the former.
+A cluster is one Temporal server, some workers and one agent per machine, all processes of this computer under a
+detached supervisor. Its files lie in ``<everstep home>/clusters/<name>``, its shared memory in
+``/dev/shm/everstep-<user>/<id>``. Only its user can enter either; its agents serve callers with the token that lies in
+the former.
 """
 
 from __future__ import annotations

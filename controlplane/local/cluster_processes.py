@@ -1,8 +1,7 @@
 """Which processes belong to a cluster, and signals to them.
 
-A process belongs to a cluster when the environment that it
-was started with has ``EVERSTEP_CLUSTER=<id>``: forked ranks show their fork
-server's environment, so they are found too, with all that they started.
+A process belongs to a cluster when the environment that it was started with has ``EVERSTEP_CLUSTER=<id>``: forked ranks
+show their fork server's environment, so they are found too, with all that they started.
 """
 
 from __future__ import annotations

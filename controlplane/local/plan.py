@@ -1,9 +1,8 @@
 """The files through which ``everstep up`` and the supervisor talk.
 
-``plan.json`` lists the processes to run; ``up`` writes it. ``state.json``
-lists those that do run; the supervisor writes it at every change, and reads it after its
-own restart to adopt what runs. ``held/<name>`` keeps a process down for as
-long as the process that wrote it lives.
+``plan.json`` lists the processes to run; ``up`` writes it. ``state.json`` lists those that do run; the supervisor
+writes it at every change, and reads it after its own restart to adopt what runs. ``held/<name>`` keeps a process down
+for as long as the process that wrote it lives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Power loss of machines of a local cluster: all their processes die at once, and restart without their data.
 
-All machines share one kernel, so a machine is the set of processes that name its folder:
-its agent, fork servers, ranks and stores, and all that they started. While the
-power is off its agent is *held*, so that the supervisor does not start it again
-before memory and disk have been emptied.
+All machines share one kernel, so a machine is the set of processes that name its folder: its agent, fork servers, ranks
+and stores, and all that they started. While the power is off its agent is *held*, so that the supervisor does not start
+it again before memory and disk have been emptied.
 """
 
 from __future__ import annotations

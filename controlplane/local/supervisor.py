@@ -1,9 +1,8 @@
 """The process that keeps a local cluster's processes running, as systemd or a kubelet would.
 
-It is detached, can read all its state again, and may be killed:
-the processes go on, and the next ``everstep up`` starts a new supervisor that
-adopts them. A death is noticed by pidfd within milliseconds and answered at
-once; only a process that dies again and again has to wait.
+It is detached, can read all its state again, and may be killed: the processes go on, and the next ``everstep up``
+starts a new supervisor that adopts them. A death is noticed by pidfd within milliseconds and answered at once; only a
+process that dies again and again has to wait.
 
     SIGHUP   the plan was changed: start what is new
     SIGTERM  stop everything in order, remove the shared memory, exit

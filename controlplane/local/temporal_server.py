@@ -1,8 +1,7 @@
 """The choice of a local cluster's Temporal server, and the start of an embedded server.
 
-The order: an address that the user configured (Temporal's own environment
-variables or profile file) is used as it is; else a ``temporal`` binary is
-found, downloaded or built and runs as part of the cluster.
+The order: an address that the user configured (Temporal's own environment variables or profile file) is used as it is;
+else a ``temporal`` binary is found, downloaded or built and runs as part of the cluster.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ def silent(_: str) -> None:
 class DrillCluster:
     """A cluster for one drill or several; an async context manager.
 
-    While it is open, ``EVERSTEP_HOME`` of this process names its folder, so
-    that every part of everstep finds it.
+    While it is open, ``EVERSTEP_HOME`` of this process names its folder, so that every part of everstep finds it.
 
     Args:
         machines: number of machines for jobs.

@@ -30,9 +30,8 @@ LEDGER = "ledger"
 class NetworkCluster(DrillCluster):
     """A :class:`DrillCluster` whose machines and control host are network namespaces.
 
-    While it is open the thread that opened it, and all that it starts from then
-    on, are on the control host. Temporal's library keeps threads of its own for as
-    long as a process lives, so a process can have one such cluster.
+    While it is open the thread that opened it, and all that it starts from then on, are on the control host. Temporal's
+    library keeps threads of its own for as long as a process lives, so a process can have one such cluster.
 
     Args:
         with_postgres: Whether the cluster runs a PostgreSQL server for its ledger.

@@ -1,12 +1,10 @@
 """Watches a workflow's history from outside, and kills a worker as soon as an event is durable.
 
-For a local server it reads the store: the table ``executions`` has the number
-of the next event, and a read takes ten microseconds. Any other server is queried.
-A separate process does this, since workers and drills have other work, which
+For a local server it reads the store: the table ``executions`` has the number of the next event, and a read takes ten
+microseconds. Any other server is queried. A separate process does this, since workers and drills have other work, which
 may take milliseconds.
 
-Run as ``python -m drills.inject.history_watch`` with a ``HistoryWatch`` as JSON
-on standard input.
+Run as ``python -m drills.inject.history_watch`` with a ``HistoryWatch`` as JSON on standard input.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """A worker dies as an activity's result reaches Temporal: it is durable, and no worker gets the next workflow task.
 
-A worker takes that task within milliseconds, so that no kill from within comes
-in time. Here a separate process does both: it kills the worker, which waits at
-the end of the activity, and then sends the result in its place, as a message
+A worker takes that task within milliseconds, so that no kill from within comes in time. Here a separate process does
+both: it kills the worker, which waits at the end of the activity, and then sends the result in its place, as a message
 that was under way when its sender died. Temporal cannot see a difference.
 
-Run as ``python -m drills.inject.last_report`` by that worker, with a
-``LastReport`` as JSON on standard input.
+Run as ``python -m drills.inject.last_report`` by that worker, with a ``LastReport`` as JSON on standard input.
 """
 
 from __future__ import annotations

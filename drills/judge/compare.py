@@ -25,9 +25,8 @@ class Comparison:
 def compare(reference: Records, run: Records, ranks: int) -> Comparison:
     """Compare a run with the run without a fault: every rank, every step, both ways.
 
-    A rank that reports losses on one side must report them on the other, each
-    step of the other and no more, with the same bits each time that it did the step.
-    A missing report counts as a difference, since it may hide one.
+    A rank that reports losses on one side must report them on the other, each step of the other and no more, with the
+    same bits each time that it did the step. A missing report counts as a difference, since it may hide one.
 
     Args:
         reference: Records of the run without a fault.

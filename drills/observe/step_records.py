@@ -167,8 +167,7 @@ async def read_logs(
 ) -> int:
     """Read the ranks' own log lines into ``records``; returns how often a rank existed twice.
 
-    A rank existed twice if one of its generations began twice, or began while an
-    older one was alive.
+    A rank existed twice if one of its generations began twice, or began while an older one was alive.
     """
     twice = 0
     for machine, here in zip(machines, ranks, strict=False):

@@ -1,9 +1,8 @@
 """Finds the events of a history that Temporal wrote in one transaction: no worker can die between them.
 
-Its API does not show this. The store of the local server does: a row of its table
-``history_node`` is what one transaction added to a history. That table is the
-server's own; this is its form in version 1.31: a history is a tree with
-the run's id, and transactions have their numbers negated, the newest first.
+Its API does not show this. The store of the local server does: a row of its table ``history_node`` is what one
+transaction added to a history. That table is the server's own; this is its form in version 1.31: a history is a tree
+with the run's id, and transactions have their numbers negated, the newest first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Converts times of several machines' clocks to one clock.
 
-Clocks that are kept (NTP) agree to milliseconds, and what they say is better
-than what the delay of messages lets one guess. One that is not may be off by
-days. So a machine's times are changed only when its clock is off for certain:
-when it says that it answered before it was asked, or after the answer was heard.
+Clocks that are kept (NTP) agree to milliseconds, and what they say is better than what the delay of messages lets one
+guess. One that is not may be off by days. So a machine's times are changed only when its clock is off for certain: when
+it says that it answered before it was asked, or after the answer was heard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Hugging Face's ``Trainer``: one line, and it goes on after a fault as if nothing had been.
 
-trainer = Trainer(model=…, args=…, train_dataset=…)
-everstep.integrations.huggingface.attach(trainer)
-trainer.train()
+trainer = Trainer(model=…, args=…, train_dataset=…) everstep.integrations.huggingface.attach(trainer) trainer.train()
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler
 def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
     """Have a trainer report its steps, save after each of them, and go on where the job stood.
 
-    Model, optimizer, scheduler, scaler, random states and the position in the data
-    are kept. Loss, gradient norm and tokens of this rank are reported, the loss
-    as this rank computes it. Outside everstep the trainer trains as ever.
+    Model, optimizer, scheduler, scaler, random states and the position in the data are kept. Loss, gradient norm and
+    tokens of this rank are reported, the loss as this rank computes it. Outside everstep the trainer trains as ever.
 
     Args:
         trainer: The trainer, before ``train`` is called.

@@ -1,8 +1,6 @@
 """PyTorch Lightning's ``Trainer``: one line, and it goes on after a fault as if nothing had been.
 
-trainer = Trainer(max_epochs=…)
-everstep.integrations.lightning.attach(trainer)
-trainer.fit(model)
+trainer = Trainer(max_epochs=…) everstep.integrations.lightning.attach(trainer) trainer.fit(model)
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ ACROSS_PROCESSES = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"
 def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
     """Have a trainer report its steps, save after each of them, and go on where the job stood.
 
-    Modules, optimizers, schedulers, scaler, random states and the position in the
-    data are kept. The loss of this rank is reported, and the gradient norm where the
-    module logs it. Outside everstep the trainer trains as ever.
+    Modules, optimizers, schedulers, scaler, random states and the position in the data are kept. The loss of this rank
+    is reported, and the gradient norm where the module logs it. Outside everstep the trainer trains as ever.
 
     Args:
         trainer: The trainer, before ``fit`` is called; call that without ``ckpt_path``.

@@ -16,10 +16,9 @@ from everstep.training.run import Run
 class DrivenLoop:
     """The steps of a trainer, numbered as the trainer numbers them, from 0.
 
-    A step is complete when the next step begins, or the training ends: work of the
-    trainer in between (logs, evaluations) belongs to it. Random states are
-    restored when the first step begins, because trainers draw from them while they
-    get ready.
+    A step is complete when the next step begins, or the training ends: work of the trainer in between (logs,
+    evaluations) belongs to it. Random states are restored when the first step begins, because trainers draw from them
+    while they get ready.
 
     Args:
         run: From ``everstep.join``.

@@ -1,7 +1,6 @@
 """A failure as it is reported, and the incident that handles it.
 
-These models cross Temporal and are stored in histories and in the ledger:
-fields are only added, with defaults.
+These models cross Temporal and are stored in histories and in the ledger: fields are only added, with defaults.
 """
 
 from __future__ import annotations

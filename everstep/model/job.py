@@ -40,9 +40,8 @@ def owner_of(name: str) -> str:
 class JobSpec(BaseModel):
     """A training job: a script, its size and its recovery policy.
 
-    It is read from a TOML file or from the options of ``everstep run``. Histories
-    store it, so fields are only added, with defaults; fields of a newer release are
-    kept and passed on.
+    It is read from a TOML file or from the options of ``everstep run``. Histories store it, so fields are only added,
+    with defaults; fields of a newer release are kept and passed on.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")

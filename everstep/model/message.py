@@ -1,9 +1,8 @@
 """The bases of what crosses Temporal, or is stored: models, and the words of closed lists that grow with releases.
 
-During an upgrade two releases run side by side, and after a downgrade the older
-one reads what the newer one wrote. A field or a word that this release does not know
-is kept as it is: shown, passed on and stored again; such a word is equal to no word
-that is known. Neither makes a message unreadable.
+During an upgrade two releases run side by side, and after a downgrade the older one reads what the newer one wrote. A
+field or a word that this release does not know is kept as it is: shown, passed on and stored again; such a word is
+equal to no word that is known. Neither makes a message unreadable.
 """
 
 from __future__ import annotations

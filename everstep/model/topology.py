@@ -1,9 +1,8 @@
 """Ranks, parallel groups and machines.
 
-A job's ranks form a mesh of named axes. The order of the axes decides which rank
-sits where; the last axis varies fastest, as in torch's ``init_device_mesh``.
-Names are free: ``pp``, ``dp_replicate``, ``dp_shard``, ``cp``, ``tp`` … What is
-called ``dp`` or ``dp_…`` is data parallel.
+A job's ranks form a mesh of named axes. The order of the axes decides which rank sits where; the last axis varies
+fastest, as in torch's ``init_device_mesh``. Names are free: ``pp``, ``dp_replicate``, ``dp_shard``, ``cp``, ``tp`` …
+What is called ``dp`` or ``dp_…`` is data parallel.
 
 The short form has the axes ``pp``, ``dp`` and ``tp``, in this order by default.
 ByteRobust's figure 7 numbers ranks dp-pp-tp (section 5.1).
@@ -75,8 +74,7 @@ class Coordinate:
 class Topology:
     """Sizes of a job and the map rank ↔ place in the mesh ↔ machine.
 
-    Machines are numbered 0 … machines - 1 and hold ``ranks_per_machine``
-    consecutive ranks each.
+    Machines are numbered 0 … machines - 1 and hold ``ranks_per_machine`` consecutive ranks each.
 
     Args:
         machines: How many there are.

@@ -1,13 +1,11 @@
 """Real faults, injected into ranks and workers by a drill.
 
-A drill writes a *plan*, a JSON list of faults, and names its file in
-``EVERSTEP_FAULTS``. Without that variable nothing here ever runs. Each fault
-fires once, in the first process that meets it: before it acts, its *mark*
-``<plan>.<id>`` is created exclusively, with the time, so that a restarted rank does
-not meet it again and the judge knows that it fired. In a plan of several drills each
-fault names the place of its marks (``marks``, a path in place of the plan's in
-``<plan>.<id>``). A fault ``after`` another fault (the path of its mark) strikes only
-processes that began once that fault had fired.
+A drill writes a *plan*, a JSON list of faults, and names its file in ``EVERSTEP_FAULTS``. Without that variable nothing
+here ever runs. Each fault fires once, in the first process that meets it: before it acts, its *mark* ``<plan>.<id>`` is
+created exclusively, with the time, so that a restarted rank does not meet it again and the judge knows that it fired.
+In a plan of several drills each fault names the place of its marks (``marks``, a path in place of the plan's in
+``<plan>.<id>``). A fault ``after`` another fault (the path of its mark) strikes only processes that began once that
+fault had fired.
 """
 
 from __future__ import annotations

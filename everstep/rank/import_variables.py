@@ -1,13 +1,11 @@
 """Environment variables that are read only when a process starts or imports torch. Pure.
 
-A rank is forked from a process that has imported torch already. What torch,
-Python and the libraries below them read at import must have been in the
-environment of that process; what is set later changes nothing. So a job that
-sets such a variable gets a fork server of its own, started with it.
+A rank is forked from a process that has imported torch already. What torch, Python and the libraries below them read at
+import must have been in the environment of that process; what is set later changes nothing. So a job that sets such a
+variable gets a fork server of its own, started with it.
 
-Which names torch's modules read is known from the modules themselves
-(tests/agent/launcher/test_import_variables.py looks at all of them). Names that the
-installed torch reads and that are not known here are said in the rank's log.
+Which names torch's modules read is known from the modules themselves (tests/agent/launcher/test_import_variables.py
+looks at all of them). Names that the installed torch reads and that are not known here are said in the rank's log.
 """
 
 from __future__ import annotations

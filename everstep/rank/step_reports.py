@@ -1,8 +1,7 @@
 """The step reports of one rank: a mapped file that the rank writes and the agent reads.
 
-Writing is a few packed stores into mapped memory: no system call, no lock, and
-nothing to wait for, whether an agent reads, is stopped or is dead. The file is
-created by the agent, one per rank and generation.
+Writing is a few packed stores into mapped memory: no system call, no lock, and nothing to wait for, whether an agent
+reads, is stopped or is dead. The file is created by the agent, one per rank and generation.
 
 Layout, little endian::
 
@@ -15,10 +14,9 @@ Layout, little endian::
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
     end   64 bytes by which the kernel notifies the agent that the rank begins to end (``end_notice``)
 
-A record is valid when its sequence is what its place says: the writer stores
-the record first and ``published`` last; a reader that was lapped drops what the
-writer has overwritten meanwhile. ``given`` says which of the numbers the script gave (``LOSS``, ``GRAD_NORM``): what it
-did not give is NaN as well, and no fault.
+A record is valid when its sequence is what its place says: the writer stores the record first and ``published`` last; a
+reader that was lapped drops what the writer has overwritten meanwhile. ``given`` says which of the numbers the script
+gave (``LOSS``, ``GRAD_NORM``): what it did not give is NaN as well, and no fault.
 
 One thing the agent writes: a rank that has completed ``align_step`` steps waits at the end of a step, and says so in
 ``aligned_step``. ``asked_ns``, of the machine's monotonic clock, is when that was asked for last: a rank that is not

@@ -1,10 +1,8 @@
 """A rank's state as a safetensors file with a manifest: written from a slot, and read back into a slot.
 
-The file is also a shard of a checkpoint that torch's distributed checkpoint
-reads, with other parallel sizes too (``everstep/shards/safetensors_layout.py``). It has every
-byte of the slot's payload, so that a rank restores from its own slot as always.
-No torch here: the agent writes and reads these files, in a thread, with little
-memory.
+The file is also a shard of a checkpoint that torch's distributed checkpoint reads, with other parallel sizes too
+(``everstep/shards/safetensors_layout.py``). It has every byte of the slot's payload, so that a rank restores from its
+own slot as always. No torch here: the agent writes and reads these files, in a thread, with little memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The manifest beside the file of a rank's state on disk: its contents, with a checksum of everything.
 
-A checkpoint on disk is a folder ``<root>/<job>/step-000000120`` with two files
-of each rank: ``rank-3.safetensors``, and ``rank-3.json``, the manifest, written
-last. Without a manifest whose own checksum holds there is no copy.
+A checkpoint on disk is a folder ``<root>/<job>/step-000000120`` with two files of each rank: ``rank-3.safetensors``,
+and ``rank-3.json``, the manifest, written last. Without a manifest whose own checksum holds there is no copy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The layout of a safetensors file, from the table of a slot's structure. No torch, and no pickle is read.
 
-The file's tensors are in the order of the payload, so that one pass over the
-payload writes it:
+The file's tensors are in the order of the payload, so that one pass over the payload writes it:
 
 * chunks of whole tensors under their name, with their offsets in the metadata
   that torch's distributed checkpoint reads (``DCP_SHARDING_INFO``): the files of

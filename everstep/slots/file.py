@@ -1,16 +1,13 @@
 """The checkpoint file of one rank: slots in shared memory that outlive the rank.
 
-A file in ``/dev/shm`` holds N slots, each the state of the rank after some
-number of completed steps. A save goes into the slot that is needed least; the
-slot's header is cleared first and committed last, so that a kill in the middle
-never costs the step before. Two slots suffice while the copy blocks the step
-and every step has a collective that all ranks enter: no rank can then be more
-than one step ahead of another. An overlapped copy needs three: a rank may have
+A file in ``/dev/shm`` holds N slots, each the state of the rank after some number of completed steps. A save goes into
+the slot that is needed least; the slot's header is cleared first and committed last, so that a kill in the middle never
+costs the step before. Two slots suffice while the copy blocks the step and every step has a collective that all ranks
+enter: no rank can then be more than one step ahead of another. An overlapped copy needs three: a rank may have
 committed a step while another one, past the same collective, has not.
 
-The agent reads the same file while the rank trains (``SlotReader``) and *pins*
-the steps that it is sending, writing to disk, or keeping: a save spares pinned
-slots as long as another one is left, and never waits for a pin. A received
+The agent reads the same file while the rank trains (``SlotReader``) and *pins* the steps that it is sending, writing to
+disk, or keeping: a save spares pinned slots as long as another one is left, and never waits for a pin. A received
 backup is a file of the same format.
 
 ``everstep/slots/format.py`` has the layout, ``mapping.py`` the file itself.
@@ -80,8 +77,7 @@ class SlotFile(SlotMapping):
     def begin(self, structure: bytes, tensor_bytes: int) -> int:
         """Start a save: take the least needed slot, clear its header, store the structure.
 
-        The file is made, or grown without losing a committed slot, when the
-        state does not fit.
+        The file is made, or grown without losing a committed slot, when the state does not fit.
 
         Returns:
             Address of ``tensor_bytes`` writable bytes, valid until ``commit``.

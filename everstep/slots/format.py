@@ -12,9 +12,8 @@ Layout, little endian, every header and payload on a page boundary::
                  48 header checksum u64
     payload:     the tensors' bytes, then (64-byte aligned) the structure
 
-Checksums are xxh3_64: the one in the header covers the payload and is seeded
-with the completed steps, so that data under the label of another step does not
-verify; the header's own covers the fields before it. No torch here: the agent
+Checksums are xxh3_64: the one in the header covers the payload and is seeded with the completed steps, so that data
+under the label of another step does not verify; the header's own covers the fields before it. No torch here: the agent
 reads these files too.
 """
 

@@ -1,10 +1,9 @@
 """The file under a rank's slots: mapped, opened after a kill, grown in place.
 
-A file has its whole length at once and its memory slot by slot: before anybody
-writes into a slot, the slot is *allocated*, so that a full file system is an
-error now and not a SIGBUS later. Headers are allocated when the file is made or
-opened. No other record is kept than what the file system and the headers show: a
-committed slot is allocated as far as its payload goes.
+A file has its whole length at once and its memory slot by slot: before anybody writes into a slot, the slot is
+*allocated*, so that a full file system is an error now and not a SIGBUS later. Headers are allocated when the file is
+made or opened. No other record is kept than what the file system and the headers show: a committed slot is allocated as
+far as its payload goes.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@ Layout::
 
     length of the table u64, little endian · table, JSON, UTF-8 · tree
 
-The table is ``{"tensors": [{"name", "dtype", "shape", "offset", "nbytes",
-"device", …}]}``, one object for each tensor in the order of its number. The
-tree is a pickle of containers, numbers and strings in which tensors are
-numbered references; only ``everstep/training/codec.py`` reads it, and with an
-unpickler that runs no code. No torch here: agents write checkpoints to disk
-tensor by tensor.
+The table is ``{"tensors": [{"name", "dtype", "shape", "offset", "nbytes", "device", …}]}``, one object for each tensor
+in the order of its number. The tree is a pickle of containers, numbers and strings in which tensors are numbered
+references; only ``everstep/training/codec.py`` reads it, and with an unpickler that runs no code. No torch here: agents
+write checkpoints to disk tensor by tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Folders and files that only their user may look into: shared memory, state of agents, local clusters.
 
-``/dev/shm`` and ``/tmp`` belong to all users, so a name there may be taken
-before us, by a folder or link of somebody who waits for us to write into it. A
-folder is *private* when it is a real folder of ours, mode 0700, and nobody else
+``/dev/shm`` and ``/tmp`` belong to all users, so a name there may be taken before us, by a folder or link of somebody
+who waits for us to write into it. A folder is *private* when it is a real folder of ours, mode 0700, and nobody else
 can put another one in its place. In a private folder nothing can be planted.
 """
 

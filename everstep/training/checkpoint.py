@@ -1,8 +1,7 @@
 """Every-step checkpoints of one rank in shared memory that outlives it.
 
-A save is one copy of the rank's own tensors into a slot (``everstep/slots/file.py``),
-most of it while training goes on (``saver.py``). DTensors save and load their
-local shard, so no rank ever gathers anything.
+A save is one copy of the rank's own tensors into a slot (``everstep/slots/file.py``), most of it while training goes on
+(``saver.py``). DTensors save and load their local shard, so no rank ever gathers anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """State dicts to bytes and back: tensors apart, everything else in one small structure.
 
-The structure (``everstep/slots/tensor_table.py``) is a table of the tensors, and a
-pickle in which tensors are numbered references. The unpickler that reads it
-builds only containers, numbers and strings, so that a checkpoint file can never
+The structure (``everstep/slots/tensor_table.py``) is a table of the tensors, and a pickle in which tensors are numbered
+references. The unpickler that reads it builds only containers, numbers and strings, so that a checkpoint file can never
 run code. A state with any other type is refused when it is saved.
 """
 

@@ -1,9 +1,8 @@
 """Copying tensors into a slot: batches of tensors, and the copier for memory of the host.
 
-memmove is twice as fast as ``copy_`` from about a cache's size on (it streams
-past the cache), and ctypes releases the GIL for it. Small tensors and those
-that are not contiguous go together in one call of torch, which takes the GIL
-once for all of them.
+memmove is twice as fast as ``copy_`` from about a cache's size on (it streams past the cache), and ctypes releases the
+GIL for it. Small tensors and those that are not contiguous go together in one call of torch, which takes the GIL once
+for all of them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The calls of CUDA that everstep makes, behind one interface.
 
-Two rules of CUDA decide how they must be made. Each thread has a current
-device, and begins with device 0, whichever one its rank uses: a call there
-makes a context on the device of another rank (about 0.5 GB of its memory, an
-error in exclusive-process mode). And a call that fails leaves an error behind,
-which the next kernel launch of the same thread raises.
+Two rules of CUDA decide how they must be made. Each thread has a current device, and begins with device 0, whichever
+one its rank uses: a call there makes a context on the device of another rank (about 0.5 GB of its memory, an error in
+exclusive-process mode). And a call that fails leaves an error behind, which the next kernel launch of the same thread
+raises.
 
-``TorchCuda`` makes them with torch. Tests use a fake without a GPU, and run the same
-contract test on both.
+``TorchCuda`` makes them with torch. Tests use a fake without a GPU, and run the same contract test on both.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Copying tensors of a GPU into a slot, beside the GPU's other work.
 
-Copies run on a stream of their own, behind the end of the step and before the
-next ``optimizer.step``; the host only gives the orders. The memory of a slot is
-registered with CUDA when the slot is used first: copies into memory that is not
-pinned would be slow and would not run beside anything. Slot by slot, because
-pinning takes a while for each GB, and a restart needs one slot to restore from
-and one for its first save.
+Copies run on a stream of their own, behind the end of the step and before the next ``optimizer.step``; the host only
+gives the orders. The memory of a slot is registered with CUDA when the slot is used first: copies into memory that is
+not pinned would be slow and would not run beside anything. Slot by slot, because pinning takes a while for each GB, and
+a restart needs one slot to restore from and one for its first save.
 
-Tensors that forward may change are not copied aside on the device first: the
-next forward waits for their copy. They are few and small (buffers), a second
-copy would take memory of the device, which is what is short, and for many of
-them it would not be faster than the bus.
+Tensors that forward may change are not copied aside on the device first: the next forward waits for their copy. They
+are few and small (buffers), a second copy would take memory of the device, which is what is short, and for many of them
+it would not be faster than the bus.
 
 Run on one H200; not on several GPUs of one machine. ``cuda.py`` has the calls, and what stands for them where there is
 no GPU.

@@ -16,10 +16,9 @@ _warned: set[str] = set()
 def plain(name: str, value: Any) -> Any:
     """A value from which a report can read a number without asking another rank: a number, or a tensor of one element.
 
-    A replicated DTensor gives its local tensor. A DTensor that is spread over ranks
-    (a gradient norm of FSDP2) has no number here: gathering it is a collective, in
-    which a rank would wait for ranks that do not report. Such a norm is not known
-    (None), and a warning says so once.
+    A replicated DTensor gives its local tensor. A DTensor that is spread over ranks (a gradient norm of FSDP2) has no
+    number here: gathering it is a collective, in which a rank would wait for ranks that do not report. Such a norm is
+    not known (None), and a warning says so once.
 
     Args:
         name: ``loss`` or ``grad_norm``.

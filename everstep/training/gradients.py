@@ -7,13 +7,11 @@ leaves them behind (``zero_grad``, backward, ``step``), so they are left out, an
 gradient in the very tensor that was left out, the script did not drop it. Then the saves without it are given up, and
 from then on all gradients are saved.
 
-A save says which gradients it leaves out. A run that restores it has placeholders
-for them, and ends with an error if its first step uses a placeholder, instead of
-going on from half a state.
+A save says which gradients it leaves out. A run that restores it has placeholders for them, and ends with an error if
+its first step uses a placeholder, instead of going on from half a state.
 
-Which gradients are used is known from torch's hook behind ``optimizer.step``,
-and the version counters of the gradients: whatever changes one after the step
-(a backward pass, ``zero_grad(set_to_none=False)``) makes it pending.
+Which gradients are used is known from torch's hook behind ``optimizer.step``, and the version counters of the
+gradients: whatever changes one after the step (a backward pass, ``zero_grad(set_to_none=False)``) makes it pending.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Which tensors of a state may be copied while training goes on, and how changes to them are noticed.
 
-Nothing but an optimizer's step changes parameters and the optimizer's state,
-and that step can be made to wait. So the parameters that a given
-``torch.optim.Optimizer`` trains, and the tensors in its state, are copied during
-the next forward and backward pass. Everything else is copied before training
-goes on: forward may change it (statistics of a BatchNorm, generators, an average
-of weights), or it is not known what changes it.
+Nothing but an optimizer's step changes parameters and the optimizer's state, and that step can be made to wait. So the
+parameters that a given ``torch.optim.Optimizer`` trains, and the tensors in its state, are copied during the next
+forward and backward pass. Everything else is copied before training goes on: forward may change it (statistics of a
+BatchNorm, generators, an average of weights), or it is not known what changes it.
 """
 
 from __future__ import annotations
@@ -72,9 +70,8 @@ def classify(
 class Witness:
     """The state of tensors when their copy began.
 
-    Version counters notice every change that torch knows of. Changes by way of
-    ``.data``, and those of fused kernels, leave no trace there, so a cache line
-    of some tensors is kept too.
+    Version counters notice every change that torch knows of. Changes by way of ``.data``, and those of fused kernels,
+    leave no trace there, so a cache line of some tensors is kept too.
 
     Args:
         watched: From ``classify``.

@@ -1,16 +1,13 @@
 """Starting from a checkpoint on disk that was saved with other parallel sizes.
 
-Every rank takes the tree of containers and numbers, and the plain tensors, from its
-*source*, a rank of the old job: the one with the same tensor- and pipeline-parallel
-indices, and its data-parallel index modulo the old size. DTensors are made anew on
-the mesh of the same dimension names, with the same placements, and torch's
-distributed checkpoint reads the chunks that this rank needs from the files of all
-old ranks.
+Every rank takes the tree of containers and numbers, and the plain tensors, from its *source*, a rank of the old job:
+the one with the same tensor- and pipeline-parallel indices, and its data-parallel index modulo the old size. DTensors
+are made anew on the mesh of the same dimension names, with the same placements, and torch's distributed checkpoint
+reads the chunks that this rank needs from the files of all old ranks.
 
-Random number generators: a rank whose coordinate existed goes on with its source's
-generators. A new rank gets a copy of them too if they were equal in the whole group
-of its source, since the script may rely on that; otherwise its generators are seeded
-from them and its rank, so that no two ranks draw the same numbers.
+Random number generators: a rank whose coordinate existed goes on with its source's generators. A new rank gets a copy
+of them too if they were equal in the whole group of its source, since the script may rely on that; otherwise its
+generators are seeded from them and its rank, so that no two ranks draw the same numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Copying tensors out of a slot into private memory, by two threads that share the work.
 
-The slot's checksum is computed in order, and costs little where its input is in the
-cache already: so one thread copies a piece and hashes it at once. The other thread
-makes pages present ahead of it, above all those of fresh memory, which the kernel has
-to clear, and which is therefore requested in huge pages. Then it copies from the end
-backwards, until both meet.
+The slot's checksum is computed in order, and costs little where its input is in the cache already: so one thread copies
+a piece and hashes it at once. The other thread makes pages present ahead of it, above all those of fresh memory, which
+the kernel has to clear, and which is therefore requested in huge pages. Then it copies from the end backwards, until
+both meet.
 """
 
 from __future__ import annotations

@@ -109,13 +109,11 @@ class Run:
     ) -> Generator[int, None, None]:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
-        At entry the state is restored at the step that all ranks agreed on;
-        after each body saving it begins. The state is that *between* steps: a body
-        that was cut short is run again.
+        At entry the state is restored at the step that all ranks agreed on; after each body saving it begins. The state
+        is that *between* steps: a body that was cut short is run again.
 
-        Every step needs something that makes all ranks wait for each other
-        (an all-reduce of the loss or of the gradient norm will do): a rank may
-        be at most one step ahead of another.
+        Every step needs something that makes all ranks wait for each other (an all-reduce of the loss or of the
+        gradient norm will do): a rank may be at most one step ahead of another.
 
         Parameters and optimizer state are copied while the next body runs, until
         it calls ``optimizer.step``; docs/guides/training.md says what that asks of a script.

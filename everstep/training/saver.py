@@ -5,13 +5,11 @@ The saves follow each other::
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
     copying thread  |                      | large copies ------------| checksum, commit, signal
 
-The memory of a new file is allocated slot by slot: the first save waits for its
-own slot, the others are made ready by the copying thread when it has nothing
-else to do.
+The memory of a new file is allocated slot by slot: the first save waits for its own slot, the others are made ready by
+the copying thread when it has nothing else to do.
 
-A save is committed only if nothing that it copied was changed meanwhile,
-except by an optimizer; otherwise it is given up, a warning names the tensor,
-and from then on everything is copied before training goes on.
+A save is committed only if nothing that it copied was changed meanwhile, except by an optimizer; otherwise it is given
+up, a warning names the tensor, and from then on everything is copied before training goes on.
 """
 
 from __future__ import annotations

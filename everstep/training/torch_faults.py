@@ -21,9 +21,8 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def poison_forward() -> None:
     """Make the first output of the next module that runs in this process NaN.
 
-    All that follows is what a real NaN does: it goes through the rest of the
-    forward pass into the loss, from there into the gradients, and with the next
-    step of the optimizer into the parameters of every rank.
+    All that follows is what a real NaN does: it goes through the rest of the forward pass into the loss, from there
+    into the gradients, and with the next step of the optimizer into the parameters of every rank.
     """
 
     def poisoned(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:

@@ -1,8 +1,7 @@
 """Forks ranks of a script from a process with the imports of a fork server, so that a test pays for them once.
 
-Reads launches as JSON lines ``{"script": …, "args": […], "environments": [{…}, …]}``
-from stdin; answers with a line of pids, then, when all ended, a line of exit
-codes. When a rank fails, the others are killed.
+Reads launches as JSON lines ``{"script": …, "args": […], "environments": [{…}, …]}`` from stdin; answers with a line of
+pids, then, when all ended, a line of exit codes. When a rank fails, the others are killed.
 """
 
 from __future__ import annotations

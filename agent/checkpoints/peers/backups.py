@@ -1,11 +1,9 @@
 """The backups that this machine holds for other machines' ranks, and the connections that may write them.
 
-Each backup is a checkpoint file of a few slots, ``backup-<rank>``, filled by one
-connection at a time. If a transfer breaks, the next offer of the same slot resumes
-it where it ended. Two fences keep old data out: a stopped generation can begin or
-commit nothing, and each offer names the step at which its generation began, so that
-saves of earlier generations beyond that step are dropped at the offer or at this
-machine's own Launch, whichever arrives first.
+Each backup is a checkpoint file of a few slots, ``backup-<rank>``, filled by one connection at a time. If a transfer
+breaks, the next offer of the same slot resumes it where it ended. Two fences keep old data out: a stopped generation
+can begin or commit nothing, and each offer names the step at which its generation began, so that saves of earlier
+generations beyond that step are dropped at the offer or at this machine's own Launch, whichever arrives first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Handshakes of the data port: a client waits here until it has proven that it knows a job's token.
 
-Any program that reaches the port can connect, and a connection costs an attacker nothing.
-So an unproven connection has no thread, little memory and little time; their number
-is limited, in total and per address. Above the limit, the oldest connection of the
-address with the most connections is closed: a client that knows the token
-proves it at once, and is not among the oldest.
+Any program that reaches the port can connect, and a connection costs an attacker nothing. So an unproven connection has
+no thread, little memory and little time; their number is limited, in total and per address. Above the limit, the oldest
+connection of the address with the most connections is closed: a client that knows the token proves it at once, and is
+not among the oldest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Ranks without backups: when machines are aligned, these ranks keep the named steps in their own slots only.
 
-So ranks that drift apart keep a common step without backups too, even on a
-single machine. A ``PeerSender`` acts when the peer has a step; this class acts when
-the rank has saved the step.
+So ranks that drift apart keep a common step without backups too, even on a single machine. A ``PeerSender`` acts when
+the peer has a step; this class acts when the rank has saved the step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sends the saves of this machine's ranks to their peers, while a generation runs.
 
-Each peer machine has its own thread. Sending never delays training: a rank that needs
-a slot that is being sent overwrites it, and the sender chooses another step. A
-slow or silent peer means fewer backups, and a line in the log.
+Each peer machine has its own thread. Sending never delays training: a rank that needs a slot that is being sent
+overwrites it, and the sender chooses another step. A slow or silent peer means fewer backups, and a line in the log.
 """
 
 from __future__ import annotations

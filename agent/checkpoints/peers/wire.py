@@ -1,14 +1,11 @@
 """One connection to a data port: authenticated messages, and payload in chunks.
 
-Both sides know the job's token from gRPC. The server greets with a magic and a
-nonce, the client names the job and its own nonce; the key of the connection is
-an HMAC of all that under the token. Each message is ``u32 length | JSON | HMAC``
-over direction, number and JSON: nothing of it can be made, altered, reordered
-or repeated without the token. Payload is not encrypted, and protected by the
-slot's checksum alone, like the gradients that go over the same network.
+Both sides know the job's token from gRPC. The server greets with a magic and a nonce, the client names the job and its
+own nonce; the key of the connection is an HMAC of all that under the token. Each message is ``u32 length | JSON |
+HMAC`` over direction, number and JSON: nothing of it can be made, altered, reordered or repeated without the token.
+Payload is not encrypted, and protected by the slot's checksum alone, like the gradients that go over the same network.
 
-Payload: chunks of ``u32 length | bytes``. A length of 0 gives the copy up: its
-slot was overwritten meanwhile.
+Payload: chunks of ``u32 length | bytes``. A length of 0 gives the copy up: its slot was overwritten meanwhile.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Writes the due steps of this machine's ranks to disk, while they train.
 
-One thread writes the files in sequence. The slot that is being written is pinned,
-so that the rank's saves use other slots; if a pin comes too late the step is
-skipped and reported. Training continues after any failure, and the next due step is
-tried again. A requested step replaces a step that is written only
-because it is due: all machines write the requested step, whatever the speed of their disks.
+One thread writes the files in sequence. The slot that is being written is pinned, so that the rank's saves use other
+slots; if a pin comes too late the step is skipped and reported. Training continues after any failure, and the next due
+step is tried again. A requested step replaces a step that is written only because it is due: all machines write the
+requested step, whatever the speed of their disks.
 """
 
 from __future__ import annotations

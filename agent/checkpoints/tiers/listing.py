@@ -38,8 +38,7 @@ def on_disk(
 ) -> list[pb.HeldCheckpoint]:
     """List the copies in the folders; damage is a reason of a copy, never an exception.
 
-    Copies that the open generation abandons are left out: they are
-    about to be set aside, or could not be.
+    Copies that the open generation abandons are left out: they are about to be set aside, or could not be.
     """
     found = [shard for root in roots for shard in held_on_disk(root, job, verify=verify)]
     return [

@@ -1,8 +1,7 @@
 """A folder on shared or object storage, by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
 
-This module hides the differences between them: a file system can show half a file, so
-a file is written under a temporary name and moved; an object store shows only
-complete objects, and a move would copy the object.
+This module hides the differences between them: a file system can show half a file, so a file is written under a
+temporary name and moved; an object store shows only complete objects, and a move would copy the object.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ _READ_AHEAD = 32 << 20
 class RemoteFolder:
     """The files of one job below a URL; names are relative, with ``/``.
 
-    Any call may raise OSError or an error of the driver: callers treat every
-    exception as "not now".
+    Any call may raise OSError or an error of the driver: callers treat every exception as "not now".
 
     Args:
         url: ``CheckpointPolicy.remote_url``.

@@ -1,8 +1,7 @@
 """Checks before a job starts whether this machine can write to the locations of the job's checkpoints.
 
-Only a permanent fault is a problem: a missing path or driver, a missing permission,
-no room. Storage that does not answer now may answer
-when the first step is due: a check that cannot be made is not a fault.
+Only a permanent fault is a problem: a missing path or driver, a missing permission, no room. Storage that does not
+answer now may answer when the first step is due: a check that cannot be made is not a fault.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ BEFORE_ANY_STEP = "before any step was shown"
 def position_of(failure: Failure) -> str:
     """Describe the position at which a job failed; empty: not known.
 
-    A script that does not number its steps is at the position that its process had
-    reached since it was started.
+    A script that does not number its steps is at the position that its process had reached since it was started.
     """
     if failure.step >= 0:
         return f"at step {failure.step}"

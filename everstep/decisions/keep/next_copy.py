@@ -39,9 +39,8 @@ def is_due(step: int, every: int, stride: int = 1) -> bool:
 def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> NextDiskStep:
     """Return the step that this machine writes next.
 
-    A step can be written when every rank either holds it or has yet to reach
-    it. Steps that were asked for go first, the oldest first, since they are
-    overwritten first; then the newest that is due by its number.
+    A step can be written when every rank either holds it or has yet to reach it. Steps that were asked for go first,
+    the oldest first, since they are overwritten first; then the newest that is due by its number.
 
     Args:
         held: The steps in the own slots of this machine's ranks.

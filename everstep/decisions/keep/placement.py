@@ -1,16 +1,13 @@
 """The location of the backup of each rank's state: a machine that shares none of the rank's parallel groups.
 
-ByteRobust evicts whole parallel groups on purpose and survives it because a
-rank's backup lies outside all of its groups (section 7, figure 9). To lose a
-group means here to lose *all machines that hold any rank of it*, so owner and
-peer are compared by machine: two machines conflict when some group has ranks on
-both. Ranks move together with their machine. Nothing is lost by that: an equal
-load of ranks over machines splits into permutations of the machines, so where
-ranks could be placed without a conflict, machines can.
+ByteRobust evicts whole parallel groups on purpose and survives it because a rank's backup lies outside all of its
+groups (section 7, figure 9). To lose a group means here to lose *all machines that hold any rank of it*, so owner and
+peer are compared by machine: two machines conflict when some group has ranks on both. Ranks move together with their
+machine. Nothing is lost by that: an equal load of ranks over machines splits into permutations of the machines, so
+where ranks could be placed without a conflict, machines can.
 
-Tried in turn: steps along two or more axes of the machines' mesh, exchanges and
-shifts of machines, and then a bipartite matching, which finds a placement
-whenever one exists.
+Tried in turn: steps along two or more axes of the machines' mesh, exchanges and shifts of machines, and then a
+bipartite matching, which finds a placement whenever one exists.
 """
 
 from __future__ import annotations

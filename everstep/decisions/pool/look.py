@@ -86,8 +86,7 @@ def is_to_be_cleaned(state: PoolState, *, now_ns: int) -> bool:
 
 def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
     """Return the machines that jobs should release now: machines that an operator removes, as far as the pool can
-    replace
-    them.
+    replace them.
 
     Machines of a job that starts, or is in an incident, are left out; machines of a job without a reported state are
     last.

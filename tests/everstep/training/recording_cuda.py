@@ -1,9 +1,8 @@
 """A fake of CUDA that writes down what it is told, for machines without a GPU.
 
-It keeps to the rules by which mistakes are made: each thread has a current
-device, which is device 0 at first; whatever is done on a device makes a context
-there; and an error that a call leaves behind is raised by the next kernel launch
-of the same thread. Copies happen at once.
+It keeps to the rules by which mistakes are made: each thread has a current device, which is device 0 at first; whatever
+is done on a device makes a context there; and an error that a call leaves behind is raised by the next kernel launch of
+the same thread. Copies happen at once.
 """
 
 from __future__ import annotations

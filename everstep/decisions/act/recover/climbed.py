@@ -57,8 +57,7 @@ class Climbed(BaseModel):
 
     def acquit(self, failure: Failure, book: VersionBook, unsolved: Collection[int]) -> None:
         """Clear the code if the job still fails after a rollback, in this incident or in an earlier one after which the
-        job
-        made no steady progress.
+        job made no steady progress.
 
         Args:
             failure: The current failure.

@@ -18,8 +18,7 @@ UNKNOWN_LAUNCHES = 1000
 
 def reopen_wait_s(closed: int) -> float:
     """Return the seconds to wait before the next incident, after a number of incidents in a row were closed from
-    outside:
-    0 the first time.
+    outside: 0 the first time.
 
     A person or a program may close every incident at once: that must not fill histories.
     """

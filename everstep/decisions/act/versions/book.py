@@ -189,8 +189,7 @@ class VersionBook(BaseModel):
 
     def came_to(self, failure: Failure, policy: RecoveryPolicy, before: Failure | None = None) -> None:
         """Record the step that the job reached with the running version, and whether the version passed its first steps
-        and
-        is steady.
+        and is steady.
 
         Args:
             failure: The failure that stopped the job.

@@ -103,8 +103,7 @@ def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None
 
 def made_by(version: JobVersion) -> str:
     """Describe the author and the changes of a version: ``asked for by bob, commit 1f3870b of Bob <…> ('…'), 1 file
-    changed:
-    train.py +1 -1``."""
+    changed: train.py +1 -1``."""
     origin = version.runs.origin if version.runs else None
     text = f"asked for by {version.wanted.operator}"
     if origin and origin.commit:

@@ -1,7 +1,6 @@
 """A job whose machines back up each other's rank, in simulated time: the rules are the real ones, all else is a model.
 
-One unit of time is a tenth of a second. One rank on each machine; its backup
-lies on the next machine.
+One unit of time is a tenth of a second. One rank on each machine; its backup lies on the next machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What an earlier run of a job's name left on a machine is never taken for the new run's.
 
-The earlier run ends while the agent of one machine is down, so nobody tells that
-machine. Generations do not tell the runs apart here: both count from 1, as after
-a loss of the ledger.
+The earlier run ends while the agent of one machine is down, so nobody tells that machine. Generations do not tell the
+runs apart here: both count from 1, as after a loss of the ledger.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Storage that hangs, under a real agent: it is said, at once and for each place, and holds up no command.
 
-A manifest that is a FIFO nobody writes to hangs whoever opens it, as a file on
-a dead share does.
+A manifest that is a FIFO nobody writes to hangs whoever opens it, as a file on a dead share does.
 """
 
 from __future__ import annotations
