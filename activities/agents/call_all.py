@@ -69,6 +69,8 @@ async def on_all(
             try:
                 answer = await call(machine, agents.get(machine.address))
             except AgentUnreachable as error:
+                if dying is not None:  # its ranks may be gone since it answered: that is unknown now
+                    dying.pop(machine.name, None)
                 left_s = deadline - asyncio.get_running_loop().time()
                 if left_s <= 0:
                     activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
@@ -79,6 +81,7 @@ async def on_all(
             except EverstepError as error:
                 if dying is not None and isinstance(error, StillDying):
                     dying[machine.name] = str(error)
+                    waiting.pop(machine.name, None)
                     say(f"{machine.name}: {error}")
                     if asyncio.get_running_loop().time() > began + dying_s:
                         return None

@@ -10,7 +10,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.agents import call_all
 from agent.client import AgentClient, AgentClients
-from everstep.errors import AgentUnreachable
+from everstep.errors import AgentUnreachable, StillDying
 from everstep.model.machine import Machine
 
 PATIENCE_S = 2.0
@@ -55,6 +55,35 @@ async def test_a_silent_machine_has_its_patience_and_no_more(monkeypatch: pytest
     assert await environment.run(ask) == ({}, ["m0"])
     assert asked[0] == 0.0
     assert asked[-1] == clock.now_s == pytest.approx(PATIENCE_S)
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "silent", "left"),
+    [
+        (StillDying("rank 0 is dying"), AgentUnreachable("refused"), ["m0"], {}),
+        (AgentUnreachable("refused"), StillDying("rank 0 is dying"), [], {"m0": "rank 0 is dying"}),
+    ],
+)
+async def test_a_machine_is_silent_or_has_dying_ranks_by_its_last_answer(
+    monkeypatch: pytest.MonkeyPatch, first: Exception, then: Exception, silent: list[str], left: dict[str, str]
+) -> None:
+    environment, pool = ActivityEnvironment(), AgentClients()
+    Clock(monkeypatch)
+    answers = [first]
+    dying: dict[str, str] = {}
+
+    async def call(_machine: Machine, _client: AgentClient) -> None:
+        raise answers.pop() if answers else then
+
+    async def ask() -> Any:
+        machines = [Machine(name="m0", address="127.0.0.1:1")]
+        return await call_all.on_all(
+            pool, machines, call, patience_s=PATIENCE_S, say=lambda _text: None, dying=dying, dying_s=PATIENCE_S
+        )
+
+    assert await environment.run(ask) == ({}, silent)
+    assert dying == left
     await pool.close()
 
 
