@@ -97,7 +97,9 @@ def _judged(response: http.client.HTTPResponse) -> str:
     if 200 <= response.status < 300:
         return said
     if 300 <= response.status < 400:
-        elsewhere = target(urlsplit(response.headers.get("Location", "")))
+        elsewhere = ""
+        with contextlib.suppress(ValueError):  # an address that cannot be read is not shown
+            elsewhere = target(urlsplit(response.headers.get("Location", "")))
         raise NoticeError(f"{said}: it redirects{f' to {elsewhere}' if elsewhere else ''}: name the URL that answers")
     text = " ".join(response.read(ANSWER_BYTES).decode(errors="replace").split())
     raise NoticeError(f"{said}: {text[:200]}" if text else said)

@@ -128,6 +128,12 @@ async def test_no_redirect_is_followed(server: HttpReceiver) -> None:
     assert other.bodies == []
 
 
+async def test_a_redirect_to_an_address_that_cannot_be_read(server: HttpReceiver) -> None:
+    server.answer = says(307, Location="http://[x")
+    with pytest.raises(NoticeError, match=r"HTTP 307 .*: it redirects: name the URL that answers"):
+        await deliver(Receiver(name="pager", url=server.url), NOTICE)
+
+
 async def test_a_server_that_answers_slowly_without_an_end_is_given_up(server: HttpReceiver) -> None:
     server.answer = drips
     with pytest.raises(NoticeError, match=rf"{HOST}:\d+ did not answer within 0.5 s"):
