@@ -340,6 +340,7 @@ class Watcher:
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
         name, argument, id = update_of(verdict)
+        problems, backoff = Once(), Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
         while True:
             try:
                 await handle.execute_update(name, argument, id=id, result_type=str)
@@ -349,12 +350,15 @@ class Watcher:
                     return True
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
                     return True  # the fault is reported again while it is active
-                # The run ended during the update: the next run needs the report again.
-                await asyncio.sleep(RETRY_S)
+                # If the run ended during the update, the next run needs the report again.
+                if problems.new(name, error):
+                    log.warning("the job refused the report, which is sent again", error=str(error.cause))
+                await asyncio.sleep(backoff.next_s())
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     return False
-                log.warning("the job did not take the report yet", error=str(error))
+                if problems.new(name, error):
+                    log.warning("the report did not reach the job yet", error=str(error))
                 if name == "observe":
                     return True
                 await asyncio.sleep(RETRY_S)

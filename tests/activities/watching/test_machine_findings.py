@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+import structlog
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
@@ -86,6 +87,34 @@ async def test_no_other_report_waits_for_one_of_a_machine(error: Exception) -> N
         assert await watcher._report(job, fault)
     assert (client.asked, watcher.reported["observe"]) == (1, 0)
     assert anomalies(job, 111 * S), "it is reported again"
+
+
+@pytest.mark.parametrize(
+    ("error", "fewer"),
+    [
+        (WorkflowUpdateFailedError(ApplicationError("no such generation")), True),
+        (RPCError("away", RPCStatusCode.UNAVAILABLE, b""), False),
+    ],
+)
+async def test_a_report_that_fails_is_sent_again_and_logged_once(
+    error: Exception, fewer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    job, client = watched(), RefusingClient(error)
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 20:
+            client.error = RPCError("gone", RPCStatusCode.NOT_FOUND, b"")
+
+    monkeypatch.setattr("activities.watching.watcher.asyncio.sleep", sleep)
+    with structlog.testing.capture_logs() as logged:
+        assert not await Watcher(cast(Client, client), AgentClients(), "queue")._report(job, crash())
+
+    assert client.asked == 21
+    assert [line["log_level"] for line in logged] == ["warning"]
+    longest = job.spec.policy.silence.retry_max_s
+    assert (max(waits) > longest / 2) is fewer, "Temporal may be back at once; a refusal may stay one"
 
 
 def test_a_burst_is_told_once() -> None:
