@@ -66,7 +66,8 @@ class Activity(Model, Generic[Result]):
     @classmethod
     def result_type(cls) -> Any:
         """Return the type of the activity's result."""
-        return cls.__mro__[1].__pydantic_generic_metadata__["args"][0]  # type: ignore[attr-defined]
+        generics = [base.__pydantic_generic_metadata__ for base in cls.__mro__ if issubclass(base, Activity)]
+        return next(generic["args"][0] for generic in generics if generic["origin"] is Activity)
 
     @abstractmethod
     def line(self) -> str:
