@@ -23,6 +23,7 @@ from everstep.model.machine import Machine
 
 if TYPE_CHECKING:
     from activities.tools import Tools
+    from agent.client import AgentClient
     from agent.v1 import agent_pb2 as pb
 
 SLOWEST_RANK_BYTES = 500_000_000
@@ -72,81 +73,112 @@ class ConfirmSteps(Activity[Confirmation]):
         A silent agent is asked again until the time is up, because its ranks may still step. With ``silent_s``, it is
         asked only while some rank of the job completes steps, or for ``silent_s`` seconds.
         """
-        from activities.agents.clocks import fit_milestones
-        from agent.v1 import agent_pb2 as pb
-
-        agents, spec, machines = tools.agents, self.job.spec, self.job.machines
-        world_size, generation, showing = spec.topology().world_size, self.launched.generation, self._showing_before()
-        shown: dict[int, RankState] = {}
-        all_shown_ns = 0
-        left_ns: dict[int, int] = {}
-        emptied: set[str] = set()
-        heard = Heard([machine.name for machine in machines], self.silent_s)
-        changed = asyncio.Event()
-
-        async def follow(machine: Machine) -> None:
-            request = pb.ProgressRequest(job=spec.name, interval_s=INTERVAL_S)
-            backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
-            while True:
-                with contextlib.suppress(AgentError):
-                    async for reply in agents.get(machine.address).progress(request):
-                        heard.note(machine.name)
-                        # The agent answered the launch, so an agent with an older generation only has lost this one.
-                        if reply.generation < generation:
-                            emptied.add(machine.name)
-                        fit_milestones(reply, heard_ns=now_ns())
-                        for rank in states_of(reply.ranks, generation):
-                            shown[rank.rank] = rank
-                            if rank.code == 0:
-                                left_ns.setdefault(rank.rank, now_ns())
-                        changed.set()
-                        backoff.reset()
-                await asyncio.sleep(backoff.next_s())
-
+        heard = Heard([machine.name for machine in self.job.machines], self.silent_s)
+        seen = Seen(self.launched.generation, self.job.spec.topology().world_size, heard)
         followers: list[asyncio.Task[None]] = []
-        pace = ShareOfTime()
-        bound_s = self.timeout_s + self.restore_s
+        pace, bound_s = ShareOfTime(), self.timeout_s + self.restore_s
         deadline_ns = now_ns() + int(bound_s * 1e9)
         try:
-            async for machine in in_turns(machines):
-                followers.append(asyncio.create_task(follow(machine)))
+            async for machine in in_turns(self.job.machines):
+                followers.append(asyncio.create_task(self._follow(machine, tools.agents.get(machine.address), seen)))
             while now_ns() < deadline_ns:
-                changed.clear()
+                seen.changed.clear()
                 pace.begin()
-                if len(shown) == world_size and not all_shown_ns:
-                    all_shown_ns = now_ns()
-                verdict = judge_confirmation(
-                    generation,
-                    list(shown.values()),
-                    world_size=world_size,
-                    showing=showing,
-                    now_ns=now_ns(),
-                    policy=spec.policy,
-                    emptied=sorted(emptied),
-                    silent=heard.silent(list(shown.values())),
-                    whole_ns=all_shown_ns,
-                    left_ns=left_ns,
-                    known_alive=self.known_alive,
-                )
+                verdict = self._judge(seen)
                 pace.end()
                 if verdict is not None:
                     return verdict
                 await pace.rest()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
-                        await changed.wait()
+                        await seen.changed.wait()
         finally:
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
         return judge_timeout(
-            generation, list(shown.values()), world_size=world_size, showing=showing, bound_s=bound_s, now_ns=now_ns()
+            self.launched.generation,
+            list(seen.ranks.values()),
+            world_size=seen.world_size,
+            showing=self._showing_before(),
+            bound_s=bound_s,
+            now_ns=now_ns(),
+        )
+
+    async def _follow(self, machine: Machine, client: AgentClient, seen: Seen) -> None:
+        """Note the progress of a machine's ranks until the task is cancelled."""
+        from agent.v1 import agent_pb2 as pb
+
+        request = pb.ProgressRequest(job=self.job.spec.name, interval_s=INTERVAL_S)
+        backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
+        while True:
+            with contextlib.suppress(AgentError):
+                async for reply in client.progress(request):
+                    seen.note(machine.name, reply)
+                    backoff.reset()
+            await asyncio.sleep(backoff.next_s())
+
+    def _judge(self, seen: Seen) -> Confirmation | None:
+        ranks = list(seen.ranks.values())
+        if len(ranks) == seen.world_size and not seen.all_shown_ns:
+            seen.all_shown_ns = now_ns()
+        return judge_confirmation(
+            self.launched.generation,
+            ranks,
+            world_size=seen.world_size,
+            showing=self._showing_before(),
+            now_ns=now_ns(),
+            policy=self.job.spec.policy,
+            emptied=sorted(seen.emptied),
+            silent=seen.heard.silent(ranks),
+            whole_ns=seen.all_shown_ns,
+            left_ns=seen.left_ns,
+            known_alive=self.known_alive,
         )
 
     def _showing_before(self) -> Showing:
         if self.launched.resume_step >= 0 and not self.showing.kind:
             return Showing(kind="steps")
         return self.showing
+
+
+class Seen:
+    """The progress of a generation's ranks, as far as the agents have reported it.
+
+    Args:
+        generation: The generation that was launched.
+        world_size: The number of ranks of the job.
+        heard: Records which machines answer.
+    """
+
+    def __init__(self, generation: int, world_size: int, heard: Heard) -> None:
+        self._generation = generation
+        self.world_size = world_size
+        self.heard = heard
+        self.changed = asyncio.Event()
+        """Set at each report of an agent."""
+        self.ranks: dict[int, RankState] = {}
+        self.all_shown_ns = 0
+        """When all ranks of the job were reported first, nanoseconds of the wall clock; 0: not yet."""
+        self.left_ns: dict[int, int] = {}
+        """Rank → when it was first reported to have ended with code 0."""
+        self.emptied: set[str] = set()
+        """Machines that have lost the generation."""
+
+    def note(self, machine: str, reply: pb.ProgressReply) -> None:
+        """Note what a machine's agent reports."""
+        from activities.agents.clocks import fit_milestones
+
+        self.heard.note(machine)
+        # The agent answered the launch, so an agent with an older generation only has lost this one.
+        if reply.generation < self._generation:
+            self.emptied.add(machine)
+        fit_milestones(reply, heard_ns=now_ns())
+        for rank in states_of(reply.ranks, self._generation):
+            self.ranks[rank.rank] = rank
+            if rank.code == 0:
+                self.left_ns.setdefault(rank.rank, now_ns())
+        self.changed.set()
 
 
 class Heard:
