@@ -40,9 +40,11 @@ if rank == 0:
 WITHOUT_LOOP = """
 import everstep
 run = everstep.join()
-for step in range(20):
+for step in range(2000):
     run.report(step, loss=1.0)
     time.sleep(0.05)
+    if step > 20 and os.path.exists(shown):
+        break
 """
 LEAVES = """
 import everstep
@@ -92,17 +94,23 @@ for step in range(50):
 
 @pytest.fixture
 def run(cluster: DrillCluster, tmp_path: Path) -> Run:
-    """Run a script as a job of two ranks until it ends or is parked, and give it up then."""
+    """Run a script as a job of two ranks until it ends or is parked, and give it up then.
+
+    The script's file ``shown`` appears once the job has recorded how the script shows its steps.
+    """
 
     async def until_over(script: str, **policy: dict[str, Any]) -> JobState:
         path = tmp_path / "train.py"
-        path.write_text(textwrap.dedent(BEGIN) + script)
+        shown = tmp_path / "shown"
+        path.write_text(textwrap.dedent(BEGIN) + f"shown = {str(shown)!r}\n" + script)
         policy["retry"] = {"backoff_initial_s": 0.1, "backoff_max_s": 0.1} | policy.get("retry", {})
         name = cluster.next_name("ending")
         spec = JobSpec(name=name, script=str(path), machines=2, policy=RecoveryPolicy.model_validate(policy))
         await cluster.control.start_job(spec, cluster.machines[:2])
         async with asyncio.timeout(LIMIT_S):
-            while not (state := await cluster.control.state(name)).outcome and state.status != "parked":  # noqa: ASYNC110 - asked over the network
+            while not (state := await cluster.control.state(name)).outcome and state.status != "parked":
+                if state.showing.kind:
+                    shown.touch()
                 await asyncio.sleep(0.2)
             if state.status == "parked":
                 await cluster.control.tell(state.incidents[-1].id, "abandon", "the test is over")
