@@ -25,7 +25,6 @@ from agent.launcher.fork_servers import ForkServers
 from agent.launcher.from_template import end_of
 from agent.launcher.processes import Reaper
 from agent.monitor import all as all_inspections
-from agent.monitor.finding_messages import to_message
 from agent.monitor.inspection import Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel import shared
@@ -42,10 +41,8 @@ from agent.state.disk import StateDisk
 from agent.state.live import FOLDER as LIVE
 from agent.state.live import LiveLines, LiveRecords
 from agent.state.reads import Reads
-from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError
-from everstep.model.finding import Finding
 from everstep.rank import environment
 from everstep.system import private_files as private
 from everstep.system.procfs import boot_id
@@ -218,10 +215,8 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
     boot = shared.boot_of(options.state_dir) if cluster else ""
     kept = KeptStates(live, options.state_dir, host.disk, boot=f"{boot_id()} {boot}" if boot else None)
 
-    def tell(finding: Finding, over: bool) -> None:
-        host.log.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))
-
-    return Monitor(all_inspections.made(site, options.monitor, kept), kept, tell, options.monitor.silence)
+    inspections = all_inspections.made(site, options.monitor, kept)
+    return Monitor(inspections, kept, host.log.finding_changed, options.monitor.silence)
 
 
 async def _metrics(options: AgentOptions, jobs: JobRegistry, monitor: Monitor) -> contextlib.AsyncExitStack:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from activities.agents.convert import TIERS, exit_of
 from activities.payloads import packed_bytes
-from agent.monitor.finding_messages import finding_of
+from agent.reporting.observations import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.first_failure import is_victim
 from everstep.model.evidence import Evidence, RankExit, Unlisted

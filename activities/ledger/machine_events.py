@@ -8,7 +8,7 @@ import structlog
 
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import MachineEventRecord
-from agent.monitor.finding_messages import finding_of
+from agent.reporting.observations import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 

@@ -168,7 +168,7 @@ async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Corouti
 
 def _fault_of(reply: pb.InspectReply) -> str:
     """Return why inspections report a faulty machine; empty: they do not, or the result is unknown."""
-    from agent.monitor.finding_messages import finding_of
+    from agent.reporting.observations import finding_of
 
     found = worst_first(finding_of(one) for state in reply.inspections for one in state.findings)
     return next((f"{one.reason}: {one.headline}"[:200] for one in found if one.verdict is Health.FAULTY), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
-from agent.monitor.finding_messages import finding_of
+from agent.reporting.observations import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.detect.job_facts import FindingSeen
 from everstep.model.finding import Finding, Health, MachineFinding

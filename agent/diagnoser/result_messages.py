@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.monitor.finding_messages import finding_of, to_message
+from agent.reporting.observations import finding_of, to_message
 from agent.v1 import agent_pb2 as pb
 from everstep.model.diagnosis import DiagnosticResult
 

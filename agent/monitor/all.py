@@ -13,9 +13,9 @@ from agent.monitor.host.mounts import MountsInspection
 from agent.monitor.host.ranks import RanksInspection
 from agent.monitor.host.versions import VersionsInspection
 from agent.monitor.inspection import Inspection, Site
-from agent.monitor.inspector import HANGS, UNABLE
 from agent.monitor.kept import KeptStates
 from agent.monitor.kernel.log import KernelLogInspection
+from agent.monitor.monitor import HANGS, UNABLE
 from agent.monitor.network.infiniband import InfinibandInspection
 from agent.monitor.network.link import LinkInspection
 from agent.monitor.network.loss import PacketLossInspection

@@ -18,6 +18,7 @@ from google.protobuf import json_format
 
 from agent.state.live import LiveLines
 from agent.v1 import agent_pb2 as pb
+from everstep.model.finding import Finding, Health, Owner, Remedy
 from everstep.system.procfs import boot_id
 
 REBOOT_LEAP = 1000
@@ -81,6 +82,10 @@ class ObservationLog:
             what=found.WhichOneof("what"),
         )
         return found
+
+    def finding_changed(self, finding: Finding, over: bool) -> None:
+        """Append a finding that an inspection reports; ``over``: the finding is not active any more."""
+        self.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))
 
     def acknowledge(self, up_to: int, job: str = "") -> None:
         """Forget what is up to a number: of one job, of no job (``OF_NO_JOB``), or of all (empty).
@@ -185,3 +190,37 @@ def _is_of(entry: pb.Observation, job: str) -> bool:
 
 def _line(entry: pb.Observation) -> bytes:
     return json.dumps(json_format.MessageToDict(entry, preserving_proto_field_name=True)).encode() + b"\n"
+
+
+def to_message(finding: Finding) -> pb.Finding:
+    """Convert a finding to a message."""
+    return pb.Finding(
+        inspection=finding.inspection,
+        reason=finding.reason,
+        verdict=finding.verdict,
+        item=finding.item,
+        text=finding.text,
+        owner=finding.owner,
+        remedy=finding.remedy,
+        sure=finding.sure,
+        evidence=finding.evidence,
+        since_ns=finding.since_ns,
+        last_ns=finding.last_ns,
+    )
+
+
+def finding_of(message: pb.Finding) -> Finding:
+    """Return the finding in a message; words that this release does not know are kept."""
+    return Finding(
+        inspection=message.inspection,
+        reason=message.reason,
+        verdict=Health(message.verdict or Health.UNKNOWN),
+        item=message.item,
+        text=message.text,
+        owner=Owner(message.owner or Owner.UNKNOWN),
+        remedy=Remedy(message.remedy or Remedy.WATCH),
+        sure=message.sure,
+        evidence=list(message.evidence),
+        since_ns=message.since_ns,
+        last_ns=message.last_ns,
+    )

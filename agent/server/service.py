@@ -18,9 +18,9 @@ from agent.diagnoser.kind import hardware
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import read_variables
 from agent.launcher.fork_client import ForkServerClient
-from agent.monitor.finding_messages import FINDINGS, inspect_reply, to_message
 from agent.monitor.monitor import Monitor
 from agent.reporting import rank_logs
+from agent.reporting.observations import to_message
 from agent.server.code_service import CodeService
 from agent.server.diagnose_service import DiagnoseService, TraceService
 from agent.server.job_registry import Context, JobRegistry
@@ -29,10 +29,13 @@ from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
+from everstep.model.finding import together
 from everstep.model.run_id import is_older
 from everstep.system.memory import free, memory_available
 from everstep.system.procfs import boot_id, is_alive
 
+FINDINGS = 64
+"""The largest number of findings in one answer, the worst first."""
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 STOPPED_S = 0.1
@@ -282,7 +285,28 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:  # noqa: N802
         """Return the newest results of all inspections; the call starts no inspection."""
-        return inspect_reply(self.host.machine, time.time_ns(), self._monitor.states())
+        states = self._monitor.states()
+        return pb.InspectReply(
+            machine=self.host.machine,
+            time_ns=time.time_ns(),
+            verdict=together(state.verdict for state in states),  # an inspection that has not looked yet is unknown
+            inspections=[
+                pb.InspectionState(
+                    name=state.name,
+                    looks_at=state.looks_at,
+                    verdict=state.verdict,
+                    findings=map(to_message, state.findings[:FINDINGS]),
+                    measures=state.measures,
+                    facts=state.facts,
+                    note=state.note,
+                    interval_s=state.interval_s,
+                    looked_ns=state.looked_ns,
+                    looks=state.looks,
+                    busy_s=state.busy_s,
+                )
+                for state in states
+            ],
+        )
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802
         """Forget events and baselines; a fault that still exists is detected again at once."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel
 
 from agent.client import AgentClients
-from agent.monitor.finding_messages import finding_of
+from agent.reporting.observations import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import EverstepError
 from everstep.model.finding import Finding, Health, worst_first

@@ -6,7 +6,7 @@ from agent.diagnoser.all import TESTS
 from agent.diagnoser.diagnostic import COMMON, DiagnosticLimits
 from agent.monitor.all import INSPECTIONS
 from agent.monitor.inspection import Limits
-from agent.monitor.inspector import HANGS, UNABLE
+from agent.monitor.monitor import HANGS, UNABLE
 from agent.monitor.settings import CheckLimits
 from docs.generate.markdown import code, paragraph, reasons, sentence, settings, table
 from everstep.decisions.blame.diagnose.choose_tests import ROWS, ChoiceRow

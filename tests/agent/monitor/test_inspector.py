@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from agent.monitor.inspection import Look
-from agent.monitor.inspector import HANGS, UNABLE, Inspector
+from agent.monitor.monitor import HANGS, UNABLE, Inspector
 from everstep.errors import CannotLook
 from everstep.model.finding import Finding, Health, verdict_of
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, reasons, scripted

@@ -21,8 +21,8 @@ from agent.monitor.gpu.rules.rule import GpuLimits
 from agent.monitor.host import mounts
 from agent.monitor.host.mounts import MountsInspection, MountsLimits
 from agent.monitor.inspection import Inspection
-from agent.monitor.inspector import Inspector
 from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
+from agent.monitor.monitor import Inspector
 from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits

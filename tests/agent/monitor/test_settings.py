@@ -9,7 +9,7 @@ import pytest
 
 from agent.monitor.all import INSPECTIONS, known, made, reason_codes
 from agent.monitor.inspection import Limits
-from agent.monitor.inspector import HANGS, UNABLE
+from agent.monitor.monitor import HANGS, UNABLE
 from agent.monitor.settings import MonitorSettings
 from everstep.errors import ConfigError
 from everstep.model.finding import Remedy

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent.monitor.all import INSPECTIONS
-from agent.monitor.finding_messages import finding_of, to_message
 from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
 from agent.monitor.inspection import RankSeen
+from agent.reporting.observations import finding_of, to_message
 from agent.v1 import agent_pb2 as pb
 from everstep.model.finding import Health
 from everstep.system import procfs

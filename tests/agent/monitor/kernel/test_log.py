@@ -13,8 +13,7 @@ import pytest
 
 from agent.monitor.inspection import Inspection, RankSeen
 from agent.monitor.kernel import shared
-from agent.monitor.kernel.log import KernelLogInspection, KernelLogLimits
-from agent.monitor.kernel.reader import KernelLog
+from agent.monitor.kernel.log import KernelLog, KernelLogInspection, KernelLogLimits
 from everstep.errors import CannotLook
 from everstep.model.finding import Health, Owner
 from tests.agent.monitor.sites import Place, reasons
