@@ -51,7 +51,7 @@ def test_standard_input_and_unknown(tmp_path: Path) -> None:
     program = "import sys, console.main; sys.exit(console.main.run(['classify', '-']))"
     done = subprocess.run([sys.executable, "-P", "-c", program], input=b"step 1\n", capture_output=True, check=False)
 
-    assert (done.returncode, done.stdout.split(b"\n")[0]) == (4, b"unknown, owner unknown: no line is known")
+    assert (done.returncode, done.stdout.split(b"\n")[0]) == (4, b"unknown, owner unknown: no rule matches a line")
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

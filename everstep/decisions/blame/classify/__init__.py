@@ -1,5 +1,4 @@
-"""The classification of logs and exits: the end of a job, the owner of its fault, and the lines that show both.
+"""The classification of logs and exit codes: why a job ended, who owns the fault, and the lines that show it.
 
-Pure, and on the standard library alone, so that it is usable on any log from anywhere
-(``docs/concepts/classification.md``).
+It needs only the standard library, so that it works on any log (``docs/concepts/classification.md``).
 """

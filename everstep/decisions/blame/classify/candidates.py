@@ -1,4 +1,4 @@
-"""The candidates for the cause of a failure in one stream of lines, the most likely first."""
+"""The candidates for the first cause of a failure: lines of a log that may be it, and the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.model.finding import Owner
 from everstep.system.signals import signal_name
 
 SHELL_SIGNALS = 128
-"""Added to a signal's number by shells, containers and Slurm."""
+"""Shells, containers and Slurm report the signal number plus this as the exit code."""
 LAST_SIGNAL = 64
 
 
@@ -30,7 +30,7 @@ class ExitReading:
 CODES: dict[int, tuple[str, FaultClass, Owner, str]] = {
     0: ("ended with code 0", FaultClass.NO_FAILURE, Owner.UNKNOWN, "ended-with-0"),
     2: (
-        "exit code 2: of argparse and shells wrong usage, of others anything",
+        "exit code 2: wrong usage, if argparse or a shell chose it",
         FaultClass.UNKNOWN,
         Owner.UNKNOWN,
         "exit-code",
@@ -41,8 +41,8 @@ CODES: dict[int, tuple[str, FaultClass, Owner, str]] = {
 }
 """Codes with a meaning of their own, by the conventions of shells and of coreutils."""
 SIGNALS: dict[str, tuple[str, FaultClass, str]] = {
-    "SIGKILL": ("by whom is not said: the kernel, a scheduler, an agent or a person", FaultClass.KILLED, "sigkill"),
-    "SIGTERM": ("asked to end, by whom is not said", FaultClass.TERMINATED, "sigterm"),
+    "SIGKILL": ("the kernel, a scheduler, an agent or a person may have sent it", FaultClass.KILLED, "sigkill"),
+    "SIGTERM": ("asked to end; the code does not show by whom", FaultClass.TERMINATED, "sigterm"),
     "SIGINT": ("interrupted", FaultClass.INTERRUPTED, "interrupted"),
     "SIGABRT": ("it aborted itself: an assertion, a C++ exception, NCCL's watchdog", FaultClass.CRASHED, "sigabrt"),
     "SIGSEGV": ("segmentation fault", FaultClass.CRASHED, "fatal-python-error"),
@@ -53,7 +53,7 @@ SIGNALS: dict[str, tuple[str, FaultClass, str]] = {
 
 
 def read_exit_code(code: int) -> ExitReading:
-    """Return the meaning of a code as a shell reports it (137), or as Python's subprocess does (-9)."""
+    """Return the meaning of an exit code, in the form of a shell (137) or of Python's subprocess (-9)."""
     if code in CODES:
         return ExitReading(code, *CODES[code])
     number = -code if code < 0 else code - SHELL_SIGNALS
@@ -61,28 +61,28 @@ def read_exit_code(code: int) -> ExitReading:
         name = signal_name(number)
         text, fault, reason = SIGNALS.get(name, ("", FaultClass.KILLED, "ended-by-signal"))
         return ExitReading(code, f"{name}: {text}" if text else f"ended by {name}", fault, Owner.UNKNOWN, reason)
-    return ExitReading(code, f"exit code {code}: the program's own", FaultClass.UNKNOWN, Owner.UNKNOWN, "exit-code")
+    return ExitReading(code, f"exit code {code}, chosen by the program", FaultClass.UNKNOWN, Owner.UNKNOWN, "exit-code")
 
 
 NEAR = 200
-"""Ordinary lines, for each rank of a log. So many after an exception say that the program went on, and so many
-between a plain line and the last exception that it is not its cause."""
+"""Number of ordinary lines, per rank of a log, after which the program has continued: an exception was survived if more
+lines follow it, and so was a plain hit if more lines follow before the last exception."""
 USER_EXCEPTION = LogRule(
     "user-exception",
     FaultClass.USER_EXCEPTION,
     Owner.CODE,
-    (),
-    r"$^",
-    "Python: an exception that no rule knows",
-    (),
-    (),
+    hints="",
+    pattern=r"$^",
+    source="Python",
+    matches=(),
+    misses=(),
 )
-"""The name that replaces a rule for an exception that no rule matches."""
+"""The rule that stands for an exception that no other rule matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLine:
-    """A line of a log that is evidence."""
+    """A line of a log that supports a verdict."""
 
     source: str
     line: int
@@ -99,71 +99,75 @@ class LogCandidate:
     rank: int | None
     time: float | None = None
     blocks: Sequence[Sequence[str]] = ()
-    """Lines of the tracebacks of an exception, the traceback of the cause first."""
+    """The tracebacks of a chain of exceptions, as lines; the traceback of the cause is first."""
     count: int = 1
 
     @property
     def frame(self) -> Frame | None:
-        """The frame in the user's code, if the exception, or an exception that followed from it, shows a frame."""
+        """The frame in the user's code, from the first traceback that has such a frame."""
         return next((frame for block in self.blocks if (frame := user_frame(block))), None)
 
     @property
     def order(self) -> tuple[int, int]:
-        """The smaller, the more it is the cause."""
+        """A sort key: the most likely cause has the smallest."""
         return self.rule.role, -self.weight
 
 
 def candidates_of(log: ScannedLog) -> list[LogCandidate]:
-    """Return the candidates of each stream, the best first: then the nearest to the beginning of the failure."""
-    found: list[LogCandidate] = []
+    """Return the candidates of each stream, the most likely cause first; of equal ones, the earlier line first."""
+    candidates: list[LogCandidate] = []
     for stream in log.streams:
-        found += sorted(_of_stream(stream, log), key=lambda one: (one.order, one.line.line))
-    return found
+        candidates += sorted(_of_stream(stream, log), key=lambda candidate: (candidate.order, candidate.line.line))
+    return candidates
 
 
 def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
-    groups = list(stream.groups)
-    last = groups[-1][-1].quiet if groups else 0
+    chains = list(stream.chains)
     # Lines of other ranks may be between the lines of a rank.
-    patience = NEAR * len(log.streams)
-    found = [_raised(stream, group, log.quiet - group[-1].quiet > patience) for group in groups]
-    # A role alone is the same for all hits of a rule: the first one that may belong to the end stands for them.
-    nearest: dict[str, LogHit] = {}
+    near = NEAR * len(log.streams)
+    candidates = [_of_chain(stream, chain, log.ordinary - chain[-1].ordinary_before > near) for chain in chains]
+    since = chains[-1][-1].ordinary_before - near if chains else -near
+    strongest: dict[str, LogHit] = {}
     for hit in (*stream.first.values(), *stream.recent):
-        known = nearest.get(hit.rule.name)
-        if known is None or _weight(hit, last - patience) > _weight(known, last - patience):
-            nearest[hit.rule.name] = hit
-    found += [
+        earlier = strongest.get(hit.rule.name)
+        if earlier is None or _weight(hit, since) > _weight(earlier, since):
+            strongest[hit.rule.name] = hit
+    candidates += [
         LogCandidate(
             hit.rule,
-            _weight(hit, last - patience),
+            _weight(hit, since),
             EvidenceLine(stream.source, hit.line, hit.text),
             stream.rank,
             hit.time,
             count=stream.counts[name],
         )
-        for name, hit in nearest.items()
+        for name, hit in strongest.items()
     ]
-    return found
+    return candidates
 
 
 def _weight(hit: LogHit, since: int) -> Weight:
-    """A plain line long before the last exception was survived."""
-    return Weight.SURVIVED if hit.weight is Weight.PLAIN and hit.quiet < since else hit.weight
+    """Return the weight of a hit. The program survived a plain hit with fewer than ``since`` ordinary lines before."""
+    return Weight.SURVIVED if hit.weight is Weight.PLAIN and hit.ordinary_before < since else hit.weight
 
 
-def _raised(stream: StreamFindings, group: list[RaisedException], went_on: bool) -> LogCandidate:
-    """An exception with those that led to it: the first of them that a special rule knows is the cause."""
-    known = [one for one in group if one.rule is not None]
-    special = [one for one in known if one.rule is not None and one.rule.weight > Weight.WEAK]
-    cause = (special or known or group)[0]
-    # What led to a special one and is known by no rule comes first all the same: a KeyError before a closed connection.
-    first = group[0]
-    if first.rule is None and cause.rule is not None and cause.rule.role.is_consequence:
-        cause = first
+def _of_chain(stream: StreamFindings, chain: list[RaisedException], continued: bool) -> LogCandidate:
+    """Return the cause of a chain of exceptions: the first that a rule stronger than weak matches.
+
+    Args:
+        stream: The stream of the exceptions.
+        chain: The exceptions, the first cause first.
+        continued: The program continued after the last of them.
+    """
+    matched = [raised for raised in chain if raised.rule is not None]
+    strong = [raised for raised in matched if raised.rule is not None and raised.rule.weight > Weight.WEAK]
+    cause = (strong or matched or chain)[0]
+    # An exception of the script precedes a consequence: a KeyError may lead to a closed connection.
+    if chain[0].rule is None and cause.rule is not None and cause.rule.role.is_consequence:
+        cause = chain[0]
     rule = cause.rule or USER_EXCEPTION
-    weight = Weight.SURVIVED if cause.goes_on or went_on else Weight.DECISIVE
-    blocks = (cause.block, *(one.block for one in group if one is not cause))
+    weight = Weight.SURVIVED if cause.retried or continued else Weight.DECISIVE
+    blocks = (cause.block, *(raised.block for raised in chain if raised is not cause))
     return LogCandidate(
-        rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, blocks, len(group)
+        rule, weight, EvidenceLine(stream.source, cause.line, cause.text), stream.rank, cause.time, blocks, len(chain)
     )

@@ -25,38 +25,38 @@ from everstep.model.finding import Owner
 
 @dataclass(frozen=True, slots=True)
 class OtherCandidate:
-    """Another candidate beside the cause, by reason."""
+    """All candidates of one reason, beside the cause."""
 
     fault: FaultClass
     owner: Owner
     reason: str
     consequence: bool
     count: int
-    """Lines."""
+    """The number of lines of this reason."""
     ranks: tuple[int, ...]
     line: EvidenceLine
-    """The first of them."""
+    """The first line of this reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogVerdict:
-    """The first cause of a failure, as far as logs and exit code show it."""
+    """The first cause of a failure, as far as its logs and exit code show it."""
 
     fault: FaultClass
     owner: Owner
     reason: str
-    """Name of the rule, or ``user-exception``, ``no-known-line``, ``several-causes`` or of an exit code."""
+    """The name of a rule, the reason of an exit code, ``user-exception``, ``no-known-line`` or ``several-causes``."""
     consequence: bool = False
-    """All candidates are consequences: the cause is not in the logs that were read."""
+    """The best candidate is a consequence: the cause is not in the logs that were read."""
     decided_by: str = ""
-    """The way in which the cause was separated from the other candidates."""
+    """How the cause was told apart from the other candidates, in words."""
     ranks: tuple[int, ...] = ()
-    """The ranks that show the cause, if lines or names of logs identify ranks."""
+    """The ranks that show the cause, if the lines or the names of the logs identify ranks."""
     place: str = ""
-    """``file:line in function`` of the user's code, of an exception."""
+    """Where in the user's code the exception was raised: ``file:line in function``; empty if not known."""
     evidence: tuple[EvidenceLine, ...] = ()
     count: int = 0
-    """Lines and exceptions of this reason."""
+    """The number of lines and exceptions of this reason."""
     others: tuple[OtherCandidate, ...] = ()
     exit: ExitReading | None = None
     lines: int = 0
@@ -66,29 +66,29 @@ class LogVerdict:
     def headline(self) -> str:
         """The cause in one line for a person."""
         where = f" on rank{'s' if len(self.ranks) > 1 else ''} {listed(self.ranks)}" if self.ranks else ""
-        said = self.evidence[0].text if self.evidence else (self.exit.text if self.exit else "no line is known")
+        shown = self.evidence[0].text if self.evidence else (self.exit.text if self.exit else "no rule matches a line")
         if self.fault is FaultClass.UNKNOWN and self.others:
-            said = f"{self.decided_by}: " + listed(
-                [f"{one.fault} ({one.reason})" for one in self.others if not one.consequence]
-            )
+            causes = [f"{other.fault} ({other.reason})" for other in self.others if not other.consequence]
+            shown = f"{self.decided_by}: {listed(causes)}"
         only = ", a consequence; the cause is not in these logs" if self.consequence else ""
-        return f"{self.fault}, owner {self.owner}{where}{only}: {said}"
+        return f"{self.fault}, owner {self.owner}{where}{only}: {shown}"
 
 
 CLOCKS_S = 1.0
-"""The difference, seconds, below which times of different logs have no order: clocks of machines differ."""
+"""Times in different logs that differ by less, seconds, have no order: the clocks of machines differ."""
 EVIDENCE = 8
-"""Lines that are kept of the cause."""
+"""Number of lines of the cause that a verdict keeps."""
 OTHERS = 12
-"""The number of other candidates that are named."""
+"""Number of other reasons that a verdict keeps."""
 
 
 def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> LogVerdict:
     """Return the verdict over all logs of one failure.
 
-    The best of each stream is compared: a cause before an end, an end before a consequence; a decisive line before a
-    line that the program may have survived. If several remain, the order within a log, times that differ by more than
-    clocks do, and the number of ranks decide, in this order; else the class is unknown and all are named.
+    A cause outranks the end of a process, and an end outranks a consequence. Among ends, and among consequences, a
+    decisive line outranks a line that the program may have survived. If candidates of several rules remain, the first
+    of each log counts, then the most certain, then the earliest if the times differ by more than clocks do. If none of
+    these decides, the class is unknown and the verdict names all candidates.
 
     Args:
         logs: The scanned logs, one for each file or rank.
@@ -97,65 +97,51 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
     logs = list(logs)
     reading = None if exit_code is None else read_exit_code(exit_code)
     lines = sum(log.lines for log in logs)
-    found = [candidate for log in logs for candidate in candidates_of(log)]
-    strong = [one for one in found if one.weight > Weight.WEAK]
-    if reading is not None and reading.fault is FaultClass.NO_FAILURE and not _ended(strong):
-        return _of_exit(reading, found, lines)
-    pool = strong or ([] if reading is not None and reading.code == 0 else _only_weak(found))
-    if not pool:
-        return (
-            _of_exit(reading, found, lines)
-            if reading
-            else LogVerdict(FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=_others(found, ""), lines=lines)
-        )
-    best = min(candidate.order for candidate in pool)
-    top = [candidate for candidate in pool if candidate.order == best]
+    candidates = [candidate for log in logs for candidate in candidates_of(log)]
+    strong = [candidate for candidate in candidates if candidate.weight > Weight.WEAK]
+    if reading is not None and reading.fault is FaultClass.NO_FAILURE:
+        considered = strong if any(candidate.weight is Weight.DECISIVE for candidate in strong) else []
+    else:
+        considered = strong or [
+            candidate
+            for candidate in candidates
+            if candidate.weight is Weight.WEAK and candidate.rule.role is not Role.SUMMARY
+        ]
+    if not considered:
+        return _without_cause(reading, candidates, lines)
+    best = min(candidate.order for candidate in considered)
+    top = [candidate for candidate in considered if candidate.order == best]
     # For causes, their order in time counts more than the certainty of each.
     if best[0] == Role.CAUSE:
-        top = [candidate for candidate in pool if candidate.rule.role is Role.CAUSE]
+        top = [candidate for candidate in considered if candidate.rule.role is Role.CAUSE]
     elif (
         reading is not None
         and best[0] > Role.END
         and reading.fault not in (FaultClass.UNKNOWN, FaultClass.NO_FAILURE, FaultClass.CRASHED)
     ):
-        return _of_exit(reading, found, lines)
-    chosen, how = _choose(top)
-    if chosen is None:
+        return _without_cause(reading, candidates, lines)
+    cause, how = _choose(top)
+    if cause is None:
         return LogVerdict(
             FaultClass.UNKNOWN,
             Owner.UNKNOWN,
             "several-causes",
             decided_by=how,
-            others=_others(found, ""),
+            others=_others(candidates, ""),
             exit=reading,
             lines=lines,
         )
-    same = [
-        one for one in found if one.rule.name == chosen.rule.name and one.weight >= min(chosen.weight, Weight.PLAIN)
-    ]
-    return _verdict(chosen, same, how, found=found, reading=reading, lines=lines)
-
-
-def _ended(strong: Sequence[LogCandidate]) -> bool:
-    """Return whether a line shows that a process ended, whatever the exit code of the job."""
-    return any(candidate.weight is Weight.DECISIVE for candidate in strong)
-
-
-def _only_weak(found: Sequence[LogCandidate]) -> list[LogCandidate]:
-    """Return the weak candidates, which count if there is nothing else; survived faults and summaries of launchers
-    never count."""
-    return [one for one in found if one.weight is Weight.WEAK and one.rule.role is not Role.SUMMARY]
+    return _verdict(cause, how, candidates=candidates, reading=reading, lines=lines)
 
 
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
-    """Return the cause, and how it was separated; None: it cannot be separated."""
-    kinds = {candidate.rule.name for candidate in top}
-    if len(kinds) == 1:
+    """Return the cause and how it was told apart; None and why not, if candidates of several rules remain."""
+    if len({candidate.rule.name for candidate in top}) == 1:
         return min(top, key=_when), "the only cause"
     by_log: dict[str, list[LogCandidate]] = defaultdict(list)
-    for one in top:
-        by_log[one.line.source].append(one)
-    firsts = [min(group, key=lambda one: one.line.line) for group in by_log.values()]
+    for candidate in top:
+        by_log[candidate.line.source].append(candidate)
+    firsts = [min(in_log, key=lambda candidate: candidate.line.line) for in_log in by_log.values()]
     if len({first.rule.name for first in firsts}) == 1:
         return min(firsts, key=_when), "first in its log"
     best = min(first.order for first in firsts)
@@ -164,86 +150,98 @@ def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
         return min(firsts, key=_when), "the most certain"
     timed = sorted((first for first in firsts if first.time is not None), key=_when)
     if len(timed) == len(firsts):
-        other = next(event for event in timed if event.rule.name != timed[0].rule.name)
-        if (other.time or 0) - (timed[0].time or 0) > CLOCKS_S:
-            return timed[0], f"first by time, {(other.time or 0) - (timed[0].time or 0):.0f} s before the next"
-    return None, "several causes, and nothing says which was first"
+        other = next(first for first in timed if first.rule.name != timed[0].rule.name)
+        earlier_s = (other.time or 0) - (timed[0].time or 0)
+        if earlier_s > CLOCKS_S:
+            return timed[0], f"first by time, {earlier_s:.0f} s before the next"
+    return None, "several causes, and the logs do not show which was first"
 
 
-def _when(one: LogCandidate) -> tuple[float, str, int]:
-    return (one.time if one.time is not None else float("inf"), one.line.source, one.line.line)
+def _when(candidate: LogCandidate) -> tuple[float, str, int]:
+    return (candidate.time if candidate.time is not None else float("inf"), candidate.line.source, candidate.line.line)
 
 
 def _verdict(
-    chosen: LogCandidate,
-    same: Sequence[LogCandidate],
+    cause: LogCandidate,
     how: str,
     *,
-    found: Sequence[LogCandidate],
+    candidates: Sequence[LogCandidate],
     reading: ExitReading | None,
     lines: int,
 ) -> LogVerdict:
-    rule = chosen.rule
-    order = sorted(same, key=lambda one: (one is not chosen, _when(one)))
+    rule = cause.rule
+    least = min(cause.weight, Weight.PLAIN)
+    same = [candidate for candidate in candidates if candidate.rule.name == rule.name and candidate.weight >= least]
+    same.sort(key=lambda candidate: (candidate is not cause, _when(candidate)))
     return LogVerdict(
         fault=rule.fault,
         owner=rule.owner,
         reason=rule.name,
         consequence=rule.role.is_consequence,
         decided_by=how,
-        ranks=tuple(sorted({one.rank for one in same if one.rank is not None})),
-        place=chosen.frame.text if chosen.frame else "",
-        evidence=tuple(one.line for one in order[:EVIDENCE]),
-        count=sum(one.count for one in same),
-        others=_others(found, rule.name),
+        ranks=_ranks_of(same),
+        place=cause.frame.text if cause.frame else "",
+        evidence=tuple(candidate.line for candidate in same[:EVIDENCE]),
+        count=sum(candidate.count for candidate in same),
+        others=_others(candidates, rule.name),
         exit=reading,
         lines=lines,
     )
 
 
-def _of_exit(reading: ExitReading, found: Sequence[LogCandidate], lines: int) -> LogVerdict:
+def _without_cause(reading: ExitReading | None, candidates: Sequence[LogCandidate], lines: int) -> LogVerdict:
+    """Return the verdict if the logs show no cause: that of the exit code, if it is known."""
+    others = _others(candidates, "")
+    if reading is None:
+        return LogVerdict(FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=others, lines=lines)
     return LogVerdict(
         reading.fault,
         reading.owner,
         reading.reason,
         decided_by="the exit code",
-        others=_others(found, ""),
+        others=others,
         exit=reading,
         lines=lines,
     )
 
 
-def _others(found: Sequence[LogCandidate], chosen: str) -> tuple[OtherCandidate, ...]:
-    """Return the other candidates by reason, causes first."""
-    by_name: dict[str, list[LogCandidate]] = defaultdict(list)
-    for one in found:
-        if one.rule.name != chosen:
-            by_name[one.rule.name].append(one)
-    groups = sorted(by_name.values(), key=lambda group: min((*one.order, *_when(one)) for one in group))
+def _others(candidates: Sequence[LogCandidate], cause: str) -> tuple[OtherCandidate, ...]:
+    """Return the candidates of all rules but that of the cause, causes first."""
+    by_rule: dict[str, list[LogCandidate]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.rule.name != cause:
+            by_rule[candidate.rule.name].append(candidate)
+    groups = sorted(
+        by_rule.values(), key=lambda group: min((*candidate.order, *_when(candidate)) for candidate in group)
+    )
     return tuple(
         OtherCandidate(
             fault=group[0].rule.fault,
             owner=group[0].rule.owner,
             reason=group[0].rule.name,
             consequence=group[0].rule.role.is_consequence,
-            count=sum(one.count for one in group),
-            ranks=tuple(sorted({one.rank for one in group if one.rank is not None})),
+            count=sum(candidate.count for candidate in group),
+            ranks=_ranks_of(group),
             line=min(group, key=_when).line,
         )
         for group in groups[:OTHERS]
     )
 
 
+def _ranks_of(candidates: Sequence[LogCandidate]) -> tuple[int, ...]:
+    return tuple(sorted({candidate.rank for candidate in candidates if candidate.rank is not None}))
+
+
 TAIL = 4096
-"""The number of characters at the end of a rank's output that are read: libraries wrap an exception in another, and the
-cause is above it (2,400 characters above the end for one of torch's pipelining, measured)."""
+"""Number of characters at the end of a rank's output that are read. A library may wrap the causing exception in another
+one, whose text follows: up to 2,400 characters in torch's pipelining, measured."""
 EVIDENCE_LINES = 3
-"""The number of lines of a rank's output that are kept as evidence of its class."""
+"""Number of lines of a rank's output that are stored with its class."""
 _MATCHER = LineMatcher()
 
 
 def classification(exception: str, log_tail: str, exit_code: int | None) -> Classification:
-    """Return the class of a rank's end in its stored form; the arguments are those of ``classify_end``."""
+    """Return the class of a rank's end in the form that is stored; the arguments are those of ``classify_end``."""
     verdict = classify_end(exception, log_tail, exit_code)
     return Classification(
         fault=verdict.fault.value,
@@ -260,9 +258,9 @@ def classify_end(exception: str, log_tail: str, exit_code: int | None) -> LogVer
     """Classify the end of a rank.
 
     Args:
-        exception: The line that names the exception of the rank; empty: it raised none.
+        exception: The line that names the rank's exception; empty if it raised none.
         log_tail: The end of the rank's error output.
-        exit_code: The rank's code, or minus its signal; None: not known.
+        exit_code: The rank's exit code, or minus the number of its signal; None if it is not known.
     """
     scanner = LogScanner("output", matcher=_MATCHER)
     scanner.feed(log_tail[-TAIL:].encode(errors="replace") + b"\n")

@@ -1,4 +1,4 @@
-"""The form of a classification rule: data about one kind of line."""
+"""The form of a classification rule: what a kind of log line looks like, and what it means."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from functools import cache
 
 from everstep.model.finding import Owner
 
+KERNEL = "Linux kernel log"
+ERRNO = "Linux: text of errno"
+
 
 class FaultClass(StrEnum):
-    """The class of a fault. The first classes are explicit failures of ByteRobust, table 1; the rest are everstep's
-    own."""
+    """The class of a fault.
+
+    The classes up to ``DISK_FAULT`` are the explicit failures of ByteRobust, table 1; the others are everstep's own.
+    """
 
     CUDA_ERROR = "cuda error"
     HOST_OVERLOAD = "cpu overload"
@@ -57,11 +62,11 @@ class FaultClass(StrEnum):
 
 
 class Role(IntEnum):
-    """The role of a line in the course of a failure; the lower, the nearer to its beginning."""
+    """The role of a line in the course of a failure: a lower value is nearer to the beginning."""
 
     CAUSE = 0
     END = 1
-    """The line shows how a process ended, but not why: e.g. that it was killed, but not by which process."""
+    """The line shows how a process ended but not why: for example that it was killed, but not who killed it."""
     WAIT = 2
     """The line shows a consequence: a process waited for another process in vain."""
     LOSS = 3
@@ -76,49 +81,49 @@ class Role(IntEnum):
 
 
 class Weight(IntEnum):
-    """How much a single line proves without further lines."""
+    """How much a line proves by itself."""
 
     SURVIVED = 0
-    """The program continued, or reports that it does."""
+    """The program continued after the line, or the line says that it will."""
     WEAK = 1
-    """The line has a common word: it counts only if there is nothing better."""
+    """The line has only a common word: it counts if no stronger line exists."""
     PLAIN = 2
     DECISIVE = 3
-    """Nothing goes on after it."""
+    """No program continues after such a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """A kind of line, and its meaning."""
+    """A kind of log line and its meaning."""
 
     name: str
-    """The stable reason code on which other programs rely."""
+    """The reason code. It stays the same, since other programs rely on it."""
     fault: FaultClass
     owner: Owner
-    hints: tuple[str, ...]
-    """Lower-case texts of which a line has at least one: a fast check before the pattern."""
+    hints: str
+    """Lower-case texts, separated by ``|``. A line of this kind has at least one of them: a fast check before the
+    pattern."""
     pattern: str
     """Regular expression, searched for in the line without regard to case."""
     source: str
-    """The source of the format."""
+    """The program or document from which the form of the line is known."""
     matches: tuple[str, ...]
-    """Examples of lines."""
+    """Examples of lines of this kind."""
     misses: tuple[str, ...]
-    """Lines that look alike and are something else."""
+    """Examples of lines that look similar and are not of this kind."""
     role: Role = Role.CAUSE
     weight: Weight = Weight.PLAIN
 
-    def is_in(self, line: str) -> bool:
-        """Return whether a line is of this kind."""
-        lowered = line.lower()
-        return any(hint in lowered for hint in self.hints) and _compiled(self.pattern).search(line) is not None
+    def is_in(self, line: str, lowered: str = "") -> bool:
+        """Return whether a line is of this kind; ``lowered`` is the line in lower case, if the caller has it."""
+        lowered = lowered or line.lower()
+        hinted = any(hint in lowered for hint in _separate(self.hints))
+        return hinted and _compiled(self.pattern).search(line) is not None
 
-    def is_in_hinted(self, line: str, lowered: str) -> bool:
-        """Return whether the line is of this kind; ``lowered``: its text in lower case."""
-        for hint in self.hints:
-            if hint in lowered:
-                return _compiled(self.pattern).search(line) is not None
-        return False
+
+@cache
+def _separate(hints: str) -> tuple[str, ...]:
+    return tuple(hints.split("|"))
 
 
 @cache

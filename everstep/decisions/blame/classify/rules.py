@@ -1,10 +1,10 @@
-"""All rules of classification, and which rule a line matches: quickly, since thousands of ranks write the same line."""
+"""All classification rules, and the search for the rule that a line matches."""
 
 from __future__ import annotations
 
 import re
 
-from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
+from everstep.decisions.blame.classify.rule import ERRNO, FaultClass, LogRule, Role, Weight
 from everstep.decisions.blame.classify.rules_code import CODE_RULES
 from everstep.decisions.blame.classify.rules_communication import COMMUNICATION_RULES
 from everstep.decisions.blame.classify.rules_gpu import GPU_RULES
@@ -15,47 +15,45 @@ from everstep.decisions.blame.classify.rules_scheduler import SCHEDULER_RULES
 from everstep.decisions.blame.classify.rules_storage import STORAGE_RULES
 from everstep.model.finding import Owner
 
-ERRNO = "Linux: text of errno"
-
 GENERAL_RULES = (
     LogRule(
         "missing-file",
         FaultClass.MISSING_FILE,
         Owner.UNKNOWN,
-        ("filenotfounderror", "no such file or directory"),
-        r"FileNotFoundError|No such file or directory",
-        ERRNO + ", ENOENT: code and data may both be wrong",
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
-        ("no such files were needed",),
+        hints="filenotfounderror|no such file or directory",
+        pattern="FileNotFoundError|No such file or directory",
+        source=ERRNO + ", ENOENT; the code or the data may be wrong",
+        matches=("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
+        misses=("no such files were needed",),
         weight=Weight.WEAK,
     ),
     LogRule(
         "permission",
         FaultClass.PERMISSION,
         Owner.UNKNOWN,
-        ("permissionerror", "permission denied", "operation not permitted"),
-        r"PermissionError|: Permission denied|Operation not permitted",
-        ERRNO + ", EACCES, EPERM",
-        ("PermissionError: [Errno 13] Permission denied: '/data/out'",),
-        ("permission denied requests: 0",),
+        hints="permissionerror|permission denied|operation not permitted",
+        pattern="PermissionError|: Permission denied|Operation not permitted",
+        source=ERRNO + ", EACCES, EPERM",
+        matches=("PermissionError: [Errno 13] Permission denied: '/data/out'",),
+        misses=("permission denied requests: 0",),
         weight=Weight.WEAK,
     ),
     LogRule(
         "bare-connection-lost",
         FaultClass.CONNECTION_LOST,
         Owner.UNKNOWN,
-        ("reset by peer", "broken pipe", "connection refused"),
-        r"Connection reset by peer|Broken pipe|Connection refused",
-        "Linux: ECONNRESET, EPIPE, ECONNREFUSED; of a peer or of another service",
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", "BrokenPipeError: [Errno 32] Broken pipe"),
-        ("the pipe is broken",),
+        hints="reset by peer|broken pipe|connection refused",
+        pattern="Connection reset by peer|Broken pipe|Connection refused",
+        source="Linux: ECONNRESET, EPIPE, ECONNREFUSED; the other side may be a peer or any service",
+        matches=(
+            "ConnectionResetError: [Errno 104] Connection reset by peer",
+            "BrokenPipeError: [Errno 32] Broken pipe",
+        ),
+        misses=("the pipe is broken",),
         role=Role.LOSS,
         weight=Weight.WEAK,
     ),
 )
-"""The lists of rules, in the order in which they are tried."""
-
-
 LOG_RULES: tuple[LogRule, ...] = (
     *SCHEDULER_RULES,
     *GPU_RULES,
@@ -67,7 +65,7 @@ LOG_RULES: tuple[LogRule, ...] = (
     *PROCESS_RULES,
     *GENERAL_RULES,
 )
-"""The rules in the order in which they are tried: a line belongs to the first rule that matches."""
+"""All rules, in order: a line belongs to the first rule that matches it."""
 
 TRIGGERS = (
     b"error",
@@ -104,37 +102,35 @@ TRIGGERS = (
     b"wrong fs",
     b"sigterm",
 )
-"""Lower-case texts: only lines with at least one of them are matched. Each example of a rule has one of them (a test
-checks that); fewer texts are faster."""
-
-
-KEPT = 8192
-"""Shapes of lines whose rule is remembered."""
-READ = 2000
-"""The number of characters of a line that are matched: a longer line is cut, and its end is kept too."""
-# Numbers that decide are short: of an Xid, a signal, an errno, an exit code.
+"""Lower-case texts. Only a line with at least one of them is compared with the rules, which saves most of the time. A
+test checks that each example of each rule has one."""
+SHAPES_KEPT = 8192
+"""Number of line shapes whose rule is remembered."""
+CHARACTERS_READ = 2000
+"""Number of characters of a line that are compared with the rules. Of a longer line, its beginning and its last quarter
+of this number count."""
+# Numbers that may differ between lines of one shape. A short number is none of them: it may be an Xid or a signal.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.:,]\d+)+|\d{4,}|(?<=[Rr]ank )\d+|(?<=\[rank)\d+|(?<=\[default)\d+")
 
 
 class LineMatcher:
-    """Finds the rule of a line, and remembers it for lines of the same shape."""
+    """The search for the rule of a line. It remembers the rule of each line shape: thousands of ranks write alike."""
 
-    def __init__(self, rules: tuple[LogRule, ...] = LOG_RULES) -> None:
-        self._rules = rules
-        self._known: dict[str, LogRule | None] = {}
+    def __init__(self) -> None:
+        self._rule_of_shape: dict[str, LogRule | None] = {}
 
     def rule_of(self, line: str) -> LogRule | None:
-        """The first rule that a cleaned line matches; None: none does."""
-        if len(line) > READ:
-            line = line[: READ - READ // 4] + line[-READ // 4 :]
+        """Return the first rule that a line without prefix matches; None if no rule matches."""
+        if len(line) > CHARACTERS_READ:
+            line = line[: CHARACTERS_READ - CHARACTERS_READ // 4] + line[-CHARACTERS_READ // 4 :]
         shape = _VARYING.sub("0", line)
         try:
-            return self._known[shape]
+            return self._rule_of_shape[shape]
         except KeyError:
             pass
         lowered = line.lower()
-        found = next((rule for rule in self._rules if rule.is_in_hinted(line, lowered)), None)
-        if len(self._known) >= KEPT:
-            self._known.clear()
-        self._known[shape] = found
-        return found
+        rule = next((rule for rule in LOG_RULES if rule.is_in(line, lowered)), None)
+        if len(self._rule_of_shape) >= SHAPES_KEPT:
+            self._rule_of_shape.clear()
+        self._rule_of_shape[shape] = rule
+        return rule

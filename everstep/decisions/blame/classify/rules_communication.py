@@ -1,4 +1,4 @@
-"""Lines about NCCL, gloo, the store of torch and InfiniBand."""
+"""Rules for lines about NCCL, gloo, torch's TCPStore and InfiniBand."""
 
 from __future__ import annotations
 
@@ -14,249 +14,241 @@ COMMUNICATION_RULES = (
         "nccl-invalid-usage",
         FaultClass.NCCL_ERROR,
         Owner.CODE,
-        ("ncclinvalid", "duplicate gpu detected", "invalid usage", "invalid argument"),
-        r"ncclInvalid(?:Usage|Argument)|Duplicate GPU detected|NCCL error.*(?:invalid usage|invalid argument)",
-        NCCL,
-        (
+        hints="ncclinvalid|duplicate gpu detected|invalid usage|invalid argument",
+        pattern="ncclInvalid(?:Usage|Argument)|Duplicate GPU detected|NCCL error.*(?:invalid usage|invalid argument)",
+        source=NCCL,
+        matches=(
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
             "node1:8:8 [1] init.cc:901 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 4000",
         ),
-        ("ValueError: invalid argument",),
+        misses=("ValueError: invalid argument",),
     ),
     LogRule(
         "infiniband-completion",
         FaultClass.INFINIBAND,
         Owner.NETWORK,
-        ("got completion", "ib_wc_", "ibv_", "net/ib", "mlx5"),
-        r"NET/IB ?: .*Got completion (?:from peer .* )?with (?:status=|error )\d+|IBV_WC_\w*ERR"
-        r"|Call to ibv_\w+ failed|NET/IB ?: .*(?:Got async (?:event|error)|Unable to open device)"
-        r"|mlx5_core.*(?:unrecoverable hardware error|health compromised|Cable unplugged"
-        r"|will cause a leak of a command resource)",
-        NCCL + "; mlx5 driver",
-        (
+        hints="got completion|ib_wc_|ibv_|net/ib|mlx5",
+        pattern=(
+            r"NET/IB ?: .*Got completion (?:from peer .* )?with (?:status=|error )\d+|IBV_WC_\w*ERR"
+            r"|Call to ibv_\w+ failed|NET/IB ?: .*(?:Got async (?:event|error)|Unable to open device)"
+            "|mlx5_core.*(?:unrecoverable hardware error|health compromised|Cable unplugged"
+            "|will cause a leak of a command resource)"
+        ),
+        source=NCCL + "; mlx5 driver",
+        matches=(
             "node1:123:456 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.7<33411> with status=12 opcode=1 "
-            "len=0 "
-            "vendor err 129 (Recv)",
+            "len=0 vendor err 129 (Recv)",
             "node1:123:456 [2] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion with error 5, opcode 0",
             "misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
             "mlx5_core 0000:0c:00.0: Port module event[error]: module 0, Cable error, Cable unplugged",
         ),
-        ("NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "mlx5_cmd_out_err: ACCESS_REG failed"),
+        misses=("NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "mlx5_cmd_out_err: ACCESS_REG failed"),
     ),
     LogRule(
         "link-down",
         FaultClass.NETWORK,
         Owner.NETWORK,
-        ("link down", "link is down", "link_downed", "transmit queue"),
-        r"(?:\b(?:eth|ens|enp|eno|ib|bond|mlx5_)\w*\b.*\b[Ll]ink (?:is )?[Dd]own)"
-        r"|NETDEV WATCHDOG: .*transmit queue.*timed out",
-        "Linux kernel: network drivers",
-        ("mlx5_core 0000:0c:00.0 ens3f0: Link down", "bond0: link status definitely down; ib3: Link is Down"),
-        ("the link down the page", "link download started"),
+        hints="link down|link is down|link_downed|transmit queue",
+        pattern=(
+            r"(?:\b(?:eth|ens|enp|eno|ib|bond|mlx5_)\w*\b.*\b[Ll]ink (?:is )?[Dd]own)"
+            "|NETDEV WATCHDOG: .*transmit queue.*timed out"
+        ),
+        source="Linux kernel: network drivers",
+        matches=("mlx5_core 0000:0c:00.0 ens3f0: Link down", "bond0: link status definitely down; ib3: Link is Down"),
+        misses=("the link down the page", "link download started"),
     ),
     LogRule(
         "nccl-remote-error",
         FaultClass.CONNECTION_LOST,
         Owner.UNKNOWN,
-        ("ncclremoteerror", "remote process exited", "remote error"),
-        r"ncclRemoteError|remote process exited or there was a network error",
-        NCCL,
-        (
+        hints="ncclremoteerror|remote process exited|remote error",
+        pattern="ncclRemoteError|remote process exited or there was a network error",
+        source=NCCL,
+        matches=(
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
-            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited "
-            "or there "
-            "was a network error, NCCL version 2.21.5",
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or "
+            "there was a network error, NCCL version 2.21.5",
         ),
-        ("the remote process exited with 0",),
+        misses=("the remote process exited with 0",),
         role=Role.LOSS,
     ),
     LogRule(
         "nccl-watchdog-timeout",
         FaultClass.HANG,
         Owner.UNKNOWN,
-        ("watchdog", "collective operation timeout", "before timing out", "heartbeat monitor", "detected by watchdog"),
-        r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out"
-        r"|Timeout at NCCL work|Received a dump signal due to a collective timeout|first PG on this rank that detected"
-        r"|HeartbeatMonitor.*(?:terminating|timed out|unable to)|[Hh]eartbeat monitor timed out"
-        r"|detected by watchdog at work|watchdog thread terminated with exception",
-        TORCH + ", ProcessGroupNCCL",
-        (
-            "[rank3]:[E1121 07:36:56.233 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation "
-            "timeout: "
-            "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds before timing "
-            "out.",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an error or timeout) detected by watchdog at "
-            "work: "
-            "808, last enqueued NCCL work: 811, last completed NCCL work: 807.",
+        hints="watchdog|collective operation timeout|before timing out|heartbeat monitor|detected by watchdog",
+        pattern=(
+            r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out"
+            "|Timeout at NCCL work|Received a dump signal due to a collective timeout"
+            "|first PG on this rank that detected|HeartbeatMonitor.*(?:terminating|timed out|unable to)"
+            "|[Hh]eartbeat monitor timed out|detected by watchdog at work|watchdog thread terminated with exception"
         ),
-        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s!", "the watchdog is on"),
+        source=TORCH + ", ProcessGroupNCCL",
+        matches=(
+            "[rank3]:[E1121 07:36:56.233 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation "
+            "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds before "
+            "timing out.",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an error or timeout) detected by watchdog at "
+            "work: 808, last enqueued NCCL work: 811, last completed NCCL work: 807.",
+        ),
+        misses=("watchdog: BUG: soft lockup - CPU#3 stuck for 22s!", "the watchdog is on"),
         role=Role.WAIT,
     ),
     LogRule(
         "nccl-abort-by-watchdog",
         FaultClass.HANG,
         Owner.UNKNOWN,
-        ("taking the entire process down", "to avoid data inconsistency", "c10::dist"),
-        r"[Tt]o avoid data inconsistency, we are taking the entire process down|taking the entire process down"
-        r"|terminate called after throwing an instance of 'c10::Dist\w*Error'",
-        TORCH + ", ProcessGroupNCCL",
-        (
-            "[rank0]:[E1121 07:36:57.001 ProcessGroupNCCL.cpp:621] To avoid data inconsistency, we are taking the "
-            "entire "
-            "process down.",
+        hints="taking the entire process down|to avoid data inconsistency|c10::dist",
+        pattern=(
+            "[Tt]o avoid data inconsistency, we are taking the entire process down|taking the entire process down"
+            r"|terminate called after throwing an instance of 'c10::Dist\w*Error'"
         ),
-        ("taking the process down the list",),
+        source=TORCH + ", ProcessGroupNCCL",
+        matches=(
+            "[rank0]:[E1121 07:36:57.001 ProcessGroupNCCL.cpp:621] To avoid data inconsistency, we are taking the "
+            "entire process down.",
+        ),
+        misses=("taking the process down the list",),
         role=Role.WAIT,
     ),
     LogRule(
         "gloo-timeout",
         FaultClass.HANG,
         Owner.UNKNOWN,
-        ("timed out waiting", "monitoredbarrier"),
-        r"Timed out waiting \d+ms for (?:send|recv) operation|failed to pass monitoredBarrier"
-        r"|monitoredBarrier.*(?:timed|time|received errors)",
-        GLOO,
-        (
+        hints="timed out waiting|monitoredbarrier",
+        pattern=(
+            r"Timed out waiting \d+ms for (?:send|recv) operation|failed to pass monitoredBarrier"
+            "|monitoredBarrier.*(?:timed|time|received errors)"
+        ),
+        source=GLOO,
+        matches=(
             "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv "
-            "operation to "
-            "complete",
+            "operation to complete",
             "RuntimeError: Rank 2 failed to pass monitoredBarrier in 30000 ms",
             "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for "
-            "send/recv from "
-            "rank 0.",
+            "send/recv from rank 0.",
         ),
-        ("TimeoutError: Timed out waiting for shard 7 of the dataset",),
+        misses=("TimeoutError: Timed out waiting for shard 7 of the dataset",),
         role=Role.WAIT,
     ),
     LogRule(
         "store-timeout",
         FaultClass.HANG,
         Owner.UNKNOWN,
-        (
-            "client socket has timed out",
-            "wait timeout after",
-            "rendezvoustimeout",
-            "dist",
-            "store",
-            "timed out after",
-            "socket timeout",
+        hints=(
+            "client socket has timed out|wait timeout after|rendezvoustimeout|dist|store|timed out after|socket timeout"
         ),
-        r"client socket has timed out after|wait timeout after \d+ms|RendezvousTimeoutError"
-        r"|DistStoreError: (?:Timed out|.*timed? ?out)|Timed out after \d+ seconds waiting for clients"
-        r"|torch\.distributed.*Socket Timeout"
-        r"|DistStoreError: Socket Timeout",
-        TORCH + ", TCPStore",
-        (
+        pattern=(
+            r"client socket has timed out after|wait timeout after \d+ms|RendezvousTimeoutError"
+            r"|DistStoreError: (?:Timed out|.*timed? ?out)|Timed out after \d+ seconds waiting for clients"
+            r"|torch\.distributed.*Socket Timeout|DistStoreError: Socket Timeout"
+        ),
+        source=TORCH + ", TCPStore",
+        matches=(
             "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to "
-            "connect to "
-            "(m0, 29500).",
+            "connect to (m0, 29500).",
             "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
             "torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /missing",
         ),
-        ("the store has timed out items",),
+        misses=("the store has timed out items",),
         role=Role.WAIT,
     ),
     LogRule(
         "peer-unreachable",
         FaultClass.CONNECTION_LOST,
         Owner.NETWORK,
-        ("connection timed out", "no route to host", "network is unreachable", "connect: ", "is not reached: "),
-        r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket(?:Start|Poll)Connect).*"
-        r"(?:Connection timed out|No route to host|Network is unreachable)"
-        r"|gloo/transport/tcp/.*\bconnect: (?!Connection refused)"
-        r"|the TCPStore at \S+, where all ranks meet, is not reached",
-        "Linux: ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, in a line of those who talk to peers; gloo, that cannot connect",
-        (
+        hints="connection timed out|no route to host|network is unreachable|connect: |is not reached: ",
+        pattern=(
+            "(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket(?:Start"
+            "|Poll)Connect).*(?:Connection timed out|No route to host|Network is unreachable)"
+            r"|gloo/transport/tcp/.*\bconnect: (?!Connection refused)"
+            r"|the TCPStore at \S+, where all ranks meet, is not reached"
+        ),
+        source="Linux: ETIMEDOUT, EHOSTUNREACH, ENETUNREACH in lines of gloo, TCPStore or NCCL; gloo: a failed connect",
+        matches=(
             "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 "
             "vs -1. connect: Invalid argument",
             "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
             "DistNetworkError: The client socket has failed to connect: No route to host",
             "ConnectionError: the TCPStore at m0:4711, where all ranks meet, is not reached: Invalid argument",
         ),
-        ("OSError: No route to host: nfs-3",),
+        misses=("OSError: No route to host: nfs-3",),
         role=Role.LOSS,
     ),
     LogRule(
         "peer-connection",
         FaultClass.CONNECTION_LOST,
         Owner.UNKNOWN,
-        (
-            "closed by peer",
-            "reset by peer",
-            "likely closed",
-            "connection refused",
-            "broken pipe",
-            "socket closed",
-            "sendbytes failed",
-            "remote peer",
-            "client socket has failed",
+        hints=(
+            "closed by peer|reset by peer|likely closed|connection refused|broken pipe|socket closed|sendbytes failed"
+            "|remote peer|client socket has failed"
         ),
-        r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket\.cpp|socketProgress|socket(?:Start"
-        r"|Poll)Connect).*"
-        r"(?:Connection (?:closed|reset) by (?:remote )?peer|Connection refused|Broken pipe|[Cc]losed by remote peer)"
-        r"|Connection closed by (?:remote )?peer|Connection was likely closed|sendBytes failed|recvValue failed"
-        r"|client socket has failed to connect",
-        GLOO + "; TCPStore; NCCL",
-        (
+        pattern=(
+            r"(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket\.cpp|socketProgress|socket(?:Start"
+            "|Poll)Connect).*(?:Connection (?:closed|reset) by (?:remote )?peer|Connection refused|Broken pipe"
+            "|[Cc]losed by remote peer)|Connection closed by (?:remote )?peer|Connection was likely closed"
+            "|sendBytes failed|recvValue failed|client socket has failed to connect"
+        ),
+        source=GLOO + "; TCPStore; NCCL",
+        matches=(
             "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213",
-            "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did "
-            "the remote "
-            "server shutdown or crash?",
+            "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the "
+            "remote server shutdown or crash?",
             "misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer node2<41233>",
         ),
-        ("ValueError: Connection", "connection closed by the user"),
+        misses=("ValueError: Connection", "connection closed by the user"),
         role=Role.LOSS,
     ),
     LogRule(
         "nccl-cuda-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
-        ("unhandled cuda error", "ncclunhandledcudaerror"),
-        r"unhandled cuda error|ncclUnhandledCudaError",
-        NCCL,
-        (
+        hints="unhandled cuda error|ncclunhandledcudaerror",
+        pattern="unhandled cuda error|ncclUnhandledCudaError",
+        source=NCCL,
+        matches=(
             "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled cuda error, "
-            "NCCL version "
-            "2.19.3",
+            "NCCL version 2.19.3",
         ),
-        ("unhandled error in the cuda sampler",),
+        misses=("unhandled error in the cuda sampler",),
     ),
     LogRule(
         "nccl-system-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
-        ("ncclsystemerror", "unhandled system error"),
-        r"ncclSystemError|NCCL error.*unhandled system error",
-        NCCL,
-        ("ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",),
-        ("SystemError: unhandled",),
+        hints="ncclsystemerror|unhandled system error",
+        pattern="ncclSystemError|NCCL error.*unhandled system error",
+        source=NCCL,
+        matches=(
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+        ),
+        misses=("SystemError: unhandled",),
     ),
     LogRule(
         "nccl-internal-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
-        ("ncclinternalerror", "nccl error", "internal error"),
-        r"ncclInternalError|NCCL error.*internal error",
-        NCCL,
-        (
+        hints="ncclinternalerror|nccl error|internal error",
+        pattern="ncclInternalError|NCCL error.*internal error",
+        source=NCCL,
+        matches=(
             "ncclInternalError: Internal check failed.",
             "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, internal error, NCCL "
             "version 2.18",
         ),
-        ("HTTP 500 internal error",),
+        misses=("HTTP 500 internal error",),
     ),
     LogRule(
         "nccl-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
-        ("nccl error", "libnccl"),
-        r"NCCL error in: |segfault at .* in libnccl",
-        NCCL,
-        (
+        hints="nccl error|libnccl",
+        pattern="NCCL error in: |segfault at .* in libnccl",
+        source=NCCL,
+        matches=(
             "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, something new",
             "python[4242]: segfault at 8 ip 00007f error 4 in libnccl.so.2[7f00+100000]",
         ),
-        ("NCCL errors are printed with NCCL_DEBUG=WARN",),
+        misses=("NCCL errors are printed with NCCL_DEBUG=WARN",),
     ),
 )
-"""The rules in the order in which they are tried."""

@@ -1,7 +1,7 @@
-"""Lines about GPUs: the driver's Xid events, CUDA and what is built on it.
+"""Rules for lines about GPUs: the driver's Xid events, CUDA, and libraries that use CUDA.
 
-Which Xid means what is in ``everstep.model.xid``. An illegal memory access has no owner: ByteRobust's table 2 counts 21
-of the infrastructure and 41 of the users.
+``everstep.model.xid`` defines the meaning of each Xid. The owner of an illegal memory access is unknown: ByteRobust
+(table 2) blames the infrastructure for 21 of them and users' code for 41.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _xid(
     own = pattern_of(kind) if kind is not XidKind.UNCLEAR else r"\bXid \([^)]*\): \d+"
     pattern = "|".join(filter(None, (own, pattern)))
     return LogRule(
-        kind.code, fault, kind.owner, ("xid", "fallen off the bus"), pattern, CATALOGUE, matches, misses, role, weight
+        kind.code, fault, kind.owner, "xid|fallen off the bus", pattern, CATALOGUE, matches, misses, role, weight
     )
 
 
@@ -35,48 +35,50 @@ XID_RULES = (
     _xid(
         XidKind.OFF_THE_BUS,
         FaultClass.GPU_UNAVAILABLE,
-        ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",),
-        ("NVRM: Xid (PCI:0000:05:00): 7, pid=79, name=python", "the courier has fallen off the bus"),
+        matches=("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",),
+        misses=("NVRM: Xid (PCI:0000:05:00): 7, pid=79, name=python", "the courier has fallen off the bus"),
         pattern="GPU has fallen off the bus|NVIDIA GPU .*fallen off the bus",
         weight=Weight.DECISIVE,
     ),
     _xid(
         XidKind.MEMORY,
         FaultClass.GPU_MEMORY,
-        (
+        matches=(
             "NVRM: Xid (PCI:0000:3b:00): 48, pid=812, name=python, DBE (double bit error) ECC error",
             "NVRM: Xid (PCI:0000:3b:00): 95, pid=812, name=python, Uncontained: LTC TAG",
         ),
-        ("NVRM: Xid (PCI:0000:3b:00): 480, pid=812", "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row"),
+        misses=(
+            "NVRM: Xid (PCI:0000:3b:00): 480, pid=812",
+            "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row",
+        ),
         weight=Weight.DECISIVE,
     ),
     _xid(
         XidKind.CONTAINED,
         FaultClass.GPU_MEMORY,
-        ("NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, name=python3, Contained: SM (0x1).",),
-        ("NVRM: Xid (PCI:0000:3b:00): 9, pid=94, name=python3",),
+        matches=("NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, name=python3, Contained: SM (0x1).",),
+        misses=("NVRM: Xid (PCI:0000:3b:00): 9, pid=94, name=python3",),
         weight=Weight.DECISIVE,
     ),
     _xid(
         XidKind.LINK,
         FaultClass.GPU_UNAVAILABLE,
-        (
+        matches=(
             "NVRM: Xid (PCI:0000:05:00): 74, pid=2301, name=python, NVLink: fatal error detected on link 5",
             "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)",
         ),
-        ("NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",),
+        misses=("NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",),
         weight=Weight.DECISIVE,
     ),
     _xid(
         XidKind.BROKEN,
         FaultClass.GPU_UNAVAILABLE,
-        (
-            "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC "
-            "response from "
-            "GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c).",
+        matches=(
+            "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC response "
+            "from GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c).",
             "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
         ),
-        (
+        misses=(
             "NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",
             "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
         ),
@@ -86,49 +88,49 @@ XID_RULES = (
         "sxid-fatal",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
-        ("sxid", "nvswitch fatal"),
-        r"SXid \([^)]*\): \d+, Fatal|detected NVSwitch fatal error",
-        "NVIDIA: fabric manager",
-        ("nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
-        ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",),
+        hints="sxid|nvswitch fatal",
+        pattern=r"SXid \([^)]*\): \d+, Fatal|detected NVSwitch fatal error",
+        source="NVIDIA: fabric manager",
+        matches=("nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
+        misses=("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",),
         weight=Weight.DECISIVE,
     ),
     _xid(
         XidKind.PROGRAM,
         FaultClass.CUDA_ERROR,
-        (
+        matches=(
             "NVRM: Xid (PCI:0000:38:00): 43, pid=2924364, name=pt_main_thread, Ch 00000008",
             "NVRM: Xid (PCI:0000:38:00): 31, pid=4242, name=python, MMU Fault: ENGINE GRAPHICS",
         ),
-        ("NVRM: Xid (PCI:0000:38:00): 310, pid=31",),
+        misses=("NVRM: Xid (PCI:0000:38:00): 310, pid=31",),
     ),
     _xid(
         XidKind.FOLLOWS,
         FaultClass.CUDA_ERROR,
-        ("NVRM: Xid (PCI:0000:38:00): 45, pid=4242, name=python, Ch 00000010",),
-        ("NVRM: Xid (PCI:0000:38:00): 48, pid=45",),
+        matches=("NVRM: Xid (PCI:0000:38:00): 45, pid=4242, name=python, Ch 00000010",),
+        misses=("NVRM: Xid (PCI:0000:38:00): 48, pid=45",),
         role=Role.SUMMARY,
     ),
     _xid(
         XidKind.SOFT,
         FaultClass.UNKNOWN,
-        (
+        matches=(
             "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to "
             "activate.",
             "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
         ),
-        ("exid (3): 63",),
+        misses=("exid (3): 63",),
         pattern=r"\bSXid \([^)]*\): \d+",
         weight=Weight.WEAK,
     ),
     _xid(
         XidKind.UNCLEAR,
         FaultClass.UNKNOWN,
-        (
+        matches=(
             "NVRM: Xid (PCI:0000:cb:00): 109, pid=1797828, name=pt_main_thread, errorString CTX SWITCH TIMEOUT",
             "NVRM: Xid (0000:03:00): 14, Channel 00000001",
         ),
-        ("exid (3): 109",),
+        misses=("exid (3): 109",),
         weight=Weight.WEAK,
     ),
 )
@@ -138,96 +140,91 @@ GPU_RULES = (
         "nvml-gpu-lost",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
-        (
-            "gpu is lost",
-            "gpu requires reset",
-            "device handle for gpu",
-            "nvml",
-            "nvidia-smi has failed",
-            "no devices were found",
+        hints="gpu is lost|gpu requires reset|device handle for gpu|nvml|nvidia-smi has failed|no devices were found",
+        pattern=(
+            "GPU is lost|GPU requires reset|Unable to determine the device handle for GPU|NVMLError_(?:GpuIsLost"
+            "|ResetRequired)|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found"
         ),
-        r"GPU is lost|GPU requires reset|Unable to determine the device handle for GPU|NVMLError_(?:GpuIsLost"
-        r"|ResetRequired)"
-        r"|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found",
-        "NVIDIA: nvmlErrorString, nvidia-smi",
-        (
+        source="NVIDIA: nvmlErrorString, nvidia-smi",
+        matches=(
             "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover "
             "this GPU",
             "Failed to initialize NVML: Driver/library version mismatch",
             "pynvml.NVMLError_GpuIsLost: GPU is lost",
         ),
-        ("nvml initialized, 8 GPUs", "INFO no devices were found in the cache"),
+        misses=("nvml initialized, 8 GPUs", "INFO no devices were found in the cache"),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "cuda-ecc",
         FaultClass.GPU_MEMORY,
         Owner.MACHINE,
-        ("uncorrectable", "ecc error"),
-        r"uncorrectable ECC error|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
-        CUDA,
-        ("RuntimeError: CUDA error: uncorrectable ECC error encountered",),
-        ("ecc errors: 0 uncorrectable",),
+        hints="uncorrectable|ecc error",
+        pattern="uncorrectable ECC error|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: uncorrectable ECC error encountered",),
+        misses=("ecc errors: 0 uncorrectable",),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "cuda-link-uncorrectable",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
-        ("nvlink",),
-        r"uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
-        CUDA,
-        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",),
-        ("NVLink errors: 0",),
+        hints="nvlink",
+        pattern="uncorrectable NVLink error|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",),
+        misses=("NVLink errors: 0",),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "cuda-device-unavailable",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
-        ("cuda", "nvidia driver", "no gpus found"),
-        r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|CUDA unknown error"
-        r"|CUDA driver initialization failed|Found no NVIDIA driver|NVIDIA driver on your system is too old"
-        r"|CUDA driver version is insufficient|CUDA error: system not yet initialized|cudaErrorSystemNotReady"
-        r"|CUDA error: unknown error|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found"
-        r"|CUDA error: hardware stack error"
-        r"|Error 80[234]: .*(?:system not yet initialized|driver)",
-        CUDA,
-        (
+        hints="cuda|nvidia driver|no gpus found",
+        pattern=(
+            r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected"
+            "|CUDA unknown error|CUDA driver initialization failed|Found no NVIDIA driver"
+            "|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
+            "|CUDA error: system not yet initialized|cudaErrorSystemNotReady|CUDA error: unknown error"
+            "|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found"
+            "|CUDA error: hardware stack error|Error 80[234]: .*(?:system not yet initialized|driver)"
+        ),
+        source=CUDA,
+        matches=(
             "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
             "RuntimeError: No CUDA GPUs are available",
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
         ),
-        ("CUDA available: True", "8 CUDA GPUs are available"),
+        misses=("CUDA available: True", "8 CUDA GPUs are available"),
     ),
     LogRule(
         "cuda-not-compiled",
         FaultClass.DEPENDENCY,
         Owner.CODE,
-        ("not compiled with cuda", "no kernel image", "compiled with cuda enabled"),
-        r"Torch not compiled with CUDA enabled|no kernel image is available for execution",
-        "torch, CUDA runtime",
-        (
+        hints="not compiled with cuda|no kernel image|compiled with cuda enabled",
+        pattern="Torch not compiled with CUDA enabled|no kernel image is available for execution",
+        source="torch, CUDA runtime",
+        matches=(
             "AssertionError: Torch not compiled with CUDA enabled",
             "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         ),
-        ("compiled with cuda 13.2",),
+        misses=("compiled with cuda 13.2",),
     ),
     LogRule(
         "gpu-out-of-memory",
         FaultClass.GPU_OUT_OF_MEMORY,
         Owner.CODE,
-        (
-            *("out of memory", "out_of_memory", "outofmemory", "memoryallocation"),
-            *("cublas_status_alloc_failed", "failed to allocate"),
+        hints="out of memory|out_of_memory|outofmemory|memoryallocation|cublas_status_alloc_failed|failed to allocate",
+        pattern=(
+            r"\b(?:CUDA|HIP|XPU) out of memory|RESOURCE_EXHAUSTED: Out of memory|\b(?:CUDA|HIP)(?: driver"
+            "| runtime)? (?:error|failure)(?: 2)?:? '?out of memory|cudaErrorMemoryAllocation"
+            r"|\btorch(?:\.cuda)?\.OutOfMemoryError\b|CUDA_ERROR_OUT_OF_MEMORY|\bcudaMalloc\w* failed: out of memory"
+            "|CUBLAS_STATUS_ALLOC_FAILED|cuda.*failed to allocate"
         ),
-        r"\b(?:CUDA|HIP|XPU) out of memory|RESOURCE_EXHAUSTED: Out of memory"
-        r"|\b(?:CUDA|HIP)(?: driver| runtime)? (?:error|failure)(?: 2)?:? '?out of memory|cudaErrorMemoryAllocation"
-        r"|\btorch(?:\.cuda)?\.OutOfMemoryError\b|CUDA_ERROR_OUT_OF_MEMORY|\bcudaMalloc\w* failed: out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|cuda.*failed to allocate",
-        CUDA + "; torch.OutOfMemoryError",
-        (
+        source=CUDA + "; torch.OutOfMemoryError",
+        matches=(
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
             "79.11 GiB",
             "[rank3]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 79.15 GiB "
@@ -243,7 +240,7 @@ GPU_RULES = (
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12 "
             "bytes.",
         ),
-        (
+        misses=(
             "out of memory retries: 0",
             "java.lang.OutOfMemoryError: heap",
             "RuntimeError: CUDA error: an illegal memory access was encountered",
@@ -255,94 +252,96 @@ GPU_RULES = (
         "cuda-device-side-assert",
         FaultClass.CUDA_ERROR,
         Owner.CODE,
-        ("device-side assert", "assertion"),
-        r"device-side assert triggered|\.cu:\d+:.*block: \[.*thread: \[.*Assertion .* failed",
-        CUDA,
-        (
+        hints="device-side assert|assertion",
+        pattern=r"device-side assert triggered|\.cu:\d+:.*block: \[.*thread: \[.*Assertion .* failed",
+        source=CUDA,
+        matches=(
             "RuntimeError: CUDA error: device-side assert triggered",
-            "/build/aten/src/ATen/native/cuda/Indexing.cu:1553: operator(): block: [7,0,0], thread: [32,0,0] Assertion "
-            '`-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.',
+            "/build/aten/src/ATen/native/cuda/Indexing.cu:1553: operator(): block: [7,0,0], thread: [32,0,0] "
+            'Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.',
         ),
-        ("AssertionError: the assertion on the batch failed",),
+        misses=("AssertionError: the assertion on the batch failed",),
     ),
     LogRule(
         "cuda-invalid-device",
         FaultClass.CUDA_ERROR,
         Owner.CODE,
-        ("invalid device ordinal",),
-        r"invalid device ordinal",
-        CUDA,
-        ("RuntimeError: CUDA error: invalid device ordinal",),
-        ("device ordinal 3",),
+        hints="invalid device ordinal",
+        pattern="invalid device ordinal",
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: invalid device ordinal",),
+        misses=("device ordinal 3",),
     ),
     LogRule(
         "cuda-illegal-memory-access",
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
-        ("illegal memory access", "illegal_address"),
-        r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
-        CUDA,
-        ("RuntimeError: CUDA error: an illegal memory access was encountered",),
-        ("no illegal memory access found",),
+        hints="illegal memory access|illegal_address",
+        pattern="an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: an illegal memory access was encountered",),
+        misses=("no illegal memory access found",),
     ),
     LogRule(
         "cuda-misaligned-address",
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
-        ("misaligned address",),
-        r"CUDA error: misaligned address",
-        CUDA,
-        ("RuntimeError: CUDA error: misaligned address",),
-        ("misaligned address space",),
+        hints="misaligned address",
+        pattern="CUDA error: misaligned address",
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: misaligned address",),
+        misses=("misaligned address space",),
     ),
     LogRule(
         "cuda-launch-failure",
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
-        ("launch failure", "illegal instruction was encountered", "launch timed out"),
-        r"unspecified launch failure|CUDA error: an illegal instruction was encountered"
-        r"|CUDA error: the launch timed out",
-        CUDA,
-        ("RuntimeError: CUDA error: unspecified launch failure",),
-        ("launch failures: 0",),
+        hints="launch failure|illegal instruction was encountered|launch timed out",
+        pattern=(
+            "unspecified launch failure|CUDA error: an illegal instruction was encountered"
+            "|CUDA error: the launch timed out"
+        ),
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: unspecified launch failure",),
+        misses=("launch failures: 0",),
     ),
     LogRule(
         "cuda-library-error",
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
-        ("cublas_status_", "cudnn", "cusolver_status_", "cufft"),
-        r"CUDA error: CUBLAS_STATUS_(?!SUCCESS)|cuDNN error: |CUDNN_STATUS_(?!SUCCESS)\w+|cusolver error: "
-        r"|cuFFT error: ",
-        "torch: cuBLAS, cuDNN, cuSOLVER, cuFFT",
-        (
+        hints="cublas_status_|cudnn|cusolver_status_|cufft",
+        pattern=(
+            r"CUDA error: CUBLAS_STATUS_(?!SUCCESS)|cuDNN error: |CUDNN_STATUS_(?!SUCCESS)\w+|cusolver error: "
+            "|cuFFT error: "
+        ),
+        source="torch: cuBLAS, cuDNN, cuSOLVER, cuFFT",
+        matches=(
             "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb)`",
             "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
         ),
-        ("cudnn version 90100", "CUBLAS_STATUS_SUCCESS"),
+        misses=("cudnn version 90100", "CUBLAS_STATUS_SUCCESS"),
     ),
     LogRule(
         "cuda-fork",
         FaultClass.USER_EXCEPTION,
         Owner.CODE,
-        ("re-initialize cuda",),
-        r"Cannot re-initialize CUDA in forked subprocess",
-        "torch.cuda",
-        (
+        hints="re-initialize cuda",
+        pattern="Cannot re-initialize CUDA in forked subprocess",
+        source="torch.cuda",
+        matches=(
             "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
-            "must use the "
-            "'spawn' start method",
+            "must use the 'spawn' start method",
         ),
-        ("re-initialize CUDA graphs",),
+        misses=("re-initialize CUDA graphs",),
     ),
     LogRule(
         "cuda-error",
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
-        ("cuda error", "cuda failure", "cuda_error_", "cuda driver error"),
-        r"CUDA error: |Cuda failure |\bCUDA_ERROR_[A-Z_]+|CUDA driver error: ",
-        CUDA,
-        ("RuntimeError: CUDA error: invalid configuration argument", "NCCL WARN Cuda failure 'unknown error'"),
-        ("CUDA errors are reported late", "no cuda errors"),
+        hints="cuda error|cuda failure|cuda_error_|cuda driver error",
+        pattern=r"CUDA error: |Cuda failure |\bCUDA_ERROR_[A-Z_]+|CUDA driver error: ",
+        source=CUDA,
+        matches=("RuntimeError: CUDA error: invalid configuration argument", "NCCL WARN Cuda failure 'unknown error'"),
+        misses=("CUDA errors are reported late", "no cuda errors"),
     ),
 )
-"""The rules in the order in which they are tried."""

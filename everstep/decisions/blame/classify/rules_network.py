@@ -1,4 +1,4 @@
-"""Lines about names, ports and services elsewhere."""
+"""Rules for lines about name resolution, ports and services outside the cluster."""
 
 from __future__ import annotations
 
@@ -10,108 +10,88 @@ NETWORK_RULES = (
         "name-resolution",
         FaultClass.DNS,
         Owner.NETWORK,
-        (
-            "name resolution",
-            "name or service not known",
-            "nodename nor servname",
-            "gaierror",
-            "name does not resolve",
-            "could not resolve host",
-            "nameresolutionerror",
-            "no address associated",
+        hints=(
+            "name resolution|name or service not known|nodename nor servname|gaierror|name does not resolve"
+            "|could not resolve host|nameresolutionerror|no address associated"
         ),
-        r"[Tt]emporary failure in name resolution|Name or service not known|nodename nor servname|gaierror"
-        r"|Name does not resolve"
-        r"|Could not resolve host|NameResolutionError|No address associated with hostname",
-        "getaddrinfo of glibc and musl; curl; urllib3",
-        (
+        pattern=(
+            "[Tt]emporary failure in name resolution|Name or service not known|nodename nor servname|gaierror"
+            "|Name does not resolve|Could not resolve host|NameResolutionError|No address associated with hostname"
+        ),
+        source="getaddrinfo of glibc and musl; curl; urllib3",
+        matches=(
             "socket.gaierror: [Errno -3] Temporary failure in name resolution",
             "curl: (6) Could not resolve host: data.example",
             "socket.gaierror: [Errno -2] Name or service not known",
         ),
-        ("name resolution took 3 ms",),
+        misses=("name resolution took 3 ms",),
     ),
     LogRule(
         "port-taken",
         FaultClass.PORT_TAKEN,
         Owner.MACHINE,
-        ("address already in use", "eaddrinuse", "errno 98"),
-        r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",
-        "Linux: EADDRINUSE; torch's TCPStore",
-        (
+        hints="address already in use|eaddrinuse|errno 98",
+        pattern=r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]",
+        source="Linux: EADDRINUSE; torch's TCPStore",
+        matches=(
             "OSError: [Errno 98] Address already in use",
             "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
-            "address. port: "
-            "29500, code: -98, name: EADDRINUSE, message: address already in use",
+            "address. port: 29500, code: -98, name: EADDRINUSE, message: address already in use",
         ),
-        ("addresses in use: 3",),
+        misses=("addresses in use: 3",),
     ),
     LogRule(
         "external-service",
         FaultClass.EXTERNAL_SERVICE,
         Owner.NETWORK,
-        (
-            "httpsconnectionpool",
-            "httpconnectionpool",
-            "max retries exceeded",
-            "hfhub",
-            "localentrynotfound",
-            "wandb",
-            "urlopen error",
-            "http error",
-            "server error",
-            "client error",
-            "too many requests",
-            "newconnectionerror",
-            "couldn't connect to",
-            "we couldn't connect",
-            "bad gateway",
-            "service unavailable",
-            "connecterror",
-            "remotedisconnected",
-            "http code",
-            "returned error",
+        hints=(
+            "httpsconnectionpool|httpconnectionpool|max retries exceeded|hfhub|localentrynotfound|wandb|urlopen error"
+            "|http error|server error|client error|too many requests|newconnectionerror|couldn't connect to"
+            "|we couldn't connect|bad gateway|service unavailable|connecterror|remotedisconnected|http code"
+            "|returned error"
         ),
-        r"HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
-        r"|HfHubHTTPError|OfflineModeIsEnabled"
-        r"|wandb\S*:? .*(?:Network error|CommError|ConnectionError|timed out)|CommError|<urlopen error"
-        r"|HTTP Error (?:5\d\d|429)"
-        r"|HTTPError: (?:5\d\d|429)|[45]\d\d (?:Server|Client) Error|NewConnectionError|(?:502 Bad Gateway"
-        r"|503 Service Unavailable|429 Too Many Requests)"
-        r"|httpx\.Connect\w+|httpcore\.Connect\w+|RemoteDisconnected|The requested URL returned error: (?:5\d\d|429)",
-        "requests, urllib3, urllib, httpx, huggingface_hub, wandb, curl",
-        (
-            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max "
-            "retries exceeded",
+        pattern=(
+            r"HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
+            r"|HfHubHTTPError|OfflineModeIsEnabled|wandb\S*:? .*(?:Network error|CommError|ConnectionError|timed out)"
+            r"|CommError|<urlopen error|HTTP Error (?:5\d\d|429)|HTTPError: (?:5\d\d|429)|[45]\d\d (?:Server"
+            "|Client) Error|NewConnectionError|(?:502 Bad Gateway|503 Service Unavailable|429 Too Many Requests)"
+            r"|httpx\.Connect\w+|httpcore\.Connect\w+|RemoteDisconnected|The requested URL returned error: (?:5\d\d"
+            "|429)"
+        ),
+        source="requests, urllib3, urllib, httpx, huggingface_hub, wandb, curl",
+        matches=(
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+            "exceeded",
             "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
             "urllib.error.HTTPError: HTTP Error 503: Busy",
             "wandb: Network error (ConnectionError), entering retry loop.",
         ),
-        ("wandb: Run data is saved locally", "http errors: 0"),
+        misses=("wandb: Run data is saved locally", "http errors: 0"),
     ),
     LogRule(
         "network-unreachable",
         FaultClass.NETWORK,
         Owner.NETWORK,
-        ("no route to host", "network is unreachable", "connection timed out", "network is down"),
-        r"No route to host|Network is unreachable|\[Errno 110\]|ConnectionTimedOut|Network is down"
-        r"|: Connection timed out",
-        "Linux: EHOSTUNREACH, ENETUNREACH, ETIMEDOUT, ENETDOWN",
-        ("OSError: [Errno 113] No route to host", "TimeoutError: [Errno 110] Connection timed out"),
-        ("route to host m3 found",),
+        hints="no route to host|network is unreachable|connection timed out|network is down",
+        pattern=(
+            r"No route to host|Network is unreachable|\[Errno 110\]|ConnectionTimedOut|Network is down"
+            "|: Connection timed out"
+        ),
+        source="Linux: EHOSTUNREACH, ENETUNREACH, ETIMEDOUT, ENETDOWN",
+        matches=("OSError: [Errno 113] No route to host", "TimeoutError: [Errno 110] Connection timed out"),
+        misses=("route to host m3 found",),
     ),
     LogRule(
         "certificate",
         FaultClass.EXTERNAL_SERVICE,
         Owner.UNKNOWN,
-        ("certificate verify failed", "certificate_verify_failed"),
-        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed",
-        "OpenSSL",
-        (
+        hints="certificate verify failed|certificate_verify_failed",
+        pattern="CERTIFICATE_VERIFY_FAILED|certificate verify failed",
+        source="OpenSSL",
+        matches=(
             "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed "
             "certificate",
         ),
-        ("certificate verified",),
+        misses=("certificate verified",),
     ),
 )
-"""The rules in the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""Lines of schedulers and container runtimes."""
+"""Rules for lines that schedulers and container runtimes write."""
 
 from __future__ import annotations
 
@@ -13,107 +13,107 @@ SCHEDULER_RULES = (
         "scheduler-time-limit",
         FaultClass.TIME_LIMIT,
         Owner.SCHEDULER,
-        ("due to time limit", "deadlineexceeded", "wall time", "walltime"),
-        r"CANCELLED AT .*DUE TO TIME LIMIT|\bDeadlineExceeded\b.*(?:[Jj]ob|[Pp]od)|(?:[Jj]ob"
-        r"|[Pp]od).*\bDeadlineExceeded\b|job killed: walltime .* exceeded"
-        r"|TERM_RUNLIMIT",
-        SLURM + "; " + KUBERNETES + "; PBS; LSF",
-        (
+        hints="due to time limit|deadlineexceeded|wall time|walltime",
+        pattern=(
+            r"CANCELLED AT .*DUE TO TIME LIMIT|\bDeadlineExceeded\b.*(?:[Jj]ob|[Pp]od)|(?:[Jj]ob"
+            r"|[Pp]od).*\bDeadlineExceeded\b|job killed: walltime .* exceeded|TERM_RUNLIMIT"
+        ),
+        source=SLURM + "; " + KUBERNETES + "; PBS; LSF",
+        matches=(
             "slurmstepd: error: *** JOB 4242 ON node7 CANCELLED AT 2026-11-21T07:36:56 DUE TO TIME LIMIT ***",
             "Warning  DeadlineExceeded  job-controller  Job was active longer than specified deadline",
         ),
-        ("due to time limits of the talk",),
+        misses=("due to time limits of the talk",),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "scheduler-preempted",
         FaultClass.PREEMPTED,
         Owner.SCHEDULER,
-        ("due to preemption", "preempt", "spot", "interruption notice", "instance-action"),
-        r"DUE TO PREEMPTION|\bPreempted by\b|Preempted in order to admit|reason:?\s+Preempt(?:ed|ing)\b"
-        r"|[Pp]reemption [Nn]otice|spot (?:instance )?interruption"
-        r"|[Ss]tate[:=]\s*PREEMPTED|instance (?:was|is being) preempted|PreemptionByScheduler",
-        SLURM + "; " + KUBERNETES + "; clouds",
-        (
+        hints="due to preemption|preempt|spot|interruption notice|instance-action",
+        pattern=(
+            r"DUE TO PREEMPTION|\bPreempted by\b|Preempted in order to admit|reason:?\s+Preempt(?:ed|ing)\b"
+            r"|[Pp]reemption [Nn]otice|spot (?:instance )?interruption|[Ss]tate[:=]\s*PREEMPTED|instance (?:was"
+            "|is being) preempted|PreemptionByScheduler"
+        ),
+        source=SLURM + "; " + KUBERNETES + "; clouds",
+        matches=(
             "slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 DUE TO PREEMPTION ***",
             "Normal  Preempted  default-scheduler  Preempted by pod 1b2c on node node7",
             "EC2 spot instance interruption notice received, 120 s left",
         ),
-        ("preemption is off", "spot price 3"),
+        misses=("preemption is off", "spot price 3"),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "node-failed",
         FaultClass.NODE_FAILED,
         Owner.MACHINE,
-        ("due to node fail", "node failure", "nodelost", "nodenotready", "node_fail", "is not responding"),
-        r"DUE TO NODE FAIL|\bNODE_FAIL\b|\bNodeLost\b|NodeNotReady|error: Node failure on|TaintManagerEviction"
-        r"|nodes? \S+ (?:is )?not responding",
-        SLURM + "; " + KUBERNETES,
-        (
+        hints="due to node fail|node failure|nodelost|nodenotready|node_fail|is not responding",
+        pattern=(
+            r"DUE TO NODE FAIL|\bNODE_FAIL\b|\bNodeLost\b|NodeNotReady|error: Node failure on|TaintManagerEviction"
+            r"|nodes? \S+ (?:is )?not responding"
+        ),
+        source=SLURM + "; " + KUBERNETES,
+        matches=(
             "srun: error: Node failure on node7",
-            "slurmstepd: error: *** JOB 4242 ON node7 CANCELLED AT 2026-11-21T07:36:56 DUE TO NODE FAILURE, "
-            "SEE SLURMCTLD LOG FOR DETAILS ***",
+            "slurmstepd: error: *** JOB 4242 ON node7 CANCELLED AT 2026-11-21T07:36:56 DUE TO NODE FAILURE, SEE "
+            "SLURMCTLD LOG FOR DETAILS ***",
             "Warning  NodeNotReady  node-controller  Node is not ready",
         ),
-        ("node failures: 0",),
+        misses=("node failures: 0",),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "evicted",
         FaultClass.EVICTED,
         Owner.SCHEDULER,
-        ("evicted", "evicting", "low on resource", "exceeded its local ephemeral"),
-        r"(?-i:\bEvicted\b)|[Tt]he node was low on resource|Pod ephemeral local storage usage exceeds"
-        r"|The node had condition: \[",
-        KUBERNETES,
-        ("Warning  Evicted  kubelet  The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi",),
-        ("evicting 3 keys from the cache", "cache: evicted 3 entries"),
+        hints="evicted|evicting|low on resource|exceeded its local ephemeral",
+        pattern=(
+            r"(?-i:\bEvicted\b)|[Tt]he node was low on resource|Pod ephemeral local storage usage exceeds"
+            r"|The node had condition: \["
+        ),
+        source=KUBERNETES,
+        matches=(
+            "Warning  Evicted  kubelet  The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi",
+        ),
+        misses=("evicting 3 keys from the cache", "cache: evicted 3 entries"),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "container-start",
         FaultClass.CONTAINER,
         Owner.SCHEDULER,
-        (
-            "imagepullbackoff",
-            "errimagepull",
-            "failed to pull image",
-            "oci runtime",
-            "createcontainer",
-            "runcontainererror",
-            "invalidimagename",
-            "failed to create",
-            "containercannotrun",
-            "failed to start container",
-            "pyxis",
-            "enroot",
+        hints=(
+            "imagepullbackoff|errimagepull|failed to pull image|oci runtime|createcontainer|runcontainererror"
+            "|invalidimagename|failed to create|containercannotrun|failed to start container|pyxis|enroot"
         ),
-        r"ImagePullBackOff|ErrImagePull|Failed to pull image|OCI runtime (?:create|exec) failed"
-        r"|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName"
-        r"|ContainerCannotRun|[Ff]ailed to create (?:containerd task|shim|pod sandbox)|failed to start container"
-        r"|pyxis: (?:couldn't|failed|container start)|enroot.*\[ERROR\]",
-        KUBERNETES + "; runc, containerd, pyxis, enroot",
-        (
+        pattern=(
+            "ImagePullBackOff|ErrImagePull|Failed to pull image|OCI runtime (?:create|exec) failed"
+            "|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName|ContainerCannotRun"
+            "|[Ff]ailed to create (?:containerd task|shim|pod sandbox)|failed to start container|pyxis: (?:couldn't"
+            r"|failed|container start)|enroot.*\[ERROR\]"
+        ),
+        source=KUBERNETES + "; runc, containerd, pyxis, enroot",
+        matches=(
             'Warning  Failed  kubelet  Failed to pull image "registry.example/train:7": not found',
             "gpt-0  0/1  ImagePullBackOff  0  3m",
             "docker: Error response from daemon: OCI runtime create failed: runc create failed: unable to start "
             "container process",
             "pyxis: couldn't start container",
         ),
-        ("image pulled in 3 s",),
+        misses=("image pulled in 3 s",),
         weight=Weight.DECISIVE,
     ),
     LogRule(
         "scheduler-cancelled",
         FaultClass.CANCELLED,
         Owner.SCHEDULER,
-        ("cancelled at", "cancelled by", "force terminated job", "job cancelled"),
-        r"CANCELLED AT \d|CANCELLED by \d+|[Ff]orce [Tt]erminated job",
-        SLURM + ": by a person or another program, which it does not say",
-        ("slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 ***",),
-        ("the meeting was cancelled at noon",),
+        hints="cancelled at|cancelled by|force terminated job|job cancelled",
+        pattern=r"CANCELLED AT \d|CANCELLED by \d+|[Ff]orce [Tt]erminated job",
+        source=SLURM + "; the line does not show who cancelled the job",
+        matches=("slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 ***",),
+        misses=("the meeting was cancelled at noon",),
         weight=Weight.DECISIVE,
     ),
 )
-"""The rules in the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""The matches of the rules in one stream of lines: in a log, or in the part of one rank in a shared log."""
+"""What a scan keeps of a log: matched lines and exceptions, in one stream for each rank that the log shows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from everstep.decisions.blame.classify.rule import LogRule, Weight
 
 RECENT = 200
-"""The number of matched lines of one stream that are kept, besides the first line of each rule: a log may have
-millions."""
+"""Number of the newest matched lines of a stream that are kept, besides the first line of each rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogHit:
-    """A line that a rule knows."""
+    """A line that matches a rule."""
 
     rule: LogRule
     line: int
@@ -23,27 +22,26 @@ class LogHit:
     weight: Weight
     time: float | None = None
     """Seconds since 1970, if the line or a line shortly before it has a time."""
-    quiet: int = 0
-    """The number of lines before this line that belong to no traceback and no rule: they show that the program
-    continued."""
+    ordinary_before: int = 0
+    """The number of earlier lines that belong to no traceback and no rule."""
 
 
 @dataclass(slots=True)
 class RaisedException:
-    """An exception as a traceback, or its last line alone, shows it."""
+    """An exception, from a traceback or from the last line of one."""
 
     line: int
-    """The number of the line that names it."""
+    """The number of the line that names the exception."""
     text: str
     rule: LogRule | None
-    """None: no rule knows it, so it is the script's own."""
+    """None: no rule matches the exception, so it is the script's own."""
     block: Sequence[str] = ()
     """Lines of the traceback, without prefixes."""
-    goes_on: bool = False
-    """Logged as a warning or less."""
+    retried: bool = False
+    """The line reports that the failed operation is tried again."""
     time: float | None = None
-    quiet: int = 0
-    """Lines before it that are of no traceback and of no rule, as for a hit."""
+    ordinary_before: int = 0
+    """The number of earlier lines that belong to no traceback and no rule."""
 
 
 @dataclass(slots=True)
@@ -56,12 +54,12 @@ class StreamFindings:
     """The first hit of each rule."""
     recent: deque[LogHit] = field(default_factory=lambda: deque(maxlen=RECENT))
     counts: dict[str, int] = field(default_factory=dict)
-    groups: deque[list[RaisedException]] = field(default_factory=lambda: deque(maxlen=8))
-    """The last exceptions, each with those that led to it: the first cause first."""
+    chains: deque[list[RaisedException]] = field(default_factory=lambda: deque(maxlen=8))
+    """The last chains of exceptions; in each chain, an exception precedes those that it caused."""
     linked: bool = False
-    """The next exception belongs to the last group."""
+    """The next exception belongs to the last chain."""
     before_last: bool = False
-    """The next exception is the cause of the last group, although it is printed after it."""
+    """The next exception caused the last chain, although it is printed later."""
 
     def hit(self, hit: LogHit) -> None:
         """Record a line that a rule matches."""
@@ -72,23 +70,23 @@ class StreamFindings:
 
     def raised(self, raised: RaisedException) -> None:
         """Record an exception."""
-        if self.groups and self.groups[-1][-1].line == raised.line - 1:
-            self.linked = True  # the line of an exception directly below that of another one belongs to its message
-        if self.groups and self.before_last:
-            self.groups[-1].insert(0, raised)
-        elif self.groups and self.linked and len(self.groups[-1]) < RECENT:
-            self.groups[-1].append(raised)
+        if self.chains and self.chains[-1][-1].line == raised.line - 1:
+            self.linked = True  # of two exception lines in a row, the second belongs to the message of the first
+        if self.chains and self.before_last:
+            self.chains[-1].insert(0, raised)
+        elif self.chains and self.linked and len(self.chains[-1]) < RECENT:
+            self.chains[-1].append(raised)
         else:
-            self.groups.append([raised])
+            self.chains.append([raised])
         self.linked = self.before_last = False
 
 
 @dataclass(slots=True)
 class ScannedLog:
-    """All streams of one source."""
+    """The result of scanning one log."""
 
     source: str
     lines: int
     streams: list[StreamFindings]
-    quiet: int
-    """Lines that are of no traceback and of no rule."""
+    ordinary: int
+    """The number of lines that belong to no traceback and no rule."""

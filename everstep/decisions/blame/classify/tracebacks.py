@@ -1,4 +1,4 @@
-"""Python tracebacks: the exception, its position in the user's code, and its cause."""
+"""Python tracebacks: the name of the exception, and its position in the user's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIBRARY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A place in a program."""
+    """A position in a program."""
 
     file: str
     line: int
@@ -34,22 +34,17 @@ class Frame:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
-def exception_line(text: str) -> bool:
-    """Return whether a line without indentation names an exception: ``ValueError: bad``, ``KeyError``."""
-    return _EXCEPTION.match(text) is not None
-
-
 def exception_name(text: str) -> str:
-    """``torch.OutOfMemoryError`` of ``torch.OutOfMemoryError: CUDA …``; empty: it names none."""
+    """Return the exception that a line begins with: ``KeyError`` for ``KeyError: 'a'``; empty if there is none."""
     found = _EXCEPTION.match(text)
     return found[1] if found else ""
 
 
 def user_frame(block: Sequence[str]) -> Frame | None:
-    """The innermost frame of a traceback that is no library's; None: it has none.
+    """Return the innermost frame of a traceback that is not in a library; None if there is no such frame.
 
     Args:
-        block: Its lines, without prefixes.
+        block: The lines of the traceback, without prefixes.
     """
     found = None
     for line in block:

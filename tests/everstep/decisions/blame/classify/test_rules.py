@@ -29,7 +29,7 @@ def test_a_rule_does_not_know_what_looks_alike(rule: LogRule) -> None:
 def test_every_example_is_found_in_a_log_at_all(rule: LogRule) -> None:
     triggers = [trigger.decode() for trigger in TRIGGERS]
     assert [line for line in rule.matches if not any(trigger in line.lower() for trigger in triggers)] == []
-    assert all(hint == hint.lower() for hint in rule.hints)
+    assert rule.hints == rule.hints.lower()
 
 
 def test_names_are_unique_and_no_consequence_has_a_sure_owner_but_the_network() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
-from everstep.decisions.blame.classify.scan import HELD, LogScanner
+from everstep.decisions.blame.classify.scan import LONGEST_LINE, LogScanner
 
 RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\n    f()\nValueError: bad\n'
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"
@@ -89,7 +89,7 @@ def test_an_exception_is_found_whatever_stands_around_it(text: str) -> None:
 def test_a_line_without_an_end_needs_no_more_memory_than_one_that_is_held() -> None:
     scanner = LogScanner("log")
     for _ in range(4):
-        scanner.feed(b"x" * HELD)
+        scanner.feed(b"x" * LONGEST_LINE)
     scanner.feed(b"\nOSError: [Errno 28] No space left on device\n")
 
     assert first_cause([scanner.close()]).reason == "disk-full"
