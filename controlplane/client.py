@@ -37,7 +37,7 @@ from everstep.model.eviction import EvictionState
 from everstep.model.job import JobSpec, owner_of
 from everstep.model.job_state import TASK_QUEUE, EarlierRun, IncidentSummary, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
-from everstep.model.stage import StageAtHand
+from everstep.model.stage import CurrentStage
 from everstep.model.version import JobVersion
 from everstep.rank import environment
 from workflows import attributes
@@ -320,7 +320,7 @@ class Control:
             raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")
         return still_open[-1]
 
-    async def stage(self, incident_id: str) -> StageAtHand:
+    async def stage(self, incident_id: str) -> CurrentStage:
         """The stage of an incident, and why.
 
         Raises:
@@ -328,7 +328,7 @@ class Control:
         """
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
-            stage: StageAtHand = await handle.query("stage", result_type=StageAtHand, rpc_timeout=ANSWER_LIMIT)
+            stage: CurrentStage = await handle.query("stage", result_type=CurrentStage, rpc_timeout=ANSWER_LIMIT)
             return stage
 
     async def evictions(self, incident_id: str) -> EvictionState:

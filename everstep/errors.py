@@ -17,7 +17,7 @@
     │   ├── StillDying       ranks were killed and are not gone yet: ask again
     │   ├── Fenced           the command belongs to a generation that was stopped
     │   ├── ForkServerLost   the fork server died while it was needed
-    │   ├── CannotLook       an inspection cannot inspect its part of the machine
+    │   ├── CannotInspect       an inspection cannot inspect its part of the machine
     │   ├── WireError        the other side of a data port broke the protocol
     │   └── BackupRefused    an offer of a backup is refused
     ├── ClusterError         the local cluster cannot be started or is not up
@@ -96,7 +96,7 @@ class ForkServerLost(AgentError):
     """The fork server died while it was needed."""
 
 
-class CannotLook(AgentError):
+class CannotInspect(AgentError):
     """An inspection cannot inspect: a tool is missing, denied or silent. That is no fault of the machine."""
 
 

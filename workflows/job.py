@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.agents.release_machines import ReleaseMachines
     from activities.ledger.records import NumbersUsed
     from activities.pool.give_machines_back import GiveMachinesBack
-    from everstep.model.incident import CLOSED_OUTSIDE, GOES_ON, Anomaly, Symptom
+    from everstep.model.incident import CLOSED_OUTSIDE, STILL_RUNNING, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.launch import Launched
     from everstep.model.pool import GiveBack
@@ -69,7 +69,7 @@ class JobWorkflow:
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
         """Accept an anomaly; a repeated or outdated one changes nothing."""
-        known = {one.generation for one in self.state.pending if one.symptom not in GOES_ON}
+        known = {one.generation for one in self.state.pending if one.symptom not in STILL_RUNNING}
         if anomaly.generation < self.state.generation or anomaly.generation in known | {
             self.incidents.handled_generation
         }:
@@ -272,7 +272,7 @@ class JobWorkflow:
     def _take_anomaly(self) -> Anomaly:
         """Return the anomaly of the next incident; ends of ranks come before faulty machines."""
         due = [pending for pending in self.state.pending if pending.generation == self.state.generation]
-        anomaly = min(due, key=lambda one: one.symptom in GOES_ON)
+        anomaly = min(due, key=lambda one: one.symptom in STILL_RUNNING)
         self.state.pending.remove(anomaly)
         return anomaly
 

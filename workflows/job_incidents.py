@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.model.incident import GOES_ON, Anomaly, IncidentReport, Left, Symptom
+    from everstep.model.incident import STILL_RUNNING, Anomaly, IncidentReport, Left, Symptom
     from everstep.model.job_state import JobState, incident_workflow_id
     from everstep.model.launch import Launched
     from workflows import incident_list
@@ -60,7 +60,7 @@ class JobIncidents:
     async def handle(self, anomaly: Anomaly) -> IncidentReport:
         """Open an incident and wait for its report."""
         state = self._state
-        if goes_on := anomaly.symptom in GOES_ON:
+        if goes_on := anomaly.symptom in STILL_RUNNING:
             self.observed.goes_on = True
         else:
             self._leave(anomaly.generation)

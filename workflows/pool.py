@@ -24,11 +24,11 @@ with workflow.unsafe.imports_passed_through():
         GiveBack,
         Leased,
         LeaseRequest,
-        Looked,
         OperatorMove,
+        PollAnswers,
         PoolState,
-        Readied,
         ReadyRequest,
+        ReadyResult,
         Replaced,
         ReplaceRequest,
     )
@@ -143,16 +143,16 @@ class StandbyPoolWorkflow:
     def _is_new_version(self) -> bool:
         return workflow.info().is_target_worker_deployment_version_changed()
 
-    async def _look(self) -> Looked:
+    async def _look(self) -> PollAnswers:
         try:
-            found: Looked = await start_activity(
+            found: PollAnswers = await start_activity(
                 LookAtMachines(request=look.request_of(self.state), known=len(self.state.machines))
             )
         except ActivityError as error:
-            return Looked(listed=False, problem=f"nothing could be looked at: {error.cause or error}"[:300])
+            return PollAnswers(listed=False, problem=f"nothing could be looked at: {error.cause or error}"[:300])
         return found
 
-    async def _tell_jobs(self, looked: Looked) -> None:
+    async def _tell_jobs(self, looked: PollAnswers) -> None:
         """Request the jobs to evict the machines that an operator wants evicted, once there are replacements."""
         for one in look.leaving(self.state, looked):
             job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
@@ -175,7 +175,7 @@ class StandbyPoolWorkflow:
             self.state.provisioned, self.waited_for = f"the cluster was asked for {machines} machines", True
         self._show()
 
-    def _make_ready(self, looked: Looked) -> None:
+    def _make_ready(self, looked: PollAnswers) -> None:
         """Bring the code of running jobs to idle machines, in the background."""
         if self._readying is not None and not self._readying.done():
             return
@@ -186,7 +186,7 @@ class StandbyPoolWorkflow:
     async def _ready(self, requests: list[ReadyRequest]) -> None:
         for request in requests:
             try:
-                readied: Readied = await start_activity(ReadyStandbys(request=request))
+                readied: ReadyResult = await start_activity(ReadyStandbys(request=request))
             except ActivityError as error:
                 readied = ready.failed(request, str(error.cause or error))
             ready.take(self.state, request, readied)

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase
     from everstep.decisions.blame.replay.kept_runs import fold
     from everstep.model.job import PlacedJob
-    from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
+    from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
     from workflows import replay_page
     from workflows.messages import ReplayCarried, ReplayInput
     from workflows.options import TASK_TIMEOUT
@@ -75,7 +75,7 @@ class ReplayWorkflow:
         return conclude(self._plan, self._names, self._runs, shows=shows)
 
     def _names_nobody(self, found: Replayed) -> bool:
-        return found.found is ReplayFound.INCONSISTENT
+        return found.found is ReplayConclusion.INCONSISTENT
 
     @property
     def _repeats(self) -> int:

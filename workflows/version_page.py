@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from everstep.base.text import what_went_wrong
+from everstep.base.text import error_line
 from everstep.model.job_state import JobState
 from everstep.model.version import JobVersion, Urgency, VersionStatus
 
@@ -55,4 +55,4 @@ def _who(one: JobVersion) -> str:
 
 
 def _cell(text: str) -> str:
-    return what_went_wrong(text).replace("|", "/")
+    return error_line(text).replace("|", "/")

@@ -22,7 +22,7 @@ from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.dumps.folder import STOPPED, FolderReader, samples_of
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import DumpError, EverstepError
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -177,7 +177,7 @@ async def trace(
         await asyncio.sleep(apart_s)
 
 
-def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machines: Sequence[Machine]) -> HangFound:
+def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machines: Sequence[Machine]) -> HangResult:
     """Return the result of samples, as the incident keeps it."""
     verdict = judged.check.verdict
     last = looks[-1]

@@ -12,7 +12,7 @@ from temporalio import activity
 
 from activities.activity import Activity, Bounds, within
 from activities.heartbeat import Say
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.job import PlacedJob
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ ROOM_S = 4.0
 """The part of a trace's time that is not for its two samples, seconds."""
 
 
-class TraceRanks(Activity[HangFound]):
+class TraceRanks(Activity[HangResult]):
     """Sample all ranks of a hung job; the result says on which machine it hangs, if the samples show that.
 
     The ranks continue. The activity has at most two attempts, within the limit of the policy.
@@ -50,7 +50,7 @@ class TraceRanks(Activity[HangFound]):
     def bounds(self) -> Bounds:
         return within(timedelta(seconds=self.job.spec.policy.hang.trace_s))
 
-    async def perform(self, tools: Tools, say: Say) -> HangFound:
+    async def perform(self, tools: Tools, say: Say) -> HangResult:
         from activities.agents.kept_looks import keep_looks
         from activities.agents.looks import hang_found, trace
 

@@ -22,12 +22,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.notices.settings import NoticeSettings
 from activities.turns import gathered
-from everstep.base.log_once import Once
+from everstep.base.log_once import LoggedErrors
 from everstep.decisions import notices
 from everstep.decisions.notices import EndedJob
 from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, notice_workflow_id
 from everstep.model.pool import PoolState, pool_workflow_id
-from everstep.model.stage import Stage, StageAtHand
+from everstep.model.stage import CurrentStage, Stage
 
 log = structlog.get_logger("notices")
 
@@ -102,7 +102,7 @@ class Announcer:
         self._over = RecentIds()
         """Runs of closed workflows that were asked already."""
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
-        self._troubles = Once()
+        self._troubles = LoggedErrors()
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -131,7 +131,7 @@ class Announcer:
         try:
             await look
         except Exception as error:
-            if self._troubles.new(what, error):
+            if self._troubles.is_new(what, error):
                 log.warning("it is not known whether there is something to tell", of=what, error=str(error))
             return False
         self._troubles.recovered(what)
@@ -152,7 +152,7 @@ class Announcer:
 
     async def _ask_incident(self, incident: WorkflowExecution) -> None:
         handle = self._client.get_workflow_handle(incident.id, run_id=incident.run_id)
-        at_hand = await handle.query("stage", result_type=StageAtHand, rpc_timeout=ANSWER_LIMIT)
+        at_hand = await handle.query("stage", result_type=CurrentStage, rpc_timeout=ANSWER_LIMIT)
         await self._announce(notices.of_incident(incident.id, at_hand), incident.id)
 
     async def _ask_job(self, job: WorkflowExecution) -> None:

@@ -24,7 +24,7 @@ from everstep.errors import EverstepError
 from everstep.model.finding import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
-from everstep.model.pool import Looked, LookRequest, RunningJob, ToClean
+from everstep.model.pool import PollAnswers, PollQuestions, RunningJob, ToClean
 from everstep.model.version import CodeVersion
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class _Jobs:
         return any(job.run != one.run or one.machine.name not in {m.name for m in job.machines} for job in found)
 
 
-class LookAtMachines(Activity[Looked]):
+class LookAtMachines(Activity[PollAnswers]):
     """Poll once: which machines exist, which jobs run where, and whether the idle machines are healthy."""
 
     name = "Look at machines"
 
-    request: LookRequest
+    request: PollQuestions
     known: int
     """The number of machines that the pool knows, for the timeline."""
 
@@ -82,7 +82,7 @@ class LookAtMachines(Activity[Looked]):
     def bounds(self) -> Bounds:
         return within(LIMIT)
 
-    async def perform(self, tools: Tools, say: Say) -> Looked:
+    async def perform(self, tools: Tools, say: Say) -> PollAnswers:
         listing, problem = await self._list(tools)
         asked = {machine.name: machine for machine in self.request.idle}
         if self.request.fresh and listing is not None:
@@ -97,7 +97,7 @@ class LookAtMachines(Activity[Looked]):
         )
         silent = [f"job {name} does not say where it runs: {why}" for name, why in jobs.unknown.items()]
         problems = [problem, jobs.problem, *silent]
-        return Looked(
+        return PollAnswers(
             machines=listing.machines if listing else None,
             standbys=listing.standbys if listing else 0,
             at_most=listing.at_most if listing else 0,

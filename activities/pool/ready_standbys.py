@@ -17,7 +17,7 @@ from everstep.errors import AgentError, AgentUnreachable, ConfigError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.machine import Machine
-from everstep.model.pool import Readied, ReadyRequest
+from everstep.model.pool import ReadyRequest, ReadyResult
 from everstep.model.version import CodeVersion
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ JOB_ANSWER = timedelta(seconds=5)
 """A job that does not report its version within this time is asked again at the next poll."""
 
 
-class ReadyStandbys(Activity[Readied]):
+class ReadyStandbys(Activity[ReadyResult]):
     """Bring a version to machines and try it there; a job with a newer version is left to the next poll."""
 
     name = "Ready standbys"
@@ -47,15 +47,15 @@ class ReadyStandbys(Activity[Readied]):
     def bounds(self) -> Bounds:
         return within(LIMIT, FEW_TRIES)
 
-    async def perform(self, tools: Tools, say: Say) -> Readied:
+    async def perform(self, tools: Tools, say: Say) -> ReadyResult:
         from activities.agents.ship import Shipment
 
         handle = activity.client().get_workflow_handle(job_workflow_id(self.request.job))
         state: JobState = await handle.query("state", result_type=JobState, rpc_timeout=JOB_ANSWER)
         spec = state.spec
         if CodeVersion.of(spec).id != self.request.version or not spec.code or state.status != "running":
-            return Readied()
-        room, found = asyncio.Semaphore(AT_ONCE), Readied()
+            return ReadyResult()
+        room, found = asyncio.Semaphore(AT_ONCE), ReadyResult()
         async with Shipment(tools.versions, spec.code, say) as shipment:
 
             async def make_ready(machine: Machine) -> None:

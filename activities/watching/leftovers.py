@@ -21,7 +21,7 @@ from temporalio.service import RPCError
 from activities.turns import gathered
 from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
-from everstep.base.log_once import Once
+from everstep.base.log_once import LoggedErrors
 from everstep.errors import EverstepError
 from everstep.model.job import owner_of
 from everstep.model.job_state import JobState, jobs_query
@@ -85,7 +85,7 @@ class LeftoverCleaner:
         self._again_s = again_s
         self._remains: dict[str, Remains] = {}
         """Run id of the workflow → what it may have left, for all jobs that ended lately."""
-        self._troubles = Once()
+        self._troubles = LoggedErrors()
         self._asking = asyncio.Semaphore(QUERIES_AT_ONCE)
 
     async def run(self) -> None:
@@ -129,7 +129,7 @@ class LeftoverCleaner:
         try:
             await self._clear(remains)
         except Exception as error:
-            if self._troubles.new(remains.run, error):
+            if self._troubles.is_new(remains.run, error):
                 log.warning(
                     "a job that is over cannot be cleared; it is tried again",
                     workflow=remains.workflow_id,

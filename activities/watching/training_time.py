@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.ledger.ledger import Ledger
 from activities.ledger.time_spent import TimeSpent
 from activities.watching.job_view import JobView
-from everstep.base.log_once import Once
+from everstep.base.log_once import LoggedErrors
 from everstep.decisions.training_time.ettr import WINDOW_S
 from everstep.model.job_state import SHOWN_ALREADY, ShareTrained
 
@@ -49,7 +49,7 @@ class TrainingTimes:
         self.spent: dict[str, tuple[TimeSpent, TimeSpent]] = {}
         """Id of a job's workflow → how it spent its time since its start, and in the last hour."""
         self._told: dict[str, ShareTrained] = {}
-        self._troubles = Once()
+        self._troubles = LoggedErrors()
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -67,7 +67,7 @@ class TrainingTimes:
             try:
                 await self._look_at(workflow_id, job)
             except Exception as error:  # an error of the ledger or of one workflow does not affect the others
-                if self._troubles.new(workflow_id, error):
+                if self._troubles.is_new(workflow_id, error):
                     log.warning("how much of its time a job trained is not known", job=workflow_id, error=str(error))
             else:
                 self._troubles.recovered(workflow_id)
@@ -98,7 +98,7 @@ class TrainingTimes:
             await handle.execute_update("trained", share, result_type=str, rpc_timeout=ANSWER_LIMIT)
         except WorkflowUpdateFailedError as error:
             shown = isinstance(error.cause, ApplicationError) and error.cause.type == SHOWN_ALREADY
-            if not shown and self._troubles.new(f"telling {workflow_id}", error.cause):
+            if not shown and self._troubles.is_new(f"telling {workflow_id}", error.cause):
                 log.info("a job does not show how much of its time it trained", job=workflow_id, error=str(error.cause))
             return True
         except RPCError as error:

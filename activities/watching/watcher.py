@@ -35,10 +35,10 @@ from activities.watching.job_view import BARE_S, Finished, JobView
 from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
-from everstep.base.log_once import Once
+from everstep.base.log_once import LoggedErrors
 from everstep.decisions.keep.disk_schedule import Agreed
 from everstep.errors import EverstepError
-from everstep.model.incident import GOES_ON, Anomaly
+from everstep.model.incident import STILL_RUNNING, Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
@@ -87,9 +87,9 @@ class Watcher:
         self._runs: dict[str, str] = {}
         """Id of a job's workflow → its run in the newest listing."""
         self._adopting: dict[str, asyncio.Task[None]] = {}
-        self._troubles = Once()
+        self._troubles = LoggedErrors()
         """Errors of workflows that do not answer which machines to watch."""
-        self._failures = Once()
+        self._failures = LoggedErrors()
         """Errors of the watch of a job."""
 
     async def run(self) -> None:
@@ -169,7 +169,7 @@ class Watcher:
                 break
             except Exception as error:
                 # The job's agents keep their observations.
-                if self._troubles.new(workflow_id, error):
+                if self._troubles.is_new(workflow_id, error):
                     log.warning("a job cannot say what to watch; it is asked again", job=workflow_id, error=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
@@ -197,7 +197,7 @@ class Watcher:
                 log.info("no longer watching")
             except Exception as error:
                 # The next listing starts the watch again: the agents' logs still have what was not reported.
-                if self._failures.new(job_workflow_id(job.spec.name), error):
+                if self._failures.is_new(job_workflow_id(job.spec.name), error):
                     log.exception("watching failed; it begins anew, and again until it succeeds")
             finally:
                 for task in tasks:
@@ -340,7 +340,7 @@ class Watcher:
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))
         name, argument, id = update_of(verdict)
-        problems, backoff = Once(), Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
+        problems, backoff = LoggedErrors(), Backoff(RETRY_S, job.spec.policy.silence.retry_max_s)
         while True:
             try:
                 await handle.execute_update(name, argument, id=id, result_type=str)
@@ -351,13 +351,13 @@ class Watcher:
                 if isinstance(error.cause, ApplicationError) and error.cause.type == NOT_YET:
                     return True  # the fault is reported again while it is active
                 # If the run ended during the update, the next run needs the report again.
-                if problems.new(name, error):
+                if problems.is_new(name, error):
                     log.warning("the job refused the report, which is sent again", error=str(error.cause))
                 await asyncio.sleep(backoff.next_s())
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     return False
-                if problems.new(name, error):
+                if problems.is_new(name, error):
                     log.warning("the report did not reach the job yet", error=str(error))
                 if name == "observe":
                     return True
@@ -376,7 +376,7 @@ def update_of(verdict: Anomaly | Finished) -> tuple[str, Anomaly | int, str]:
     all watchers."""
     if isinstance(verdict, Finished):
         return "finished", verdict.generation, f"finished-{verdict.generation}"
-    if verdict.symptom in GOES_ON:
+    if verdict.symptom in STILL_RUNNING:
         return "observe", verdict, f"observe-{verdict.id}"
     return "report", verdict, f"report-{verdict.generation}"
 

@@ -22,7 +22,7 @@ from typing import Any
 from agent.diagnoser.all import kind_named, limits_named
 from agent.diagnoser.diagnostic import UNABLE, Bench, Peer
 from agent.launcher.processes import kill_session
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import DiagnosticResult
 
 PR_SET_PDEATHSIG = 1
@@ -99,7 +99,7 @@ class ForkingTester:
         test = kind_named(name)(bench, limits_named(name, request["settings"]))
         try:
             found = test.run()
-        except (CannotLook, OSError, ImportError) as error:
+        except (CannotInspect, OSError, ImportError) as error:
             found = test.result(test.finding(UNABLE, text=f"{UNABLE.means}: {error}"))
         return found.model_copy(update={"seconds": time.monotonic() - began})
 

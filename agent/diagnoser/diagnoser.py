@@ -187,7 +187,7 @@ class Diagnoser:
         left_s = request.limit_s - (time.monotonic() - began) if request.limit_s else limits.deadline_s
         if left_s <= 0:
             text = f"{UNABLE.means}: the {request.limit_s:g} s for all tests were over before"
-            return DiagnosticResult(test=test.name, findings=[UNABLE.found(test.name, text=text)])
+            return DiagnosticResult(test=test.name, findings=[UNABLE.finding(test.name, text=text)])
         within_s = min(limits.deadline_s, left_s)
         # The test knows when it will be killed, and sets back before that what it changed.
         settings = limits.model_copy(update={"deadline_s": within_s}).model_dump_json()
@@ -207,7 +207,7 @@ class Diagnoser:
         if left_s >= limits.deadline_s:
             return result
         text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.1f} s"
-        unable = UNABLE.found(test.name, text=text)
+        unable = UNABLE.finding(test.name, text=text)
         findings = [unable if finding.reason == HANGS.code else finding for finding in result.findings]
         return result.model_copy(update={"findings": findings})
 

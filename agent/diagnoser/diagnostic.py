@@ -2,7 +2,7 @@
 
 A test runs once, in a process of its own that may be killed at any moment: the agent waits until its deadline
 and no longer. Its result is a fault, that all is well, or that there is nothing to test (``nothing``). A part that
-cannot be tested is unknown (``CannotLook``, ``OSError``), and no fault.
+cannot be tested is unknown (``CannotInspect``, ``OSError``), and no fault.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class DiagnosticTest(ABC):
         """Test once.
 
         Raises:
-            CannotLook: it cannot, with the reason.
+            CannotInspect: it cannot, with the reason.
             OSError: likewise.
         """
 
@@ -134,4 +134,4 @@ class DiagnosticTest(ABC):
 
     def finding(self, reason: Reason, item: str = "", *evidence: str, text: str = "") -> Finding:
         """Make a finding of this test."""
-        return reason.found(self.name, item, *evidence, text=text)
+        return reason.finding(self.name, item, *evidence, text=text)

@@ -194,4 +194,4 @@ def _how(status: int) -> str:
 
 
 def _told(request: DiagnosticRequest, reason: Reason, text: str) -> DiagnosticResult:
-    return DiagnosticResult(test=request.test, findings=[reason.found(request.test, text=f"{reason.means}: {text}")])
+    return DiagnosticResult(test=request.test, findings=[reason.finding(request.test, text=f"{reason.means}: {text}")])

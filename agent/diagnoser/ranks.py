@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +120,9 @@ def _forked(index: int, writes: int, others: list[int], meeting: Meeting, work: 
             os.close(number)
         _write(writes, _worked(meeting.first + index, meeting, work))
     except BaseException as error:  # nothing of the parent's may run here
-        _write(writes, {"error": f"{type(error).__name__}: {error}".strip(), "unable": isinstance(error, CannotLook)})
+        _write(
+            writes, {"error": f"{type(error).__name__}: {error}".strip(), "unable": isinstance(error, CannotInspect)}
+        )
     os._exit(0)
 
 
@@ -141,7 +143,7 @@ def _worked(rank: int, meeting: Meeting, work: Work) -> dict[str, Any]:
     if rank == 0:
         store.set("world size", str(meeting.world_size))
     elif (theirs := int(store.get("world size"))) != meeting.world_size:
-        raise CannotLook(f"the other machine has ranks for a world of {theirs}, this one for {meeting.world_size}")
+        raise CannotInspect(f"the other machine has ranks for a world of {theirs}, this one for {meeting.world_size}")
     device = gpu_of(rank - meeting.first) if meeting.backend == "nccl" else None
     dist.init_process_group(
         meeting.backend, store=store, rank=rank, world_size=meeting.world_size, timeout=timeout, device_id=device
@@ -188,7 +190,7 @@ def _said(reads: int, rank: int, deadline: float) -> dict[str, Any]:
         raise RanksFailed(f"rank {rank} {WORDLESS}")
     answer = json.loads(data)
     if answer.get("unable"):
-        raise CannotLook(answer["error"])
+        raise CannotInspect(answer["error"])
     if "error" in answer:
         raise RanksFailed(f"rank {rank}: {answer['error']}")
     return dict(answer["said"])

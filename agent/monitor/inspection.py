@@ -2,7 +2,7 @@
 
 An inspection looks at one part of the machine again and again, in a thread of its own: it may wait for a sick
 device, and nothing waits for it. It concludes only what it can know. What it cannot look at is unknown
-(``CannotLook``), what the machine does not have is nothing to inspect.
+(``CannotInspect``), what the machine does not have is nothing to inspect.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Inspection(ABC):
         """Look once; may wait, in a thread of its own.
 
         Raises:
-            CannotLook: it cannot, with the reason.
+            CannotInspect: it cannot, with the reason.
             OSError: likewise.
         """
 
@@ -203,7 +203,7 @@ class Inspection(ABC):
             since_ns: When it was seen first; by default now.
             verdict: Another one than the reason's.
         """
-        return reason.found(
+        return reason.finding(
             self.name, item, *evidence, text=text, since_ns=since_ns or self.site.now_ns(), verdict=verdict
         )
 

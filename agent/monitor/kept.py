@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from agent.state.disk import StateDisk
-from everstep.base.log_once import Once
+from everstep.base.log_once import LoggedErrors
 from everstep.errors import ConfigError
 from everstep.system import private_files as private
 from everstep.system.procfs import boot_id
@@ -38,7 +38,7 @@ class KeptStates:
         self._disk = disk
         self._boot = boot_id() if boot is None else boot
         self._lock = threading.Lock()
-        self._failures = Once()
+        self._failures = LoggedErrors()
         self.same_boot = False
         """The machine was not started anew since what is here was kept."""
         self._states: dict[str, dict[str, Any]] = {}
@@ -55,7 +55,7 @@ class KeptStates:
             try:
                 json.dumps(state)
             except (TypeError, ValueError) as error:  # of a site's own; the others' states are kept all the same
-                if self._failures.new(inspection, error):
+                if self._failures.is_new(inspection, error):
                     logger.error("what an inspection keeps is no JSON", inspection=inspection, reason=str(error))
                 return
             self._states[inspection] = state
@@ -67,7 +67,7 @@ class KeptStates:
                 private.replace(self._path, text)
                 self._failures.recovered(FILE)
             except (OSError, ConfigError) as error:
-                if self._failures.new(FILE, error):
+                if self._failures.is_new(FILE, error):
                     logger.error("what inspections keep has no room in shared memory", reason=str(error))
             if self._disk and self._copy:
                 self._disk.put(self._copy, text)

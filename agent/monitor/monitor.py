@@ -20,8 +20,8 @@ import structlog
 
 from agent.monitor.inspection import Inspection, Look
 from agent.monitor.kept import KeptStates
-from everstep.base.log_once import Once
-from everstep.errors import CannotLook
+from everstep.base.log_once import LoggedErrors
+from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy, verdict_of, worst_first
 
 UNABLE = Reason(
@@ -88,7 +88,7 @@ class Inspector:
         self._since = {_same(found): found.since_ns for found in reported}
         """When each finding began that lasts. It stays, whatever the clock of the machine is set to meanwhile."""
         self._unable_since = 0
-        self._failures = Once()
+        self._failures = LoggedErrors()
         self._began = math.inf
         """When the look began that is under way, by the monotonic clock; infinite: none is."""
         self._clear: list[str] = []
@@ -175,10 +175,10 @@ class Inspector:
             if other := [found for found in seen.findings if not isinstance(found, Finding)]:
                 raise TypeError(f"look() found {type(other[0]).__name__} and no Finding")
             self._unable_since = 0
-        except (CannotLook, OSError) as error:
+        except (CannotInspect, OSError) as error:
             seen = self._unable(str(error))
         except Exception as error:
-            if self._failures.new(self.inspection.name, error):  # not at every look: it is a finding anyway
+            if self._failures.is_new(self.inspection.name, error):  # not at every look: it is a finding anyway
                 logger.exception("an inspection failed", inspection=self.inspection.name)
             seen = self._unable(f"{type(error).__name__}: {error}")
         self._began = math.inf

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from agent.monitor import programs
 from agent.monitor.inspection import Inspection, Look, Site
 from agent.monitor.settings import CheckLimits
-from everstep.errors import CannotLook, ConfigError
+from everstep.errors import CannotInspect, ConfigError
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.rank import environment
 
@@ -56,7 +56,7 @@ class OwnCheck(Inspection):
         if code == OK:
             return Look(note=text)
         if code not in _MEANINGS:
-            raise CannotLook(f"{self.limits.command[0]} ended with {_said(code)}: {text or 'no output'}")
+            raise CannotInspect(f"{self.limits.command[0]} ended with {_said(code)}: {text or 'no output'}")
         verdict, means = _MEANINGS[code]
         reason = self._reason([line for line in lines if line.startswith(SETTING)], verdict, means)
         rest = [line for line in lines if not line.startswith(SETTING)][1:]

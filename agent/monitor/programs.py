@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 ENDS_S = 1.0
 """A program that was killed has this long to be gone; then it is left to itself."""
@@ -46,11 +46,11 @@ def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None
         env: Variables in addition to those of this process.
 
     Raises:
-        CannotLook: the program cannot be run, did not end in time, or its exit status is not known.
+        CannotInspect: the program cannot be run, did not end in time, or its exit status is not known.
     """
     program = shutil.which(command[0])
     if program is None:
-        raise CannotLook(f"{command[0]} cannot be run: it is not there, or may not be executed")
+        raise CannotInspect(f"{command[0]} cannot be run: it is not there, or may not be executed")
     mark = secrets.token_hex(8)
     try:
         process = subprocess.Popen(
@@ -62,19 +62,19 @@ def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None
             env=os.environ | (env or {}),
         )
     except OSError as error:
-        raise CannotLook(f"{command[0]} cannot be run ({error.strerror})") from error
+        raise CannotInspect(f"{command[0]} cannot be run ({error.strerror})") from error
     output = _read(process, deadline_s)
     if output is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDS_S)
-        raise CannotLook(f"{' '.join(command)} did not end within {deadline_s:g} s")
+        raise CannotInspect(f"{' '.join(command)} did not end within {deadline_s:g} s")
     text, _, code = output.decode(errors="replace").rpartition(f"\n{mark} ")
     if not code.isdecimal():
-        raise CannotLook(f"{command[0]} was ended from outside")
+        raise CannotInspect(f"{command[0]} was ended from outside")
     if int(code) in NOT_RUN:
-        raise CannotLook(f"{command[0]} cannot be run (exit code {code}): {text.strip() or 'no output'}")
+        raise CannotInspect(f"{command[0]} cannot be run (exit code {code}): {text.strip() or 'no output'}")
     return Ran(text, int(code))
 
 

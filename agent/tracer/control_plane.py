@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 HANDLERS = ("fr_trace_json", "fr_trace_json?backend=nccl2", "dump_nccl_trace_json")
 """In this order, until one has entries: gloo's and the newer recorders, then the one of NCCL alone."""
@@ -43,7 +43,7 @@ def flight_record(path: Path, limit_s: float) -> bytes:
         limit_s: Time limit for each request, seconds: a stopped process accepts requests and never answers.
 
     Raises:
-        CannotLook: the server does not answer, or has no record.
+        CannotInspect: the server does not answer, or has no record.
     """
     for handler in HANDLERS:
         found: Any = None
@@ -51,7 +51,7 @@ def flight_record(path: Path, limit_s: float) -> bytes:
             found = json.loads(_ask(path, handler, limit_s))
         if _has_entries(found):
             return json.dumps(cut(found), separators=(",", ":")).encode()
-    raise CannotLook("it has no record of collectives")
+    raise CannotInspect("it has no record of collectives")
 
 
 def _has_entries(found: Any) -> bool:
@@ -85,11 +85,11 @@ def _ask(path: Path, handler: str, limit_s: float) -> bytes:
             while piece := connection.recv(1 << 16):
                 answer += piece
                 if len(answer) > MOST_BYTES:
-                    raise CannotLook(f"its record has more than {MOST_BYTES >> 20} MB")
+                    raise CannotInspect(f"its record has more than {MOST_BYTES >> 20} MB")
     except FileNotFoundError as error:
-        raise CannotLook("it has no server that could be asked") from error
+        raise CannotInspect("it has no server that could be asked") from error
     except OSError as error:
-        raise CannotLook(f"it does not answer: {error.strerror or error}") from error
+        raise CannotInspect(f"it does not answer: {error.strerror or error}") from error
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     if b" 200 " not in head.partition(b"\r\n")[0]:
         raise ValueError("it knows no such question")

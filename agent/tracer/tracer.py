@@ -15,7 +15,7 @@ from agent.tracer import stack_dump
 from agent.tracer.control_plane import flight_record
 from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, used
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.system.procfs import state_of
 
 LIMIT_S = 5.0
@@ -128,7 +128,7 @@ def _record(rank: RankTraced) -> pb.FlightRecord:
         return pb.FlightRecord(rank=rank.rank, problem="it does not answer: its process is stopped")
     try:
         return pb.FlightRecord(rank=rank.rank, record=gzip.compress(flight_record(rank.server, RECORD_S), 1, mtime=0))
-    except CannotLook as error:
+    except CannotInspect as error:
         return pb.FlightRecord(rank=rank.rank, problem=str(error))
 
 

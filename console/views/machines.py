@@ -52,7 +52,7 @@ def machines_table(reports: Sequence[MachineReport]) -> Table:
 def machine_table(report: MachineReport) -> Table:
     """A table of one machine, inspection by inspection."""
     table = Table(box=None, pad_edge=False)
-    for name in ("Inspection", "Verdict", "Every", "Looked", "Since"):
+    for name in ("Inspection", "Verdict", "Every", "PollAnswers", "Since"):
         table.add_column(name, no_wrap=True)
     table.add_column("What", overflow="fold")
     for inspection in report.inspections:

@@ -14,11 +14,11 @@ from controlplane.queries.metrics import metrics_lines
 from controlplane.queries.saved import saved_lines, saved_short
 from controlplane.queries.status import JobLine, JobReport, MachineStatus
 from controlplane.queries.time_lost import lost_text
-from everstep.model.job_state import LOOKED_INTO
+from everstep.model.job_state import RUNNING_SLOW
 from everstep.model.stage import NOT_CONFIRMED
 
 STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
-    ("recovering", "starting", "stopping", NOT_CONFIRMED, LOOKED_INTO), "yellow"
+    ("recovering", "starting", "stopping", NOT_CONFIRMED, RUNNING_SLOW), "yellow"
 )
 """Colour of a status; red for all others."""
 PROBLEMS_SHOWN = 5

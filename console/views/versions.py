@@ -9,7 +9,7 @@ from rich.table import Table
 
 from controlplane import text
 from controlplane.shown import clean
-from everstep.base.text import what_went_wrong
+from everstep.base.text import error_line
 from everstep.model.version import NAME_CHARACTERS, JobVersion, Urgency, VersionStatus
 
 RANGES_SHOWN = 3
@@ -43,7 +43,7 @@ def versions_table(versions: Sequence[JobVersion]) -> Table:
             steps_text(one),
             _moment(one.asked_ns),
             clean(one.wanted.operator) if one.number > 1 else "",
-            clean(one.wanted.reason or (what_went_wrong(one.why) if one.status in FAILED else "")),
+            clean(one.wanted.reason or (error_line(one.why) if one.status in FAILED else "")),
             clean(_first_line(one.changed)),
         )
     return table

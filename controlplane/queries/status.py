@@ -19,7 +19,7 @@ from controlplane.queries.metrics import MetricsReport, metrics_report
 from controlplane.queries.saved import SavedReport, saved_report, unsteady
 from controlplane.queries.time_lost import TimeLost, lost_of
 from controlplane.references import JobRun
-from everstep.base.text import what_went_wrong
+from everstep.base.text import error_line
 from everstep.decisions.keep.starts import left_by_earlier_run
 from everstep.decisions.training_time.ettr import Ettr
 from everstep.errors import AgentError, ClusterError, EverstepError
@@ -260,7 +260,7 @@ def code_text(state: JobState) -> str:
     newest = state.versions[-1]
     texts = [f"{running.name} runs" if running else "", pending_text(state.versions)]
     if newest.status in {VersionStatus.CHECKING, VersionStatus.REFUSED, VersionStatus.SUSPECT}:
-        texts.append(f"v{newest.number} {newest.status}: {what_went_wrong(newest.why)}")
+        texts.append(f"v{newest.number} {newest.status}: {error_line(newest.why)}")
     return "; ".join(filter(None, texts))
 
 

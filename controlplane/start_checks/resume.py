@@ -40,7 +40,7 @@ async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
     if (await control.run_of(spec.name)).running:
         raise ConfigError(f"job {spec.name} is running: end it first with 'everstep stop {spec.name}{control.option}'")
     before, now = state.spec.topology(), spec.topology()
-    if not now.numbers_alike(str(before)):
+    if not now.same_numbering(str(before)):
         raise ConfigError(
             f"the checkpoints of job {spec.name} were saved with other sizes: {before} then and {now} now "
             "(machines, ranks on each, then tp, pp, order or the axes). Start it with the sizes that it had, or from a "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-class Once:
+class LoggedErrors:
     """The kinds of errors that were logged already, by subject."""
 
     def __init__(self) -> None:
         self._logged: dict[str, set[str]] = {}
 
-    def new(self, key: str, error: BaseException) -> bool:
+    def is_new(self, key: str, error: BaseException) -> bool:
         """Whether an error of this kind was not logged for a subject yet; from now on it counts as logged.
 
         The kind is the type, since a message may contain numbers that change every time.

@@ -60,7 +60,7 @@ def last_line(text: str, most: int = 120) -> str:
     return cut(line, most)
 
 
-def what_went_wrong(text: str, most: int = 120) -> str:
+def error_line(text: str, most: int = 120) -> str:
     """The line of a failed trial that names the error, cut: its text may end with remarks and with other machines.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from everstep.base.text import cut, listed
 from everstep.model.notice import Notice, NoticeKind, stamp
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
-from everstep.model.stage import Stage, StageAtHand
+from everstep.model.stage import CurrentStage, Stage
 
 LATE_S = 6 * 3600.0
 """An event that was over longer ago is not told any more, seconds: a worker that is given receivers for the first time
@@ -38,7 +38,7 @@ class EndedJob:
     """How the workflow ended where it could say nothing, e.g. ``it was terminated``."""
 
 
-def of_incident(incident: str, at_hand: StageAtHand) -> list[Notice]:
+def of_incident(incident: str, at_hand: CurrentStage) -> list[Notice]:
     """What there is to tell of an incident.
 
     Args:

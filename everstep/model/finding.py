@@ -152,7 +152,7 @@ class Reason:
     source: str = ""
     """The paper's section, or the document, that the rule is from; empty: no paper has it."""
 
-    def found(
+    def finding(
         self,
         by: str,
         item: str = "",

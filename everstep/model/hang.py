@@ -34,7 +34,7 @@ class HangMethod(Words):
     NONE = "none"
 
 
-class HangFound(Model):
+class HangResult(Model):
     """The verdict of one analysis, as an incident keeps it (``everstep.decisions.blame.hang``)."""
 
     generation: int

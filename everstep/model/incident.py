@@ -10,12 +10,12 @@ from pydantic import Field
 from everstep.model.eviction import EvictAnswer
 from everstep.model.evidence import Classification
 from everstep.model.finding import MachineFinding
-from everstep.model.hang import HangFound
-from everstep.model.ladder import Tried
+from everstep.model.hang import HangResult
+from everstep.model.ladder import TriedRung
 from everstep.model.launch import Confirmation, Launched, Showing
 from everstep.model.machine import Machine
 from everstep.model.message import Model, Words
-from everstep.model.slow import SlowFound
+from everstep.model.slow import SlowResult
 from everstep.model.stage import StageRecord
 from everstep.model.version import JobVersion
 
@@ -49,7 +49,7 @@ class Symptom(Words):
     """Nothing failed: another version of the code has to run."""
 
 
-GOES_ON = frozenset({Symptom.MACHINE_FAULT, Symptom.SLOW})
+STILL_RUNNING = frozenset({Symptom.MACHINE_FAULT, Symptom.SLOW})
 """Symptoms with which the job goes on until its incident stops it."""
 
 
@@ -155,10 +155,10 @@ class IncidentReport(Model):
     """Number of the version that the job runs; 0: not known."""
     versions: list[JobVersion] = Field(default_factory=list)
     """Versions that changed in this incident, as they are now."""
-    hang: HangFound | None = None
-    slow: SlowFound | None = None
+    hang: HangResult | None = None
+    slow: SlowResult | None = None
     """The verdict of a vote; None: there was none."""
-    tried: list[Tried] = Field(default_factory=list)
+    tried: list[TriedRung] = Field(default_factory=list)
     """The rungs of the ladder that were tried, in order, with their outcomes."""
     begun_again_ns: int = 0
     """When it was last resumed by an operator or went on with other code, nanoseconds: attempts before do not count."""

@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from everstep.model.finding import MachineFinding
 from everstep.model.incident import Anomaly, Failure, IncidentReport
 from everstep.model.job import JobSpec, PlacedJob
-from everstep.model.ladder import Tried
+from everstep.model.ladder import TriedRung
 from everstep.model.launch import Showing
 from everstep.model.machine import Machine
 from everstep.model.message import AnyWord, Model
 from everstep.model.stage import NOT_CONFIRMED, Stage
 from everstep.model.version import JobVersion
 
-LOOKED_INTO = "running, slow"
+RUNNING_SLOW = "running, slow"
 """Status of a job that goes on while a vote looks for the machine that slows it down."""
 
 JobStatus = Annotated[
@@ -170,7 +170,7 @@ class JobState(BaseModel):
     """Network alerts of its machines, the last ones: the second alert of a machine evicts it."""
     evicted_ns: list[int] = Field(default_factory=list)
     """When each machine left that was evicted without an operator, nanoseconds, the last ones."""
-    tried: list[Tried] = Field(default_factory=list)
+    tried: list[TriedRung] = Field(default_factory=list)
     """The rungs of the ladder that its last incidents tried: the next incident of the same fault starts higher."""
     left: list[str] = Field(default_factory=list)
     """Machines that left the job, the last ones."""
@@ -198,7 +198,7 @@ class JobState(BaseModel):
     def status_text(self) -> str:
         """The status for people."""
         if self.status == "recovering" and any(incident.stage == Stage.VOTE for incident in self.incidents):
-            return LOOKED_INTO  # it goes on meanwhile
+            return RUNNING_SLOW  # it goes on meanwhile
         return NOT_CONFIRMED if self.status == "running" and self.unconfirmed else self.status
 
     @property

@@ -32,7 +32,7 @@ class RungMode(Words):
     OFF = "off"
 
 
-class Tried(Model):
+class TriedRung(Model):
     """A rung that was tried about a fault."""
 
     rung: Rung

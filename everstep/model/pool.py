@@ -147,7 +147,7 @@ class ReadyRequest(Model):
     machines: list[Machine]
 
 
-class Readied(Model):
+class ReadyResult(Model):
     """The result of trying a version on idle machines."""
 
     machines: dict[str, str] = Field(default_factory=dict)
@@ -162,7 +162,7 @@ class ToClean(Model):
     run: str
 
 
-class LookRequest(Model):
+class PollQuestions(Model):
     """The questions of a poll by the pool."""
 
     idle: list[Machine] = Field(default_factory=list)
@@ -174,7 +174,7 @@ class LookRequest(Model):
     """Jobs that have machines, or had a machine that has to be cleaned: do they run?"""
 
 
-class Looked(Model):
+class PollAnswers(Model):
     """The answers to a poll."""
 
     machines: list[Machine] | None = None

@@ -63,7 +63,7 @@ class GroupRun(Model):
     """Duration; of several trials the sum."""
 
 
-class ReplayFound(Words):
+class ReplayConclusion(Words):
     """The conclusion of a replay."""
 
     NOTHING = "nothing"
@@ -85,7 +85,7 @@ class ReplayFound(Words):
 class Replayed(Model):
     """The outcome of a replay of a job."""
 
-    found: ReplayFound
+    found: ReplayConclusion
     text: str
     """The outcome in one sentence."""
     suspects: list[str] = Field(default_factory=list)

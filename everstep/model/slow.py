@@ -58,7 +58,7 @@ class SlowRound(Model):
     """Machines that did not report what their ranks do."""
 
 
-class SlowFound(Model):
+class SlowResult(Model):
     """The verdict of a vote, as an incident keeps it."""
 
     generation: int

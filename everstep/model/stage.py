@@ -65,7 +65,7 @@ class StageRecord(Model):
     """Of a parked incident: the state with which an operator may resume although a newer one may exist."""
 
 
-class StageAtHand(StageRecord):
+class CurrentStage(StageRecord):
     """The current stage, with what an operator has to know about it."""
 
     job: str = ""

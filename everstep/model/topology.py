@@ -285,7 +285,7 @@ class Topology:
                     seen[member] = 1
         return tuple(sorted(found))
 
-    def numbers_alike(self, text: str) -> bool:
+    def same_numbering(self, text: str) -> bool:
         """Whether the topology that a text names gives every rank the same coordinate; laid groups do not matter."""
         try:
             other = Topology.parse(text)

@@ -13,7 +13,7 @@ from drills import DrillCluster, DrillResult
 from drills.judge import facts
 from everstep.model.job_state import replay_workflow_id
 from everstep.model.ladder import Rung
-from everstep.model.replay import Replayed, ReplayFound
+from everstep.model.replay import ReplayConclusion, Replayed
 from tests.drills.conftest import Clusters, DrillOf
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
@@ -78,7 +78,7 @@ async def test_what_shows_in_a_later_run_only_is_found_there(drill: DrillOf, clu
     found(result, "m1")
     replay = cluster.control.client.get_workflow_handle(replay_workflow_id(result.job, 2, 1), result_type=Replayed)
     said = await replay.result()
-    assert (said.found, said.suspects, said.repeats) == (ReplayFound.ONE, ["m1"], 2)
+    assert (said.found, said.suspects, said.repeats) == (ReplayConclusion.ONE, ["m1"], 2)
 
 
 async def test_what_shows_in_no_replay_is_told_with_the_probability_of_missing_it_and_nobody_leaves(

@@ -12,7 +12,7 @@ from activities.agents.vote_round import VoteRound
 from activities.versions.make_version import MakeVersion, VersionMade
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.finding import Health
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.launch import Confirmation
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.slow import SlowRound
@@ -37,9 +37,9 @@ def all_healthy(given: DiagnoseMachines) -> Diagnosis:
     return Diagnosis(machines=[MachineDiagnosis(machine=one.name, verdict=Health.HEALTHY) for one in given.machines])
 
 
-def nothing_seen(given: TraceRanks) -> HangFound:
+def nothing_seen(given: TraceRanks) -> HangResult:
     """Nobody could look."""
-    return HangFound(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
+    return HangResult(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
 
 
 def computed_alike(given: ReplayOnGroup) -> GroupRun:

@@ -49,7 +49,7 @@ from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.evidence import Evidence, RankExit
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
@@ -127,7 +127,7 @@ class ScriptedCluster:
     alignment: RanksAligned = field(default_factory=lambda: RanksAligned(step=20))
     diagnosis: Callable[[DiagnoseMachines], Diagnosis] = answers.all_healthy
     diagnoses: list[DiagnoseMachines] = field(default_factory=list)
-    traced: Callable[[TraceRanks], HangFound] = answers.nothing_seen
+    traced: Callable[[TraceRanks], HangResult] = answers.nothing_seen
     replayed: Callable[[ReplayOnGroup], GroupRun] = answers.computed_alike
     voted: Callable[[VoteRound], SlowRound] = answers.even
     blocked: set[str] = field(default_factory=set)
@@ -171,7 +171,7 @@ class ScriptedCluster:
         return self.evidence(given)
 
     @activity.defn(name=TraceRanks.name)
-    async def trace(self, given: TraceRanks) -> HangFound:
+    async def trace(self, given: TraceRanks) -> HangResult:
         self.calls.append(f"trace {given.generation}")
         await self._pass(self.calls[-1])
         return self.traced(given)

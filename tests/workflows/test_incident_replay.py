@@ -17,7 +17,7 @@ from everstep.model.job_state import JobState, replay_workflow_id
 from everstep.model.ladder import Rung
 from everstep.model.launch import Confirmation, Showing
 from everstep.model.machine import Machine
-from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
+from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
 from tests.workflows.answers import computed_alike
 from tests.workflows.conftest import Jobs, anomaly
 from workflows.incident.workflow import IncidentWorkflow
@@ -138,7 +138,7 @@ async def test_an_incident_that_is_abandoned_leaves_no_replay(jobs: Jobs) -> Non
     await incident.signal("abandon", WHO)
     await handle.result()
     child = jobs.client.get_workflow_handle(replay_workflow_id(state.spec.name, 1, 1), result_type=Replayed)
-    assert (await child.result()).found is ReplayFound.INCOMPLETE
+    assert (await child.result()).found is ReplayConclusion.INCOMPLETE
     assert not any("column" in call for call in jobs.cluster.calls)
 
 
@@ -158,7 +158,7 @@ async def test_a_replay_in_a_later_run_is_given_up_and_its_result_comes(jobs: Jo
     await handle.result()
     child = jobs.client.get_workflow_handle(replay_workflow_id(state.spec.name, 1, 1), result_type=Replayed)
     found = await child.result()
-    assert (found.found, found.repeats) == (ReplayFound.NOTHING, 2) and "in 2 runs" in found.text
+    assert (found.found, found.repeats) == (ReplayConclusion.NOTHING, 2) and "in 2 runs" in found.text
     assert (await child.describe()).raw_description.workflow_execution_info.parent_execution.workflow_id == incident.id
     assert jobs.cluster.calls.count("replay column 1") == 1
 

@@ -25,7 +25,7 @@ from everstep.decisions.blame.replay.kept_runs import bounded
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
+from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
 from tests.workflows.answers import computed_alike
 from workflows.messages import ReplayInput
 from workflows.registry import WORKFLOWS, sandbox
@@ -111,7 +111,7 @@ async def test_a_worker_that_dies_in_the_middle_of_a_phase_repeats_no_group_that
 
     over = await replayed(temporal, 8, group, **REPEATED)
     dead.set()
-    assert (over.found.found, over.found.suspects) == (ReplayFound.ONE, ["m5"])
+    assert (over.found.found, over.found.suspects) == (ReplayConclusion.ONE, ["m5"])
     assert over.begun.pop(f"row 2/{repeat}") == 2
     assert set(over.begun.values()) == {1} and len(over.begun) == 8 * repeat - 1
 
@@ -122,7 +122,7 @@ async def test_phases_are_repeated_while_nothing_shows_and_no_longer(temporal: C
 
     assert repeats_of(RecoveryPolicy(**REPEATED)) > 2
     over = await replayed(temporal, 8, later, **REPEATED)
-    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayFound.ONE, ["m3"], 2)
+    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayConclusion.ONE, ["m3"], 2)
     assert len(over.begun) == 16
 
 
@@ -132,7 +132,7 @@ async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client
         return found.model_copy(update={"losses": [given.group]}) if "m3" in found.machines else found
 
     over = await replayed(temporal, 8, group, replay={"fault_share": 1.0})
-    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayFound.ONE, ["m3"], 2)
+    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayConclusion.ONE, ["m3"], 2)
 
 
 @pytest.mark.history("replay-continued")
@@ -148,7 +148,7 @@ async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_a
         return bounded(found)
 
     over = await replayed(temporal, 9, group, **REPEATED)
-    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayFound.ONE, ["m7"], 5)
+    assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayConclusion.ONE, ["m7"], 5)
     assert len(over.histories) == 5 and set(over.begun.values()) == {1}
     sizes = [history_bytes(history) for history in over.histories]
     assert max(sizes) < 2 * sizes[-1], "no later run is much larger than the first"
@@ -176,7 +176,7 @@ async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, agai
 
     policy = {"replay": {"fault_share": 1.0, "timeout_s": 7.0}, "confirm": {"timeout_s": 11.0, "factor": 2.0}}
     over = await replayed(temporal, 6, group, **policy)
-    said = (ReplayFound.ONE, ["m3"]) if again else (ReplayFound.NOTHING, [])
+    said = (ReplayConclusion.ONE, ["m3"]) if again else (ReplayConclusion.NOTHING, [])
     assert (over.found.found, over.found.suspects, over.found.repeats) == (*said, 2)
     assert bounds == {(16.0, 7.0)}, "twice as long as a start of the job took, and the steps' own time"
 
@@ -195,7 +195,7 @@ async def test_groups_that_share_a_machine_do_not_run_at_once(temporal: Client) 
     over = await replayed(temporal, 7, group, replay={"machines": 2})
     assert any(len(phase.waves) > 1 for phase in plan_replay(7, 2).phases)
     assert max(most) == 1
-    assert (over.found.found, over.found.suspects) == (ReplayFound.ONE, ["m0"])
+    assert (over.found.found, over.found.suspects) == (ReplayConclusion.ONE, ["m0"])
 
 
 async def test_a_group_that_cannot_be_run_accuses_nobody(temporal: Client) -> None:
@@ -205,4 +205,4 @@ async def test_a_group_that_cannot_be_run_accuses_nobody(temporal: Client) -> No
         return computed_alike(given)
 
     found = (await replayed(temporal, 4, group, replay={"fault_share": 1.0, "timeout_s": 1.0})).found
-    assert (found.found, found.suspects) == (ReplayFound.INCOMPLETE, []) and "row 0" in found.text
+    assert (found.found, found.suspects) == (ReplayConclusion.INCOMPLETE, []) and "row 0" in found.text

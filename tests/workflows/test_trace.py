@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 from activities.agents.stop_ranks import StopRanks
 from activities.agents.trace_ranks import TraceRanks
 from everstep.model.evidence import Evidence
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.incident import Symptom
 from everstep.model.machine import Machine
 from everstep.model.stage import Stage
@@ -28,9 +28,9 @@ def stopped(given: StopRanks) -> Evidence:
     return Evidence(generation=given.generation, held=held(20))
 
 
-def named(*machines: str, conclusion: str = "names") -> Callable[[TraceRanks], HangFound]:
+def named(*machines: str, conclusion: str = "names") -> Callable[[TraceRanks], HangResult]:
     """The looks say so."""
-    return lambda given: HangFound(
+    return lambda given: HangResult(
         generation=given.generation,
         conclusion=conclusion,
         method="wait-for graph",
@@ -44,7 +44,7 @@ def named(*machines: str, conclusion: str = "names") -> Callable[[TraceRanks], H
     )
 
 
-async def hung(jobs: Any, traced: Callable[[TraceRanks], HangFound], **policy: object) -> Any:
+async def hung(jobs: Any, traced: Callable[[TraceRanks], HangResult], **policy: object) -> Any:
     jobs.cluster.evidence, jobs.cluster.traced = stopped, traced
     handle = await jobs.start(**{"silence": {"evict_s": 0.0}, **policy})
     await jobs.until(handle, lambda state: state.status == "running")
@@ -95,7 +95,7 @@ async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> Non
     assert any("the job is tried again with them" in stage.found for stage in report.timings)
 
 
-def fails(given: TraceRanks) -> HangFound:
+def fails(given: TraceRanks) -> HangResult:
     raise ApplicationError("no worker can look", non_retryable=True)
 
 
@@ -105,7 +105,7 @@ def fails(given: TraceRanks) -> HangFound:
     ids=["script", "?", "fails"],
 )
 async def test_without_a_machine_the_job_is_tried_again_as_it_is(
-    jobs: Any, traced: Callable[[TraceRanks], HangFound]
+    jobs: Any, traced: Callable[[TraceRanks], HangResult]
 ) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, traced))

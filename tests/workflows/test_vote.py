@@ -13,7 +13,7 @@ from activities.agents.stop_ranks import StopRanks
 from activities.agents.vote_round import VoteRound
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
-from everstep.model.job_state import LOOKED_INTO
+from everstep.model.job_state import RUNNING_SLOW
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
 from everstep.model.stage import Stage
@@ -145,7 +145,7 @@ async def test_a_rank_that_dies_meanwhile_does_not_wait_for_the_vote(jobs: Any) 
     jobs.cluster.blocked.add("round 2")
     handle = await slow(jobs)
     state = await jobs.until(handle, lambda _: "round 2" in jobs.cluster.calls)
-    assert state.status_text == LOOKED_INTO
+    assert state.status_text == RUNNING_SLOW
     await handle.execute_update(JobWorkflow.report, anomaly())
     state, report = await closed(jobs, handle, 2)
 

@@ -20,9 +20,9 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.incident_state import Continued, IncidentState
     from everstep.decisions.act.recover.rules import Action
     from everstep.model.eviction import EvictionState
-    from everstep.model.incident import GOES_ON, IncidentReport, Symptom
+    from everstep.model.incident import STILL_RUNNING, IncidentReport, Symptom
     from everstep.model.launch import Confirmation
-    from everstep.model.stage import Stage, StageAtHand
+    from everstep.model.stage import CurrentStage, Stage
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.align import align, align_before_leaving
@@ -91,10 +91,10 @@ class IncidentWorkflow:
         self.incident.overtaken = str(why)[:100] or "something else happened"
 
     @workflow.query(name="stage", description="Stage of the incident and why")
-    def current_stage(self) -> StageAtHand:
+    def current_stage(self) -> CurrentStage:
         """Return the current stage."""
         timeline, state = self.incident.timeline, self.incident.state
-        return StageAtHand(
+        return CurrentStage(
             name=timeline.stage,
             seconds=0.0,
             found=timeline.reason or timeline.page.headline,
@@ -124,7 +124,7 @@ class IncidentWorkflow:
 
     async def _flow(self) -> IncidentReport:
         incident = self.incident
-        if incident.state.anomaly.symptom in GOES_ON and not await self._has_to_stop():
+        if incident.state.anomaly.symptom in STILL_RUNNING and not await self._has_to_stop():
             return await self._observed()
         try:
             if incident.state.anomaly.symptom is Symptom.UPDATE and not incident.looks_again:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent.monitor import programs
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, Reason, Remedy
 
 CLOCKS = Reason(
@@ -44,13 +44,13 @@ def read_clocks(command: str = COMMAND) -> dict[str, GpuClocks]:
     """Number of each GPU → how it is set.
 
     Raises:
-        CannotLook: it cannot be read.
+        CannotInspect: it cannot be read.
     """
     words = [command, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     ran = programs.run(words, ANSWER_S)
     rows = [[part.strip() for part in line.split(",")] for line in ran.output.splitlines() if line.strip()]
     if ran.code or any(len(row) != len(QUERY) for row in rows):
-        raise CannotLook(f"{command} does not say how the GPUs are set: {' '.join(ran.output.split())[:200]}")
+        raise CannotInspect(f"{command} does not say how the GPUs are set: {' '.join(ran.output.split())[:200]}")
     return {row[0]: GpuClocks(*row[1:]) for row in rows}
 
 
@@ -67,7 +67,7 @@ def restore_clocks(before: Mapping[str, GpuClocks], lock: str = "", command: str
         What is still other than it was.
 
     Raises:
-        CannotLook: it cannot be read.
+        CannotInspect: it cannot be read.
     """
     if lock:
         _set(command, "-lgc", lock)
@@ -133,6 +133,6 @@ def set_back(folder: Path, test: str, command: str = COMMAND) -> list[Finding]:
         path.unlink(missing_ok=True)
     except FileNotFoundError:
         return []
-    except (CannotLook, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [CLOCKS.found(test, text=f"whether GPUs have other clocks than before is not known: {error}")]
-    return [CLOCKS.found(test, "", *left)] if left else []
+    except (CannotInspect, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [CLOCKS.finding(test, text=f"whether GPUs have other clocks than before is not known: {error}")]
+    return [CLOCKS.finding(test, "", *left)] if left else []

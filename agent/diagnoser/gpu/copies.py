@@ -12,7 +12,7 @@ from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import gpus, hardware
 from everstep.base.text import size_text
 from everstep.decisions.blame.diagnose.compare import SLOW_SHARE, below
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Finding, Health, Reason, Remedy
 
@@ -52,7 +52,7 @@ class GpuCopyTest(DiagnosticTest):
         if not gpus():
             return self.nothing("no GPU")
         if not torch.cuda.is_available():
-            raise CannotLook("the driver shows GPUs and torch can use none")
+            raise CannotInspect("the driver shows GPUs and torch can use none")
         findings: list[Finding] = []
         speeds: dict[str, dict[str, float]] = {"to": {}, "from": {}}
         for index in range(torch.cuda.device_count()):

@@ -12,7 +12,7 @@ from agent.diagnoser.gpu.clocks import CLOCKS, COMMAND, GpuClocks, keep_clocks, 
 from agent.diagnoser.gpu.report import NO_VERDICT_IDS, DcgmFailure, DcgmReport, Severity, parsed
 from agent.diagnoser.kind import gpus
 from agent.monitor import programs
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Finding, Health, Reason, Remedy
 
@@ -92,9 +92,9 @@ class DcgmTest(DiagnosticTest):
             report = parsed(ran.output, ran.code)
             findings = self._findings(report)
             if not (report.passed or findings):
-                raise CannotLook(f"all of its tests were skipped: {', '.join(report.skipped) or 'there was none'}")
+                raise CannotInspect(f"all of its tests were skipped: {', '.join(report.skipped) or 'there was none'}")
             measures["passed_results"] = float(report.passed)
-        except CannotLook as error:
+        except CannotInspect as error:
             findings.append(self._unable("", str(error)))
         return self.result(*findings, *set_back(self.bench.folder, self.name), measures=measures)
 
@@ -137,5 +137,5 @@ def _clocks() -> dict[str, GpuClocks]:
         return {}
     try:
         return read_clocks()
-    except CannotLook:
+    except CannotInspect:
         return {}

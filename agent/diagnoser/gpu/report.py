@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 TESTED = {0, 205}
@@ -75,17 +75,17 @@ def parsed(text: str, code: int) -> DcgmReport:
         code: Its exit code.
 
     Raises:
-        CannotLook: it did not test, or says what this release does not understand.
+        CannotInspect: it did not test, or says what this release does not understand.
     """
     if code not in TESTED:
         why = NOT_TESTED.get(code, "this release does not know that code")
-        raise CannotLook(f"dcgmi ended with code {code}: {why}; {_said(text)}")
+        raise CannotInspect(f"dcgmi ended with code {code}: {why}; {_said(text)}")
     begin, end = text.find("{"), text.rfind("}")
     try:
         found = json.loads(text[begin : end + 1])
         root = next(found[name] for name in ROOTS if name in found)
         if error := root.get("runtime_error"):
-            raise CannotLook(f"DCGM could not test: {error}")
+            raise CannotInspect(f"DCGM could not test: {error}")
         tests = [test for category in root["test_categories"] for test in category["tests"]]
         results = [(test["name"], result) for test in tests for result in test["results"]]
         failures = [failure for name, one in results for failure in _failures(name, one)]
@@ -94,7 +94,7 @@ def parsed(text: str, code: int) -> DcgmReport:
             statuses.setdefault(name, set()).add(str(one["status"]).lower())
         version = str(found.get("metadata", {}).get("version", ""))
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise CannotLook(f"dcgmi does not say how the GPUs are: {_said(text)}") from None
+        raise CannotInspect(f"dcgmi does not say how the GPUs are: {_said(text)}") from None
     passed = sum(str(one["status"]).lower() == "pass" for _, one in results)
     skipped = tuple(name for name, seen in statuses.items() if seen == {"skip"})
     return DcgmReport(passed, skipped, tuple(failures), version)

@@ -16,7 +16,7 @@ from pydantic import Field
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import hardware
 from everstep.base.text import size_text
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Reason, Remedy
 from everstep.system.memory import free
@@ -50,7 +50,7 @@ class DiskTest(DiagnosticTest):
         folder = self.bench.folder
         blocks = int(min(self.limits.mb * 1e6, self.limits.share * free(folder))) // BLOCK
         if blocks * BLOCK < LEAST_BYTES:
-            raise CannotLook(f"{folder} has {size_text(free(folder))} free: a file of a useful size does not fit")
+            raise CannotInspect(f"{folder} has {size_text(free(folder))} free: a file of a useful size does not fit")
         try:
             return self._tested(folder, blocks)
         except OSError as error:

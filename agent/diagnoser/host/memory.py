@@ -11,7 +11,7 @@ from pydantic import Field
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import hardware
 from everstep.base.text import size_text
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Reason, Remedy
 from everstep.system.memory import memory_available
@@ -57,7 +57,7 @@ class MemoryTest(DiagnosticTest):
 
         size = int(min(self.limits.mb * 1e6, self.limits.share * memory_available()))
         if size < LEAST_BYTES:
-            raise CannotLook(f"only {size_text(size)} of memory could be taken")
+            raise CannotInspect(f"only {size_text(size)} of memory could be taken")
         block = np.empty(size // 8, dtype=np.uint64)
         ends, written, rounds, fastest = time.monotonic() + self.limits.seconds, 0, 0, 0.0
         while rounds == 0 or time.monotonic() < ends:

@@ -21,7 +21,7 @@ from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import gpus, hardware
 from agent.diagnoser.ranks import OWN, Meeting, RanksFailed, gpu_of, listening, run_ranks
 from agent.monitor import programs
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
@@ -129,7 +129,7 @@ class AllToAllTest(DiagnosticTest):
         found = parsed(ran.output)
         if found is None:
             last = ran.output.strip().rpartition("\n")[2]
-            raise CannotLook(f"{self.limits.command} ended with code {ran.code}: {last or 'no output'}")
+            raise CannotInspect(f"{self.limits.command} ended with code {ran.code}: {last or 'no output'}")
         if found.wrong:
             return self.result(self.finding(DAMAGED, "NCCL", f"{self.limits.command}: {found.wrong} wrong values"))
         if ran.code:

@@ -11,7 +11,7 @@ from pydantic import Field
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import hardware
 from agent.diagnoser.network.stream import Received, receive, send
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Reason, Remedy
 
@@ -63,7 +63,7 @@ class LoopbackTest(DiagnosticTest):
                 found = receive(connection)
             sending.join(ANSWER_S)
         if not found.bytes:
-            raise CannotLook("nothing was sent")
+            raise CannotInspect("nothing was sent")
         return found
 
     def _send(self, host: str, port: int) -> None:

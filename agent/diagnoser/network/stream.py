@@ -9,7 +9,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 BLOCK = 1 << 20
 _PATTERN = hashlib.shake_128(b"everstep").digest(BLOCK)
@@ -42,12 +42,12 @@ def greet(connection: socket.socket, secret: str, position: int) -> None:
     """Each end says that it knows the secret.
 
     Raises:
-        CannotLook: the other one does not.
+        CannotInspect: the other one does not.
     """
     connection.sendall(hello(secret, position))
     theirs = _read(connection, memoryview(bytearray(HELLO_BYTES)))
     if theirs is None or not hmac.compare_digest(bytes(theirs), hello(secret, 1 - position)):
-        raise CannotLook("somebody else is at the other end")
+        raise CannotInspect("somebody else is at the other end")
 
 
 def send(connection: socket.socket, seconds: float, most_bytes: float) -> None:

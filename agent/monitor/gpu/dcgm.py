@@ -20,7 +20,7 @@ from pydantic import Field
 from agent.monitor import programs
 from agent.monitor.gpu.reading import item_of
 from agent.monitor.inspection import Inspection, Limits, Look
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, Reason, Remedy
 
 FAILURE = Reason(
@@ -121,7 +121,7 @@ def parsed(text: str) -> list[DcgmIncident]:
     """What ``dcgmi health -c -j`` says; nothing: all is healthy.
 
     Raises:
-        CannotLook: it could not test, or says what this release does not understand.
+        CannotInspect: it could not test, or says what this release does not understand.
     """
     begin, end = text.find("{"), text.rfind("}")
     try:
@@ -132,9 +132,9 @@ def parsed(text: str) -> list[DcgmIncident]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
         said = " ".join(text.split())[:200]
-        raise CannotLook(f"dcgmi does not say how the GPUs are: {said or 'it wrote nothing'}") from None
+        raise CannotInspect(f"dcgmi does not say how the GPUs are: {said or 'it wrote nothing'}") from None
     if overall != HEALTHY and overall not in VERDICTS:
-        raise CannotLook(f"dcgmi could not test: overall health is {overall!r}")
+        raise CannotInspect(f"dcgmi could not test: overall health is {overall!r}")
     if overall != HEALTHY and not incidents:
         incidents = [DcgmIncident("", "", VERDICTS[overall], f"overall health: {overall}")]
     return incidents

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pydantic import BaseModel, ValidationError
 
 from agent.monitor.gpu.reading import GpusReading
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.system import procfs
 
 MODULE = "agent.monitor.gpu.child"
@@ -79,7 +79,7 @@ class GpuProcess:
 
         Raises:
             GpusSilent: it did not answer, and was killed.
-            CannotLook: it ended, cannot be started, or says that it cannot.
+            CannotInspect: it ended, cannot be started, or says that it cannot.
         """
         if self._killed and not self._is_gone(0.0):
             raise GpusSilent(f"process {self.pid} still waits in the driver: {self._state()}", stuck=True)
@@ -96,9 +96,9 @@ class GpuProcess:
             answer = _Answer.model_validate_json(line)
         except ValidationError as error:
             self.end()
-            raise CannotLook(f"{self._command[0]} answered something else: {error.errors()[0]['msg']}") from None
+            raise CannotInspect(f"{self._command[0]} answered something else: {error.errors()[0]['msg']}") from None
         if answer.reading is None:
-            raise CannotLook(answer.cannot or "the process that reads GPUs says neither what it read nor why not")
+            raise CannotInspect(answer.cannot or "the process that reads GPUs says neither what it read nor why not")
         return answer.reading
 
     def end(self) -> bool:
@@ -125,14 +125,14 @@ class GpuProcess:
             )
         except OSError as error:
             os.close(errors)
-            raise CannotLook(f"{self._command[0]} cannot be started: {error.strerror}") from error
+            raise CannotInspect(f"{self._command[0]} cannot be started: {error.strerror}") from error
         self._errors, self._fresh, self._killed = errors, True, False
 
     def _ask(self, until: float) -> bytes | None:
         """Its answer; None: it gave none in time.
 
         Raises:
-            CannotLook: it ended.
+            CannotInspect: it ended.
         """
         process = self._process
         assert process and process.stdin and process.stdout
@@ -152,16 +152,16 @@ class GpuProcess:
             answer += more
             if len(answer) > ANSWER_BYTES:
                 self.end()
-                raise CannotLook(f"{self._command[0]} answers without end")
+                raise CannotInspect(f"{self._command[0]} answers without end")
         return bytes(answer)
 
-    def _ended(self) -> CannotLook:
+    def _ended(self) -> CannotInspect:
         """It ended by itself, of a crash in the library or the driver."""
         assert self._process
         said = os.pread(self._errors, ERROR_BYTES, max(os.fstat(self._errors).st_size - ERROR_BYTES, 0))
         self.end()
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
-        return CannotLook(f"the process that reads GPUs ended{f': {last}' if last else ', and wrote nothing'}")
+        return CannotInspect(f"the process that reads GPUs ended{f': {last}' if last else ', and wrote nothing'}")
 
     def _is_gone(self, patience_s: float) -> bool:
         process = self._process

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import Mount, mounts
 
@@ -119,7 +119,7 @@ class MountsInspection(Inspection):
         if asked is None or asked.answered:
             self._asked = {point: question for point, question in self._asked.items() if not question.answered}
             if len(self._asked) >= OPEN_QUESTIONS:
-                raise CannotLook(f"{OPEN_QUESTIONS} file systems were asked and did not answer")
+                raise CannotInspect(f"{OPEN_QUESTIONS} file systems were asked and did not answer")
             asked = self._asked[point] = _Asked(point)
         silent_s = time.monotonic() - asked.since
         return silent_s if not asked.answered and silent_s > self.limits.answer_s else 0.0

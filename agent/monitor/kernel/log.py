@@ -21,7 +21,7 @@ from pydantic import Field
 from agent.exposition import Described, described
 from agent.monitor.inspection import Inspection, Limits, Look, Site
 from agent.monitor.kernel import rules
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model import xid
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.wake_up import WakeUp
@@ -77,7 +77,7 @@ class KernelLog:
         """What is new; waits for it, where there is nothing.
 
         Raises:
-            CannotLook: the log cannot be opened.
+            CannotInspect: the log cannot be opened.
         """
         file = self._open()
         if not self._wake_up.wait(file, wait_s):
@@ -116,7 +116,7 @@ class KernelLog:
             except OSError as error:
                 denied = isinstance(error, PermissionError)
                 what_to_do = ": the agent needs CAP_SYSLOG, or sysctl kernel.dmesg_restrict=0" if denied else ""
-                raise CannotLook(f"{self._path} cannot be read ({error.strerror}){what_to_do}") from error
+                raise CannotInspect(f"{self._path} cannot be read ({error.strerror}){what_to_do}") from error
         return self._file
 
     def _parsed(self, record: bytes) -> KernelLine | None:

@@ -37,7 +37,7 @@ def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple
         limits: Settings of the site.
 
     Raises:
-        CannotLook: the kernel does not answer.
+        CannotInspect: the kernel does not answer.
     """
     links = netlink.links()
     address = address_of(host)

@@ -14,7 +14,7 @@ from agent.monitor.network import interfaces
 from agent.monitor.network.counters import rises, share
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.procfs import network_counters
 
@@ -141,11 +141,11 @@ def tcp_counters(proc: Path) -> dict[str, float]:
     """The kernel's counters of TCP segments.
 
     Raises:
-        CannotLook: they are not there.
+        CannotInspect: they are not there.
     """
     counters = network_counters("Tcp", proc)
     if missing := TCP.keys() - counters.keys():
-        raise CannotLook(f"the kernel has no counters of TCP segments: {', '.join(sorted(missing))}")
+        raise CannotInspect(f"the kernel has no counters of TCP segments: {', '.join(sorted(missing))}")
     return {name: counters[name] for name in TCP}
 
 

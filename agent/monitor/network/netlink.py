@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.system.wake_up import WakeUp
 
 ANSWER_S = 5.0
@@ -71,7 +71,7 @@ def links() -> dict[str, Link]:
     """Return all interfaces by name.
 
     Raises:
-        CannotLook: the kernel does not answer.
+        CannotInspect: the kernel does not answer.
     """
     messages = _listed(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
     found = [link_of(body) for kind, body in messages if kind == _NEW_LINK]
@@ -82,7 +82,7 @@ def addresses() -> dict[str, int]:
     """Return address → index of the interface that has it.
 
     Raises:
-        CannotLook: the kernel does not answer.
+        CannotInspect: the kernel does not answer.
     """
     found = {}
     for kind, body in _listed(_GET_ADDRESS, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -109,7 +109,7 @@ class LinkChanges:
         """Hear what changes from now on; what is asked afterwards misses nothing.
 
         Raises:
-            CannotLook: the kernel gives no such socket.
+            CannotInspect: the kernel gives no such socket.
         """
         if self._socket is None and not self._ended:
             self._socket = _socket(_GROUP_LINK)
@@ -125,7 +125,7 @@ class LinkChanges:
             Whether one changed, or some change was not heard.
 
         Raises:
-            CannotLook: ``open`` failed.
+            CannotInspect: ``open`` failed.
         """
         with self._turn:
             try:
@@ -220,14 +220,14 @@ def _socket(groups: int = 0) -> socket.socket:
     try:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     except OSError as error:
-        raise CannotLook(f"the kernel gives no netlink socket: {error.strerror}") from error
+        raise CannotInspect(f"the kernel gives no netlink socket: {error.strerror}") from error
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         opened.bind((0, groups))
         opened.setblocking(False)
     except OSError as error:
         opened.close()
-        raise CannotLook(f"the netlink socket cannot be used: {error.strerror}") from error
+        raise CannotInspect(f"the netlink socket cannot be used: {error.strerror}") from error
     return opened
 
 
@@ -240,7 +240,7 @@ def _listed(kind: int, body: bytes) -> list[tuple[int, bytes]]:
             found, whole = _answer(opened)
             if whole:
                 return found
-    raise CannotLook(f"the network interfaces changed {TRIES} times while they were listed")
+    raise CannotInspect(f"the network interfaces changed {TRIES} times while they were listed")
 
 
 def _answer(opened: socket.socket) -> tuple[list[tuple[int, bytes]], bool]:
@@ -254,9 +254,9 @@ def _answer(opened: socket.socket) -> tuple[list[tuple[int, bytes]], bool]:
                 return found, whole
             if kind == _ERROR:
                 code = -struct.unpack_from("=i", body)[0]
-                raise CannotLook(f"the kernel does not list the network interfaces: {os.strerror(code)}")
+                raise CannotInspect(f"the kernel does not list the network interfaces: {os.strerror(code)}")
             found.append((kind, body))
-    raise CannotLook(f"the kernel did not list the network interfaces within {ANSWER_S:.0f} s")
+    raise CannotInspect(f"the kernel did not list the network interfaces within {ANSWER_S:.0f} s")
 
 
 def _number(packed: bytes) -> int:

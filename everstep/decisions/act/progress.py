@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.model.incident import GOES_ON, Failure
+from everstep.model.incident import STILL_RUNNING, Failure
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
@@ -94,7 +94,7 @@ def _is_over(
 
 
 def _is_explained(failure: Failure) -> bool:
-    return failure.explained or failure.symptom in GOES_ON
+    return failure.explained or failure.symptom in STILL_RUNNING
 
 
 def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:

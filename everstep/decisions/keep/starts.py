@@ -145,7 +145,7 @@ def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int |
     """
     files = [copy for copy in held if copy.tier not in MEMORY]
     theirs = {copy.topology for copy in files if copy.completed_steps == at and copy.valid and copy.topology}
-    alike = {text: topology.numbers_alike(text) for text in {copy.topology for copy in files}}
+    alike = {text: topology.same_numbering(text) for text in {copy.topology for copy in files}}
     fits = [copy for copy in files if not copy.topology or alike[copy.topology]]
     if theirs and not any(alike[text] for text in theirs):
         raise CheckpointError(

@@ -6,7 +6,7 @@ A fact that the inspection could not learn changes nothing: unknown is not empty
 from __future__ import annotations
 
 from everstep.decisions.pool.book import IDLE, TWICE_S, UNUSED, add, free, put
-from everstep.model.pool import Looked, LookRequest, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
+from everstep.model.pool import PollAnswers, PollQuestions, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
 
 COMING_S = 900.0
 """A machine that was added to the list and is not fit after this many seconds is not expected any more."""
@@ -62,10 +62,10 @@ UNKNOWN_LOOKS = 3
 """The number of inspections after which jobs get machines although a running job has not reported its machines."""
 
 
-def request_of(state: PoolState) -> LookRequest:
+def request_of(state: PoolState) -> PollQuestions:
     """Return the request for an inspection."""
     rest = [machine for machine in state.machines.values() if machine.place is not PoolPlace.ACTIVE]
-    return LookRequest(
+    return PollQuestions(
         fresh=not state.known,
         idle=[one.machine for one in rest],
         clean=[ToClean(machine=one.machine, job=one.job, run=one.run) for one in rest if one.uncleaned],
@@ -84,7 +84,7 @@ def is_to_be_cleaned(state: PoolState, *, now_ns: int) -> bool:
     return any(machine.uncleaned and now_ns - machine.since_ns < CLEANED_S * 1e9 for machine in state.machines.values())
 
 
-def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
+def leaving(state: PoolState, looked: PollAnswers) -> list[PoolMachine]:
     """Return the machines that jobs should release now: machines that an operator removes, as far as the pool can
     replace them.
 
@@ -99,7 +99,7 @@ def leaving(state: PoolState, looked: Looked) -> list[PoolMachine]:
     return sorted(ready, key=lambda one: one.job not in settled)[: state.spare]
 
 
-def changed_in_list(state: PoolState, looked: Looked) -> list[str]:
+def changed_in_list(state: PoolState, looked: PollAnswers) -> list[str]:
     """Return the known machines that left the list of the cluster, or returned to it, since the inspection before."""
     if looked.machines is None:
         return []
@@ -109,7 +109,7 @@ def changed_in_list(state: PoolState, looked: Looked) -> list[str]:
 
 def take(
     state: PoolState,
-    looked: Looked,
+    looked: PollAnswers,
     *,
     began_ns: int,
     now_ns: int,
@@ -143,7 +143,7 @@ def take(
         del state.machines[name]
 
 
-def _take_machines(state: PoolState, looked: Looked, began_ns: int) -> None:
+def _take_machines(state: PoolState, looked: PollAnswers, began_ns: int) -> None:
     """Add new machines, as of the begin of the inspection: a machine with a job's ranks belongs to that job."""
     if looked.machines is None:
         return
@@ -172,7 +172,7 @@ def _fit(state: PoolState) -> list[str]:
     return [name for name in coming if state.machines[name].passed and not state.machines[name].fault]
 
 
-def _take_health(state: PoolState, looked: Looked, began_ns: int) -> None:
+def _take_health(state: PoolState, looked: PollAnswers, began_ns: int) -> None:
     for name, one in state.machines.items():
         if one.place is PoolPlace.ACTIVE or one.since_ns > began_ns:
             continue
@@ -182,7 +182,7 @@ def _take_health(state: PoolState, looked: Looked, began_ns: int) -> None:
         state.machines[name] = one.model_copy(update={"fault": fault, "passed": passed, "uncleaned": uncleaned})
 
 
-def _take_jobs(state: PoolState, looked: Looked, began_ns: int, *, now_ns: int) -> None:
+def _take_jobs(state: PoolState, looked: PollAnswers, began_ns: int, *, now_ns: int) -> None:
     for job in looked.jobs:
         if job.launched:
             _take_found(state, job, began_ns, now_ns=now_ns)
@@ -247,7 +247,7 @@ def _is_well(one: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
     return len(lately) < 2 and now_ns - one.since_ns >= quarantine_s * 1e9
 
 
-def _is_gone(one: PoolMachine, looked: Looked, now_ns: int) -> bool:
+def _is_gone(one: PoolMachine, looked: PollAnswers, now_ns: int) -> bool:
     """Return whether a machine in quarantine will not return: it was removed from the list, and has been faulty since.
 
     A machine that waits for an operator keeps waiting, and a machine that may have ranks of its job is cleaned as long

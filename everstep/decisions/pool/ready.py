@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from everstep.model.pool import Looked, PoolPlace, PoolState, Readied, ReadyRequest
+from everstep.model.pool import PollAnswers, PoolPlace, PoolState, ReadyRequest, ReadyResult
 
 
 def differing(here: Mapping[str, str], elsewhere: Iterable[Mapping[str, str]]) -> str:
@@ -36,7 +36,7 @@ WHY_CHARACTERS = 200
 """The number of characters after which the reason why a version cannot run on a machine is cut."""
 
 
-def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:
+def wanted(state: PoolState, looked: PollAnswers) -> list[ReadyRequest]:
     """Return the versions to bring: those of jobs that run undisturbed, to fit machines that no job has.
 
     Each machine serves all jobs; if there are more versions than a machine keeps, jobs that are first by name win.
@@ -59,7 +59,7 @@ def wanted(state: PoolState, looked: Looked) -> list[ReadyRequest]:
     return found
 
 
-def take(state: PoolState, request: ReadyRequest, readied: Readied) -> None:
+def take(state: PoolState, request: ReadyRequest, readied: ReadyResult) -> None:
     """Record which versions the machines have now; ``state`` is changed in place."""
     for name, why in readied.machines.items():
         if one := state.machines.get(name):
@@ -68,6 +68,6 @@ def take(state: PoolState, request: ReadyRequest, readied: Readied) -> None:
             state.machines[name] = one.model_copy(update={"ready": dict(list(ready.items())[-KEPT:])})
 
 
-def failed(request: ReadyRequest, why: str) -> Readied:
+def failed(request: ReadyRequest, why: str) -> ReadyResult:
     """Return the result of a request that failed on all machines, so that it is not repeated again and again."""
-    return Readied(machines={machine.name: why for machine in request.machines})
+    return ReadyResult(machines={machine.name: why for machine in request.machines})

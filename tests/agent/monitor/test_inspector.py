@@ -12,7 +12,7 @@ import structlog
 
 from agent.monitor.inspection import Look
 from agent.monitor.monitor import HANGS, UNABLE, Inspector
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, verdict_of
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, reasons, scripted
 
@@ -28,7 +28,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("error", [CannotLook("no tool"), PermissionError(13, "denied"), ValueError("odd output")])
+@pytest.mark.parametrize("error", [CannotInspect("no tool"), PermissionError(13, "denied"), ValueError("odd output")])
 def test_what_cannot_be_looked_at_is_unknown(place: Place, error: Exception) -> None:
     def fails() -> Look:
         raise error
@@ -62,7 +62,7 @@ def test_what_is_no_look_is_a_failed_one(place: Place, seen: Look) -> None:
 
 def test_since_when_it_is_unknown_holds(place: Place) -> None:
     def fails() -> Look:
-        raise CannotLook("no tool")
+        raise CannotInspect("no tool")
 
     inspector = inspector_of(place, fails)
     began = inspector.look_once().findings[0].since_ns
@@ -162,7 +162,7 @@ def test_what_lasts_began_when_it_was_told_though_the_clock_is_set_and_a_look_fa
         looks += 1
         if looks == 2:
             place.clock.pass_s(step_s)
-            raise CannotLook("no tool")
+            raise CannotInspect("no tool")
         return Look([inspector.inspection.finding(BROKEN, "part 1")])
 
     inspector = inspector_of(place, broken)

@@ -9,7 +9,7 @@ import pytest
 
 from agent.monitor.inspection import Look
 from agent.monitor.monitor import AGAIN_S, MOST_REPORTED, OVER_S, Monitor
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
 from tests.agent.monitor.test_inspector import until
@@ -131,7 +131,7 @@ def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(place: P
 def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:
     watched = Watched(place, told)
     watched.at(0, "a")
-    watched.seen = CannotLook("no tool")
+    watched.seen = CannotInspect("no tool")
     watched.again(10 * OVER_S)
     assert ("part-broken", "a", True) not in told
     watched.at(20 * OVER_S)

@@ -16,7 +16,7 @@ from agent.launcher.processes import Reaper
 from agent.monitor.inspection import Look
 from agent.monitor.own_checks import OwnCheck
 from agent.monitor.settings import CheckLimits
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner
 from everstep.system.procfs import living
 from tests.agent.monitor.sites import Place
@@ -50,19 +50,19 @@ def test_it_names_reason_and_owner(place: Place) -> None:
     [("echo cannot say; exit 3", "exit code 3: cannot say"), ("exit 127", "no output"), ("kill -9 $$", "signal 9")],
 )
 def test_a_program_that_fails_itself_is_unknown(place: Place, program: str, said: str) -> None:
-    with pytest.raises(CannotLook, match=said):
+    with pytest.raises(CannotInspect, match=said):
         run(place, program)
 
 
 def test_one_that_is_not_there_is_unknown(place: Place) -> None:
     limits = CheckLimits(name="none", command=["/no/such/program"])
-    with pytest.raises(CannotLook, match="cannot be run"):
+    with pytest.raises(CannotInspect, match="cannot be run"):
         OwnCheck(place.site(), limits, {}, same_boot=True).look()
 
 
 def test_one_that_hangs_is_ended_with_all_that_it_started(place: Place) -> None:
     mark = f"{os.getpid()}.{time.monotonic_ns()}"
-    with pytest.raises(CannotLook, match=r"did not end within 0\.3 s"):
+    with pytest.raises(CannotInspect, match=r"did not end within 0\.3 s"):
         run(place, f"{sys.executable} -c 'import time; time.sleep(600)' {mark} & wait", deadline_s=0.3)
 
     deadline = time.monotonic() + 20
@@ -80,7 +80,7 @@ def _command(pid: int) -> bytes:
 
 def test_one_that_writes_without_end_takes_no_memory(place: Place) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CannotLook, match="did not end within"):
+    with pytest.raises(CannotInspect, match="did not end within"):
         run(place, "exec yes", deadline_s=0.3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # kB
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.tracer.control_plane import HANDLERS, flight_record
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 LIMIT_S = 5.0
 RECORD = {"version": "2.5", "entries": [{"record_id": 1, "collective_seq_id": 3, "state": "scheduled", "extra": 1}]}
@@ -84,5 +84,5 @@ def test_what_is_no_record_is_passed_over(server: Answers, odd: bytes) -> None:
 
 
 def test_without_any_record_that_is_told(server: Answers) -> None:
-    with pytest.raises(CannotLook, match="no record of collectives"):
+    with pytest.raises(CannotInspect, match="no record of collectives"):
         flight_record(server({HANDLERS[0]: b"[]"}), LIMIT_S)

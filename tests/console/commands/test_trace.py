@@ -16,11 +16,11 @@ from agent.v1 import agent_pb2 as pb
 from console import main
 from console.commands.trace import EXIT_NOT_KNOWN, _trace
 from controlplane.client import Control
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.slow import SlowFound
+from everstep.model.slow import SlowResult
 from tests.activities.agents.recorded_looks import looks
 
 ID = "incident/gpt/0001"
@@ -154,7 +154,7 @@ def test_a_process_without_stacks_says_why() -> None:
 def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     anomaly = Anomaly(id="slow-gpt-1", generation=1, symptom=Symptom.SLOW, headline="steps take 0.2 s", seen_ns=1)
     rounds = [f"round {number}, 10 samples: m2 has the flag, slow ranks: 4, 5" for number in range(1, 6)]
-    vote = SlowFound(
+    vote = SlowResult(
         generation=1,
         conclusion="suspect",
         reason="m2 has most slow ranks in 5 of 5 rounds, and nothing else says that it is slow",
@@ -191,7 +191,7 @@ def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.Capture
 
 def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     anomaly = Anomaly(id="hang-gpt-1", generation=1, symptom=Symptom.HANG, headline="no step for 3 s", seen_ns=1)
-    hang = HangFound(
+    hang = HangResult(
         generation=1,
         conclusion="names",
         method="wait-for graph",

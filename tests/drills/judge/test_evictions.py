@@ -9,7 +9,7 @@ import pytest
 from drills.faults.all import drill_request
 from drills.faults.away import CutLink
 from drills.judge.evictions import evictions_right, over_evicted
-from everstep.model.hang import HangConclusion, HangFound
+from everstep.model.hang import HangConclusion, HangResult
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
@@ -33,7 +33,7 @@ def test_without_a_word_it_is_the_link_to_the_machine_before_the_struck_one() ->
 
 def test_who_leaves_on_purpose_beside_the_one_at_fault_is_told_and_allowed() -> None:
     def report(*machines: str, conclusion: HangConclusion = HangConclusion.OVER_EVICTS) -> IncidentReport:
-        hang = HangFound(generation=1, conclusion=conclusion, reason="they wait", machines=[*machines])
+        hang = HangResult(generation=1, conclusion=conclusion, reason="they wait", machines=[*machines])
         given: dict[str, Any] = {"evicted": [*machines], "hang": hang}
         return IncidentReport.model_construct(**given)
 

@@ -1,6 +1,6 @@
 """Text for people."""
 
-from everstep.base.text import first_of, listed, printable, what_went_wrong
+from everstep.base.text import error_line, first_of, listed, printable
 
 
 def test_a_short_list_is_named_whole() -> None:
@@ -28,8 +28,8 @@ ERROR = "ModuleNotFoundError: No module named 'fast'"
 
 def test_of_a_refusal_the_error_is_told_and_not_what_follows_it() -> None:
     for after in ("", "\n(exit code 1)", "\n(exit code 1)\n(1 more machine says the same)", "\non m2: disk full"):
-        assert what_went_wrong(f"{TRACE}{ERROR}{after}") == ERROR
-    assert what_went_wrong("on m0: no room") == "on m0: no room"
-    assert what_went_wrong("(exit code 3)") == "(exit code 3)"
-    assert what_went_wrong("") == ""
-    assert len(what_went_wrong("x" * 500)) == 120
+        assert error_line(f"{TRACE}{ERROR}{after}") == ERROR
+    assert error_line("on m0: no room") == "on m0: no room"
+    assert error_line("(exit code 3)") == "(exit code 3)"
+    assert error_line("") == ""
+    assert len(error_line("x" * 500)) == 120

@@ -10,16 +10,16 @@ from everstep.decisions.notices import EndedJob, lasting, of_ended_job, of_incid
 from everstep.model.machine import Machine
 from everstep.model.notice import Notice, NoticeKind
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
-from everstep.model.stage import Stage, StageAtHand
+from everstep.model.stage import CurrentStage, Stage
 
 S, H = 10**9, 3600 * 10**9
 NOON = 1_790_000_000 * S
 INCIDENT = "incident/gpt/0001"
 
 
-def at_hand(name: str = Stage.PARKED, **more: object) -> StageAtHand:
+def at_hand(name: str = Stage.PARKED, **more: object) -> CurrentStage:
     fields = {"name": name, "seconds": 0.0, "found": "no common checkpoint", "job": "gpt", "since_ns": NOON} | more
-    return StageAtHand.model_validate(fields)
+    return CurrentStage.model_validate(fields)
 
 
 def machine(

@@ -220,7 +220,7 @@ def test_a_kind_of_group_that_there_is_none_of_is_named() -> None:
 def test_laid_groups_do_not_matter_for_which_rank_is_where() -> None:
     topology = Topology.parse("4,2,dp=2,pp=2,tp=2,ep=4:dp+tp")
 
-    assert topology.numbers_alike("4,2,2,2,dp-pp-tp")
-    assert Topology.parse("4,2,2,2,dp-pp-tp").numbers_alike(str(topology))
+    assert topology.same_numbering("4,2,2,2,dp-pp-tp")
+    assert Topology.parse("4,2,2,2,dp-pp-tp").same_numbering(str(topology))
     for other in ("4,2,2,2,pp-dp-tp", "8,1,2,2,dp-pp-tp", "4,2,dp=4,pp=2", "of a later release"):
-        assert not topology.numbers_alike(other)
+        assert not topology.same_numbering(other)

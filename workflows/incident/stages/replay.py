@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of
     from everstep.model.job_state import replay_workflow_id
     from everstep.model.ladder import Rung
-    from everstep.model.replay import Replayed, ReplayFound
+    from everstep.model.replay import ReplayConclusion, Replayed
     from everstep.model.stage import Stage
     from workflows import attributes, web_ui
     from workflows.incident.incident import Abandoned, Incident
@@ -82,5 +82,5 @@ async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
         raise
     except ChildWorkflowError as error:
         return Replayed(
-            found=ReplayFound.UNABLE, text=f"not known: it was ended from outside: {error.cause or error}"[:300]
+            found=ReplayConclusion.UNABLE, text=f"not known: it was ended from outside: {error.cause or error}"[:300]
         )

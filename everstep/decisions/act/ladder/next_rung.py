@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everstep.decisions.act.ladder.paths import EXPLAINED, KNOWN_CAUSES, LadderFacts, Path, path_of
 from everstep.model.incident import Failure
-from everstep.model.ladder import Rung, RungMode, Tried
+from everstep.model.ladder import Rung, RungMode, TriedRung
 from everstep.model.recovery_policy import RecoveryPolicy
 
 DEFAULT_MODES = {Rung.DIAGNOSE: RungMode.ACT, Rung.ROLLBACK: RungMode.ACT, Rung.REPLAY: RungMode.ACT}
@@ -126,7 +126,7 @@ def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
 # What of earlier times counts.
 
 
-def is_same_fault(tried: Tried, failure: Failure) -> bool:
+def is_same_fault(tried: TriedRung, failure: Failure) -> bool:
     """Return whether an earlier attempt was made for the current failure.
 
     Both have the same symptom, and the same step or machine. The attempt also counts if no particular machine showed
@@ -141,13 +141,13 @@ def is_same_fault(tried: Tried, failure: Failure) -> bool:
     return failure.machine != "" and tried.machine == failure.machine
 
 
-def within_window(tried: Iterable[Tried], failure: Failure, policy: RecoveryPolicy) -> list[Tried]:
+def within_window(tried: Iterable[TriedRung], failure: Failure, policy: RecoveryPolicy) -> list[TriedRung]:
     """Return the rungs that were tried in the hours before a failure (``ladder.window_h``)."""
     began_ns = failure.time_ns - policy.ladder.window_h * 3600e9
     return [attempt for attempt in tried if attempt.time_ns >= began_ns]
 
 
-def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[Tried]:
+def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[TriedRung]:
     """Attempts of earlier incidents that count for this failure.
 
     An attempt counts if it was for a failure with the same symptom, and (a) that failure is unsolved, or (b) it lies in
@@ -180,7 +180,7 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
     return Counter(attempt.rung for attempt in (*counting(facts, policy), *_tried_for_unknown(facts)))
 
 
-def _tried_for_unknown(facts: LadderFacts) -> list[Tried]:
+def _tried_for_unknown(facts: LadderFacts) -> list[TriedRung]:
     """Attempts of this incident, except those for faults whose cause is known."""
     return [attempt for attempt in facts.tried if attempt.path not in KNOWN_CAUSES]
 
@@ -193,8 +193,8 @@ def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
 
 
 def kept(
-    remembered: list[Tried], new: list[Tried], policy: RecoveryPolicy, most: int, unsolved: Collection[int] = ()
-) -> list[Tried]:
+    remembered: list[TriedRung], new: list[TriedRung], policy: RecoveryPolicy, most: int, unsolved: Collection[int] = ()
+) -> list[TriedRung]:
     """Return the attempts that a job remembers after an incident: those that can still count, the newest last.
 
     Args:

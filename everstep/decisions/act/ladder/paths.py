@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from everstep.model.finding import Owner
-from everstep.model.incident import GOES_ON, Failure, Symptom
-from everstep.model.ladder import Rung, Tried
+from everstep.model.incident import STILL_RUNNING, Failure, Symptom
+from everstep.model.ladder import Rung, TriedRung
 
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
@@ -27,9 +27,9 @@ class LadderFacts:
     """A machine is to blame, and is dealt with."""
     hinted: bool = False
     """An inspection names a machine, and not for sure."""
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedRung, ...] = ()
     """Attempts of this incident since an operator last resumed it, the oldest first."""
-    remembered: tuple[Tried, ...] = ()
+    remembered: tuple[TriedRung, ...] = ()
     """Attempts of earlier incidents of the job."""
     of_script: bool = False
     """Samples of the ranks showed that the script itself has them wait for each other."""
@@ -79,7 +79,7 @@ def _update(facts: LadderFacts) -> bool:
 
 
 def _explained(facts: LadderFacts) -> bool:
-    return facts.explained or facts.failure.symptom in GOES_ON
+    return facts.explained or facts.failure.symptom in STILL_RUNNING
 
 
 def _new_code(facts: LadderFacts) -> bool:

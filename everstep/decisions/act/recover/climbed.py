@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.finding import MachineFinding
 from everstep.model.incident import Failure
-from everstep.model.ladder import Rung, Tried
+from everstep.model.ladder import Rung, TriedRung
 
 
 class Climbed(BaseModel):
@@ -17,11 +17,11 @@ class Climbed(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    tried: list[Tried] = Field(default_factory=list)
+    tried: list[TriedRung] = Field(default_factory=list)
     """Rungs tried since an operator last resumed the job, the newest last."""
-    all_tried: list[Tried] = Field(default_factory=list)
+    all_tried: list[TriedRung] = Field(default_factory=list)
     """All rungs tried in the incident."""
-    remembered: list[Tried] = Field(default_factory=list)
+    remembered: list[TriedRung] = Field(default_factory=list)
     """Rungs tried by earlier incidents of the job."""
     tested: list[MachineFinding] = Field(default_factory=list)
     """Results of stop-time tests of the machines; the newest tests count."""
@@ -34,7 +34,7 @@ class Climbed(BaseModel):
         self, rung: Rung, failure: Failure, why: str, *, path: str = "", found: str = "", seconds: float = 0.0
     ) -> None:
         """A rung is tried for a failure; ``path``: of the ladder's table."""
-        one = Tried(
+        one = TriedRung(
             rung=rung,
             symptom=failure.symptom,
             cause=failure.cause,

@@ -29,13 +29,13 @@ from everstep.decisions.keep.lineage import FROM_NOTHING, Runs, extended, found_
 from everstep.model.eviction import EvictionState
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.finding import MachineFinding
-from everstep.model.hang import HangFound
+from everstep.model.hang import HangResult
 from everstep.model.incident import Anomaly, Failure, Symptom
 from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.launch import Launched, Showing
 from everstep.model.machine import Assignment, Machine
 from everstep.model.message import Words
-from everstep.model.slow import SlowFound
+from everstep.model.slow import SlowResult
 from everstep.model.stage import StageRecord
 from everstep.model.state_copy import CopyToRestore, Restored, StateCopy
 
@@ -195,9 +195,9 @@ class IncidentState(BaseModel):
     """Other versions of the code that were launched in this incident."""
     launched: Launched | None = None
     """The answer to the last launch; None: nothing was launched."""
-    hang: HangFound | None = None
+    hang: HangResult | None = None
     """The result of samples of the ranks, for the generation that it names."""
-    slow: SlowFound | None = None
+    slow: SlowResult | None = None
     """The result of a vote over the ranks, for the generation that it names."""
     evictions: EvictionState = Field(default_factory=EvictionState)
     operator: OperatorSaid = Field(default_factory=OperatorSaid)

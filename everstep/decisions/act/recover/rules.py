@@ -17,7 +17,7 @@ from everstep.decisions.act.recover.doubt import Doubt
 from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.decisions.blame.first_failure import short_exception
 from everstep.model.evidence import Evidence
-from everstep.model.incident import GOES_ON, Failure, Symptom
+from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.ladder import Rung
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.state_copy import StateCopy
@@ -344,7 +344,7 @@ def update_withdrawn(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 def try_again(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
     """Launch the job again, after a wait that grows from failure to failure."""
     rung, gone = facts.rung, "what was at fault has left the job"
-    if facts.failure.symptom in GOES_ON:
+    if facts.failure.symptom in STILL_RUNNING:
         text = gone
     elif rung is not None and rung.is_explained:
         text = f"{facts.failure.cause}: {gone if facts.replaced else ASSUMED}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from everstep.model.finding import Owner
-from everstep.model.incident import GOES_ON, Failure, Symptom
+from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion, VersionStatus
 
@@ -52,7 +52,7 @@ def blame(failure: Failure, *, explained: bool) -> Blame:
         explained: A machine is to blame: it is lost, an inspection names it, or it left the job.
     """
     found = failure.classification
-    if explained or failure.symptom in {Symptom.UPDATE, Symptom.MACHINE_SILENT} | GOES_ON:
+    if explained or failure.symptom in {Symptom.UPDATE, Symptom.MACHINE_SILENT} | STILL_RUNNING:
         return Blame.OTHER
     if found is not None and found.owner in NOT_OF_CODE:
         return Blame.OTHER

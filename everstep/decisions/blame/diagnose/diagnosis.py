@@ -52,10 +52,10 @@ def judge(
         machine: [finding for result in results.get(machine, ()) for finding in result.findings] for machine in machines
     }
     for machine, why in silent.items():
-        found[machine].append(reasons.SILENT.found("diagnose", text=why))
+        found[machine].append(reasons.SILENT.finding("diagnose", text=why))
     for machine, tests in failing(results).items():
         found[machine] += [
-            reasons.FAILS_ALONE.found(test, text=f"{reasons.FAILS_ALONE.means}: {how}") for test, how in tests.items()
+            reasons.FAILS_ALONE.finding(test, text=f"{reasons.FAILS_ALONE.means}: {how}") for test, how in tests.items()
         ]
     _compare_bits(results, found)
     _compare_bandwidths(results, shares, found)
@@ -147,9 +147,9 @@ def _compare_bits(results: Mapping[str, Sequence[DiagnosticResult]], found: dict
         kinds = {machine: one.kind for machine, one in computed.items()}
         for machine, said in compare(computed).items():
             if said.agrees is False:
-                found[machine].append(reasons.OTHER_BITS.found(test, "", kinds[machine], text=said.text))
+                found[machine].append(reasons.OTHER_BITS.finding(test, "", kinds[machine], text=said.text))
             elif said.agrees is None:
-                found[machine].append(reasons.UNCOMPARED.found(test, "", kinds[machine], text=said.text))
+                found[machine].append(reasons.UNCOMPARED.finding(test, "", kinds[machine], text=said.text))
 
 
 def _compare_bandwidths(
@@ -166,7 +166,9 @@ def _compare_bandwidths(
         for machine, share in below(values, shares.low).items():
             reason = reasons.SLOW if share < shares.slow and test in STEADY else reasons.LOW
             text = f"{size_text(values[machine])}/s, {share:.0%} of what is usual here"
-            found[machine].append(reason.found(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text))
+            found[machine].append(
+                reason.finding(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text)
+            )
 
 
 def _slow_pairs(pairs: Sequence[PairResult], share: float) -> dict[Pair, float]:
@@ -200,7 +202,7 @@ def _compare_pairs(
             for machine in names:
                 own = [pair for pair in texts if machine in pair and texts[pair]]
                 lines = [f"{' and '.join(pair)}: {texts[pair]}" for pair in own]
-                found[machine].append(reason.found(test, "", *lines).model_copy(update={"sure": machine in sure}))
+                found[machine].append(reason.finding(test, "", *lines).model_copy(update={"sure": machine in sure}))
     return links
 
 
@@ -251,6 +253,6 @@ def _of_links(found: Diagnosis) -> list[tuple[str, Finding]]:
         for link in [link for link in left if machine in link.machines]:
             other = next(one for one in link.machines if one != machine)
             text = f"the link between it and {other} does not work, and both work with others"
-            said.append((machine, reasons.BAD_LINK.found(link.test, other, link.text, text=text)))
+            said.append((machine, reasons.BAD_LINK.finding(link.test, other, link.text, text=text)))
             left.remove(link)
     return said

@@ -22,7 +22,7 @@ from everstep.decisions.blame.hang.shared_group import shared_group
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
 from everstep.model.finding import Finding, FindingSource, MachineFinding
-from everstep.model.hang import HangConclusion, HangFound, HangMethod
+from everstep.model.hang import HangConclusion, HangMethod, HangResult
 from everstep.model.topology import Topology
 
 ONE_SAMPLE = (
@@ -146,7 +146,7 @@ REASON_CHARACTERS = 600
 
 def found_of(
     verdict: HangVerdict, topology: Topology, names: Sequence[str], *, generation: int, looks: int, seconds: float
-) -> HangFound:
+) -> HangResult:
     """Return the verdict as an incident keeps it: with names of machines, and bounded.
 
     Args:
@@ -158,7 +158,7 @@ def found_of(
         seconds: The time that the samples needed.
     """
     suspects = sorted({topology.machine(rank) for rank in verdict.ranks} & set(verdict.machines))
-    return HangFound(
+    return HangResult(
         generation=generation,
         conclusion=verdict.conclusion,
         method=verdict.method,
@@ -175,7 +175,7 @@ def found_of(
     )
 
 
-def findings_of_hang(found: HangFound) -> list[MachineFinding]:
+def findings_of_hang(found: HangResult) -> list[MachineFinding]:
     """Return a finding about each machine that should leave the job; it is not sure if innocent machines leave on
     purpose."""
     return [
@@ -193,7 +193,7 @@ def findings_of_hang(found: HangFound) -> list[MachineFinding]:
     ]
 
 
-def _why_it_leaves(found: HangFound, machine: str) -> str:
+def _why_it_leaves(found: HangResult, machine: str) -> str:
     if not found.over_evicts:
         return f"the job hangs: {found.reason}"
     count = f"{found.innocent} of {len(found.machines)} machines leave though nothing points at them"

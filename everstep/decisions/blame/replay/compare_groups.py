@@ -17,7 +17,7 @@ from everstep.decisions.blame.replay.groups import ReplayPlan
 from everstep.decisions.blame.replay.kept_runs import answer_of
 from everstep.decisions.blame.replay.suspects import Found, not_reproduced, suspects
 from everstep.model.finding import Finding, FindingSource, MachineFinding
-from everstep.model.replay import GroupRun, Replayed, ReplayFound, RunEnd
+from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
 
 FAULTS = frozenset({RunEnd.CRASHED, RunEnd.HUNG, RunEnd.NOT_FINITE})
 """Ends of a trial that are a fault, whatever other groups computed."""
@@ -210,11 +210,11 @@ def conclude(
     repeats = max((run.repeat for run in runs), default=0)
     evidence = [f"{name}: {why}"[:300] for name, why in list(bad.items())[:EVIDENCE]]
     if said := _nothing_ended(plan, runs):
-        return Replayed(found=ReplayFound.UNABLE, text=said, evidence=evidence, repeats=repeats)
+        return Replayed(found=ReplayConclusion.UNABLE, text=said, evidence=evidence, repeats=repeats)
     if bad and len(bad) == len(judged):
         beside = ", or of two of them at once" if _two_are_in_all(plan) else ""
         return Replayed(
-            found=ReplayFound.EVERYWHERE,
+            found=ReplayConclusion.EVERYWHERE,
             text=f"every group showed it, {_groups(bad)}: it is not of a machine{beside}",
             evidence=evidence,
             repeats=repeats,
@@ -222,7 +222,7 @@ def conclude(
     accused = [names[x] for x in verdict.machines]
     if accused and (chance := _chance(verdict.found, list(judged.values()))):
         return Replayed(
-            found=ReplayFound.INCONSISTENT,
+            found=ReplayConclusion.INCONSISTENT,
             text=f"{_groups(bad)}; {listed(accused, NAMED)} would explain it, and so would chance: {chance}",
             evidence=evidence,
             repeats=repeats,
@@ -233,7 +233,7 @@ def conclude(
     # Each machine is in one group of each phase.
     missed = not_reproduced(plan.size, shows, 2 * min((ran[group.name] for group in plan.groups), default=0))
     return Replayed(
-        found=ReplayFound(verdict.found),
+        found=ReplayConclusion(verdict.found),
         text=_text(verdict.found, accused, judged, missed),
         suspects=accused,
         evidence=evidence,
@@ -316,7 +316,12 @@ def _groups(groups: Mapping[str, str]) -> str:
 
 def is_settled(replayed: Replayed) -> bool:
     """Return whether another repeat would change nothing: a machine is named, or no machine is at fault."""
-    return replayed.found in {ReplayFound.ONE, ReplayFound.SEVERAL, ReplayFound.EVERYWHERE, ReplayFound.UNABLE}
+    return replayed.found in {
+        ReplayConclusion.ONE,
+        ReplayConclusion.SEVERAL,
+        ReplayConclusion.EVERYWHERE,
+        ReplayConclusion.UNABLE,
+    }
 
 
 def findings_of_replay(replayed: Replayed) -> list[MachineFinding]:

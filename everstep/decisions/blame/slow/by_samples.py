@@ -26,7 +26,7 @@ from everstep.decisions.blame.slow.own_past import Growth, JobGrowth, RankTimes,
 from everstep.decisions.blame.slow.timings import FEWEST_PEERS
 from everstep.decisions.blame.slow.vote import Round, SlowLimits, most_outliers
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding
-from everstep.model.slow import SlowConclusion, SlowFound, SlowRound
+from everstep.model.slow import SlowConclusion, SlowResult, SlowRound
 from everstep.model.topology import Topology
 
 FEWEST_LOOKS = 3
@@ -153,7 +153,7 @@ def slow_round(
     )
 
 
-def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
+def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowResult:
     """Return the verdict from all rounds.
 
     Args:
@@ -164,7 +164,7 @@ def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
     known = [one for one in rounds if not one.problem]
     flags = Counter(tuple(one.machines) for one in known if one.machines)
     most, count = flags.most_common(1)[0] if flags else ((), 0)
-    found = SlowFound(generation=generation, conclusion=SlowConclusion.UNKNOWN, rounds=len(rounds), evidence=lines)
+    found = SlowResult(generation=generation, conclusion=SlowConclusion.UNKNOWN, rounds=len(rounds), evidence=lines)
     if len(known) < LEAST_FLAGGED * len(rounds):
         return found.model_copy(update={"reason": f"{len(rounds) - len(known)} of {len(rounds)} rounds saw nothing"})
     if count < LEAST_FLAGGED * len(rounds):
@@ -188,7 +188,7 @@ def judge_rounds(rounds: Sequence[SlowRound], generation: int) -> SlowFound:
     return found.model_copy(update={"conclusion": SlowConclusion.SUSPECT, "reason": reason})
 
 
-def _nobody(found: SlowFound, known: Sequence[SlowRound]) -> SlowFound:
+def _nobody(found: SlowResult, known: Sequence[SlowRound]) -> SlowResult:
     """No machine: what all ranks together show."""
     said = NOBODY.format(round(LEAST_FLAGGED * found.rounds), found.rounds)
     kind = Counter(one.job for one in known).most_common(1)[0][0]
@@ -216,7 +216,7 @@ def line_of(one: SlowRound) -> str:
     return f"round {one.number}, {one.looks} samples: {one.flagged or 'no machine'} has the flag{outliers}"
 
 
-def findings_of_vote(found: SlowFound) -> list[MachineFinding]:
+def findings_of_vote(found: SlowResult) -> list[MachineFinding]:
     """Return a finding about each machine that had the flag most often: faulty only if its ranks' own past agrees."""
     return [
         MachineFinding(

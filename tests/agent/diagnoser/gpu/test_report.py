@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.diagnoser.gpu.report import NOT_TESTED, Severity, parsed
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from tests.agent.diagnoser.gpu.dcgm_reports import gpu, report, warning
 
 
@@ -37,16 +37,16 @@ def test_tests_that_were_skipped_are_named() -> None:
 
 @pytest.mark.parametrize("code", [*NOT_TESTED, 1, 77])
 def test_exit_codes_that_say_that_nothing_was_tested(code: int) -> None:
-    with pytest.raises(CannotLook, match=f"ended with code {code}: {NOT_TESTED.get(code, 'this release')[:9]}"):
+    with pytest.raises(CannotInspect, match=f"ended with code {code}: {NOT_TESTED.get(code, 'this release')[:9]}"):
         parsed(report(gpu(0, "Fail", warning(2))), code)
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", '{"body": {}}', '{"DCGM Diagnostic": {"test_categories": [{}]}}'])
 def test_what_is_not_understood_is_unknown(text: str) -> None:
-    with pytest.raises(CannotLook, match="does not say how the GPUs are"):
+    with pytest.raises(CannotInspect, match="does not say how the GPUs are"):
         parsed(text, 0)
 
 
 def test_an_error_of_dcgm_itself_is_no_fault_of_a_gpu() -> None:
-    with pytest.raises(CannotLook, match="could not test: no hostengine"):
+    with pytest.raises(CannotInspect, match="could not test: no hostengine"):
         parsed('{"DCGM Diagnostic": {"runtime_error": "no hostengine"}}', 0)

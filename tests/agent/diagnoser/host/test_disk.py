@@ -11,7 +11,7 @@ import pytest
 from agent.diagnoser.diagnostic import Bench
 from agent.diagnoser.host import disk
 from agent.diagnoser.host.disk import BLOCK, DAMAGED, FAILS, DiskTest, DiskTestLimits
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Health
 
 SMALL = DiskTestLimits(mb=9)
@@ -53,7 +53,7 @@ def test_errors_of_the_disk_are_its_fault_and_others_are_not(tmp_path: Path, num
 
 def test_no_disk_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free", lambda _: BLOCK * 10)
-    with pytest.raises(CannotLook, match="does not fit"):
+    with pytest.raises(CannotInspect, match="does not fit"):
         DiskTest(Bench("m0", folder=tmp_path), DiskTestLimits(mb=9, share=0.05)).run()
     found = DiskTest(Bench("m0", folder=tmp_path), DiskTestLimits(mb=1e6, share=0.2)).run()
     assert found.measures["verified_bytes"] == 2 * BLOCK

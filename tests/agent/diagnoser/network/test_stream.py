@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.diagnoser.network.stream import BLOCK, Received, greet, receive, send
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 
 
 def between(first: Callable[[socket.socket], None]) -> Received:
@@ -57,5 +57,5 @@ def test_whoever_does_not_know_the_secret_is_refused() -> None:
     one, two = socket.socketpair()
     with one, two:
         one.sendall(b"x" * 32)
-        with pytest.raises(CannotLook, match="somebody else"):
+        with pytest.raises(CannotInspect, match="somebody else"):
             greet(two, "secret", 0)

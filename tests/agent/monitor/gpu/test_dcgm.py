@@ -11,7 +11,7 @@ import pytest
 
 from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits, parsed, places_of
 from agent.monitor.inspection import Look, Site
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Health
 
 LINE = 54
@@ -137,10 +137,10 @@ def test_watches_are_turned_on_where_none_is(dcgmi: Dcgmi) -> None:
 
 def test_watches_that_cannot_or_may_not_be_turned_on_leave_it_untested(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_WATCHED)
-    with pytest.raises(CannotLook, match="Health watches not enabled"):
+    with pytest.raises(CannotInspect, match="Health watches not enabled"):
         dcgmi.inspection().look()
     dcgmi.limits = dcgmi.limits.model_copy(update={"set_watches": False})
-    with pytest.raises(CannotLook, match="Health watches not enabled"):
+    with pytest.raises(CannotInspect, match="Health watches not enabled"):
         dcgmi.inspection().look()
     assert sum("-s a" in asked for asked in dcgmi.asked) == 1
 
@@ -156,20 +156,20 @@ def test_one_that_ran_and_does_not_any_more_leaves_it_untested(dcgmi: Dcgmi) -> 
     before = dcgmi.inspection()
     before.look()
     dcgmi.says(NOT_RUNNING)
-    with pytest.raises(CannotLook, match="unable to establish a connection"):
+    with pytest.raises(CannotInspect, match="unable to establish a connection"):
         dcgmi.inspection(before.kept).look()
 
 
 def test_one_that_hangs_is_ended(dcgmi: Dcgmi) -> None:
     dcgmi.is_program("#!/bin/sh\nsleep 1000\n")
     dcgmi.limits = dcgmi.limits.model_copy(update={"answer_s": 0.1})
-    with pytest.raises(CannotLook, match=r"dcgmi health -g 0 -c -j did not end within 0\.1 s"):
+    with pytest.raises(CannotInspect, match=r"dcgmi health -g 0 -c -j did not end within 0\.1 s"):
         dcgmi.inspection().look()
 
 
 def test_one_that_cannot_be_run(dcgmi: Dcgmi) -> None:
     dcgmi.is_program("#!/nowhere/sh\n")
-    with pytest.raises(CannotLook, match="cannot be run"):
+    with pytest.raises(CannotInspect, match="cannot be run"):
         dcgmi.inspection().look()
 
 
@@ -189,7 +189,7 @@ def test_one_that_cannot_be_run(dcgmi: Dcgmi) -> None:
     ],
 )
 def test_what_is_not_understood_is_not_healthy(text: str) -> None:
-    with pytest.raises(CannotLook):
+    with pytest.raises(CannotInspect):
         parsed(text)
 
 

@@ -20,7 +20,7 @@ from agent.monitor.inspection import Inspection, Look, Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
-from everstep.errors import CannotLook, ConfigError
+from everstep.errors import CannotInspect, ConfigError
 from everstep.model.finding import Finding, Health
 
 SECOND_NS = 10**9
@@ -233,7 +233,7 @@ def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
 
 def test_a_crash_in_the_driver_is_no_verdict(whole: Machine) -> None:
     whole.look(OK)
-    with pytest.raises(CannotLook, match="the process that reads GPUs ended"):
+    with pytest.raises(CannotInspect, match="the process that reads GPUs ended"):
         whole.look(OK, crash=True)
     assert whole.look(OK) == []
 

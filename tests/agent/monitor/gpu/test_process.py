@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.system import procfs
 
 PATIENCE_S = 60.0
@@ -121,7 +121,7 @@ def test_a_crash_is_told_with_its_last_words_and_the_next_reading_works(made: li
     mark = tmp_path / "crashed"
     crash = f"os.path.exists({str(mark)!r}) or (open({str(mark)!r}, 'w').close(), sys.exit('libnvidia: assertion'))"
     process = program(made, f"{crash}; print({EMPTY!r})")
-    with pytest.raises(CannotLook, match="the process that reads GPUs ended: libnvidia: assertion"):
+    with pytest.raises(CannotInspect, match="the process that reads GPUs ended: libnvidia: assertion"):
         read(process)
     read(process)
 
@@ -130,20 +130,20 @@ def test_one_that_was_killed_meanwhile_is_replaced(made: list[GpuProcess]) -> No
     process = program(made, f"print({EMPTY!r})")
     read(process)
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(CannotLook, match="ended, and wrote nothing"):
+    with pytest.raises(CannotInspect, match="ended, and wrote nothing"):
         read(process)
     read(process)
 
 
 @pytest.mark.parametrize("said", ["nonsense", "{}", '{"reading": {"gpus": [{"index": "first"}]}}'])
 def test_an_answer_that_says_nothing_is_no_reading(made: list[GpuProcess], said: str) -> None:
-    with pytest.raises(CannotLook):
+    with pytest.raises(CannotInspect):
         read(program(made, f"print({said!r})"))
 
 
 def test_a_program_that_is_not_there(made: list[GpuProcess]) -> None:
     made.append(GpuProcess(command=["/nowhere/python"]))
-    with pytest.raises(CannotLook, match="/nowhere/python cannot be started: No such file"):
+    with pytest.raises(CannotInspect, match="/nowhere/python cannot be started: No such file"):
         read(made[0])
 
 

@@ -14,7 +14,7 @@ import pytest
 from agent.monitor.inspection import Inspection, RankSeen
 from agent.monitor.kernel import shared
 from agent.monitor.kernel.log import KernelLog, KernelLogInspection, KernelLogLimits
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner
 from tests.agent.monitor.sites import Place, reasons
 
@@ -184,7 +184,7 @@ def test_what_is_no_record_is_left_out(place: Place, device: Device, record: str
 
 
 def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(CannotLook, match="cannot be read"):
+    with pytest.raises(CannotInspect, match="cannot be read"):
         list(KernelLog(tmp_path / "none").read(0))
 
 
@@ -197,7 +197,7 @@ def test_the_real_device(place: Place) -> None:
         Path("/dev/kmsg").write_text(f"<3>{tag}: {FELL_OFF}\n")
     except OSError:
         if not os.access("/dev/kmsg", os.R_OK):
-            with pytest.raises(CannotLook):
+            with pytest.raises(CannotInspect):
                 inspection.look()
         return
     deadline = time.monotonic() + 20

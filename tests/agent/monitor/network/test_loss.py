@@ -11,7 +11,7 @@ from agent.monitor.inspection import Look, Site
 from agent.monitor.network import netlink
 from agent.monitor.network.loss import LossLimits, PacketLossInspection, tcp_counters
 from agent.monitor.network.netlink import Link
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from everstep.model.finding import Health
 from tests.agent.monitor.network.conftest import Ip
 
@@ -124,7 +124,7 @@ def test_an_interface_that_was_made_anew_is_not_compared(machine: Machine) -> No
 def test_a_kernel_that_does_not_count_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/snmp").write_text(text)
-    with pytest.raises(CannotLook, match="no counters of TCP segments"):
+    with pytest.raises(CannotInspect, match="no counters of TCP segments"):
         tcp_counters(tmp_path)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.monitor.network import netlink
-from everstep.errors import CannotLook
+from everstep.errors import CannotInspect
 from tests.agent.monitor.network.conftest import Ip
 
 
@@ -104,24 +104,24 @@ def test_a_wait_that_ends_while_it_is_closed_closes_nothing_that_is_written_to(m
 def test_a_kernel_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "NETLINK_ROUTE", 4095)
 
-    with pytest.raises(CannotLook, match="gives no netlink socket"):
+    with pytest.raises(CannotInspect, match="gives no netlink socket"):
         netlink.links()
 
 
 def test_a_list_that_is_refused_is_told() -> None:
-    with pytest.raises(CannotLook, match="does not list the network interfaces"):
+    with pytest.raises(CannotInspect, match="does not list the network interfaces"):
         netlink._listed(0x3F0, b"")
 
 
 def test_a_list_that_always_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "_answer", lambda opened: ([], False))
 
-    with pytest.raises(CannotLook, match="changed 3 times"):
+    with pytest.raises(CannotInspect, match="changed 3 times"):
         netlink.links()
 
 
 def test_a_kernel_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "ANSWER_S", 0.01)
     silent, other = socket.socketpair()
-    with silent, other, pytest.raises(CannotLook, match="did not list"):
+    with silent, other, pytest.raises(CannotInspect, match="did not list"):
         netlink._answer(silent)

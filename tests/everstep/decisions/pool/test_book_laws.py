@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from everstep.decisions.pool import book, look
-from everstep.model.pool import GiveBack, Looked, OperatorMove, PoolPlace, Replaced, RunningJob
+from everstep.model.pool import GiveBack, OperatorMove, PollAnswers, PoolPlace, Replaced, RunningJob
 from tests.everstep.decisions.pool.test_book import S, evict, machine, pool, want
 
 
@@ -93,7 +93,7 @@ class BookLaws(RuleBasedStateMachine):
             )
             for job in sorted(set(self.has.values()))
         ]
-        looked = Looked(
+        looked = PollAnswers(
             machines=[machine(number) for number in range(5)],
             standbys=1,
             jobs=jobs if known else [],

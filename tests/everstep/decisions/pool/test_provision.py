@@ -10,7 +10,7 @@ from everstep.decisions.pool import book, look
 from everstep.decisions.pool.look import AWAITED_S, COMING_S, coming, is_awaited, wanted
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
-from everstep.model.pool import LeaseRequest, Looked, PoolState, Replaced, ReplaceRequest, RunningJob
+from everstep.model.pool import LeaseRequest, PollAnswers, PoolState, Replaced, ReplaceRequest, RunningJob
 
 S = 10**9
 
@@ -19,9 +19,9 @@ def machine(number: int) -> Machine:
     return Machine(name=f"m{number}", address=f"10.0.0.{number}:1")
 
 
-def listing(count: int, *, standbys: int = 0, at_most: int = 0, **more: object) -> Looked:
+def listing(count: int, *, standbys: int = 0, at_most: int = 0, **more: object) -> PollAnswers:
     machines = [machine(number) for number in range(count)]
-    return Looked.model_validate({"machines": machines, "standbys": standbys, "at_most": at_most, **more})
+    return PollAnswers.model_validate({"machines": machines, "standbys": standbys, "at_most": at_most, **more})
 
 
 def cluster(count: int, job: int, *, standbys: int = 0, at_most: int = 0) -> PoolState:

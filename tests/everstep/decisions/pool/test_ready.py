@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from everstep.decisions.pool import ready
 from everstep.decisions.pool.ready import differing
 from everstep.model.machine import Machine
-from everstep.model.pool import Looked, PoolMachine, PoolPlace, PoolState, Readied, RunningJob
+from everstep.model.pool import PollAnswers, PoolMachine, PoolPlace, PoolState, ReadyResult, RunningJob
 
 IDLE = {PoolPlace.STANDBY, PoolPlace.FREE}
 MACHINES = st.lists(
@@ -50,7 +50,7 @@ def pool(machines: list[tuple[PoolPlace, str, bool]]) -> PoolState:
 def test_it_comes_to_an_end_and_only_machines_that_nobody_has_are_asked(
     machines: list[tuple[PoolPlace, str, bool]], jobs: list[RunningJob]
 ) -> None:
-    state, looked, asked = pool(machines), Looked(jobs=jobs), set[tuple[str, str]]()
+    state, looked, asked = pool(machines), PollAnswers(jobs=jobs), set[tuple[str, str]]()
     settled = {job.version for job in jobs if job.settled and job.version}
     for _ in range(10):
         requests = ready.wanted(state, looked)
@@ -62,7 +62,7 @@ def test_it_comes_to_an_end_and_only_machines_that_nobody_has_are_asked(
                 assert (one.place in IDLE, one.fault, one.uncleaned) == (True, "", False)
             names = {machine.name for machine in request.machines}
             asked |= {(name, request.version) for name in names}
-            ready.take(state, request, Readied(machines=dict.fromkeys(names, "")))
+            ready.take(state, request, ReadyResult(machines=dict.fromkeys(names, "")))
         if not requests:
             break
     assert ready.wanted(state, looked) == []
@@ -74,10 +74,10 @@ def test_it_comes_to_an_end_and_only_machines_that_nobody_has_are_asked(
 
 def test_standbys_come_first_and_who_did_not_answer_is_asked_again() -> None:
     state = pool([(PoolPlace.FREE, "", False)] * ready.MACHINES + [(PoolPlace.STANDBY, "", False)])
-    looked = Looked(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
+    looked = PollAnswers(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
     [request] = ready.wanted(state, looked)
     assert request.machines[0].name == f"m{ready.MACHINES}"
-    ready.take(state, request, Readied(machines={"m0": "no room"}))
+    ready.take(state, request, ReadyResult(machines={"m0": "no room"}))
     [again] = ready.wanted(state, looked)
     assert "m0" not in {machine.name for machine in again.machines}
     assert len(again.machines) == ready.MACHINES
@@ -86,7 +86,7 @@ def test_standbys_come_first_and_who_did_not_answer_is_asked_again() -> None:
 
 def test_what_cannot_be_done_at_all_is_not_tried_again_and_again() -> None:
     state = pool([(PoolPlace.STANDBY, "", False)])
-    looked = Looked(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
+    looked = PollAnswers(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
     [request] = ready.wanted(state, looked)
     ready.take(state, request, ready.failed(request, "there is no store"))
     assert ready.wanted(state, looked) == []

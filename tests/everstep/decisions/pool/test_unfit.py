@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.decisions.pool import book, look
-from everstep.model.pool import Looked, OperatorMove, ReplaceRequest, RunningJob
+from everstep.model.pool import OperatorMove, PollAnswers, ReplaceRequest, RunningJob
 from tests.everstep.decisions.pool.test_book import evict, machine, places, pool, want
 
 
@@ -27,7 +27,7 @@ def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada"), now_ns=2)
     book.replace(state, evict("m1", keep=(0,)), now_ns=2)
     there = RunningJob(job="gpt", run="1", machines=[machine(0), machine(1)])
-    found = Looked(jobs=[there], faults={"m1": "ranks of job gpt live there"})
+    found = PollAnswers(jobs=[there], faults={"m1": "ranks of job gpt live there"})
     look.take(state, found, began_ns=3, now_ns=3)
     answer = book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=4)
     assert ({old: one.name for old, one in answer.machines.items()}, answer.why) == (
@@ -48,7 +48,7 @@ def test_a_machine_that_was_cleaned_meanwhile_does_not_go_back() -> None:
     book.replace(state, evict("m1", keep=(0,)), now_ns=2)
     look.take(
         state,
-        Looked(jobs=[RunningJob(job="gpt", run="1", machines=[machine(0), machine(2)])], cleaned=["m1"]),
+        PollAnswers(jobs=[RunningJob(job="gpt", run="1", machines=[machine(0), machine(2)])], cleaned=["m1"]),
         began_ns=3,
         now_ns=4,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep.decisions.pool import book, look
-from everstep.model.pool import Looked, OperatorMove, PoolState
+from everstep.model.pool import OperatorMove, PollAnswers, PoolState
 from tests.everstep.decisions.pool.test_book import HOUR, evict, machine, places, pool, running, want
 
 
@@ -22,7 +22,7 @@ NEW_LIST = [machine(0), machine(2), machine(3)]
 
 def look_without_m1(state: PoolState, at_h: float, *, over: bool = True, run: str = "1", silent: bool = True) -> None:
     now_ns = int(at_h * HOUR)
-    looked = Looked(
+    looked = PollAnswers(
         machines=NEW_LIST,
         standbys=1,
         over=["gpt"] if over else [],
@@ -39,7 +39,7 @@ def test_a_machine_that_died_and_left_the_list_is_forgotten_once_its_evictions_d
     assert places(state)["m1"] == "quarantined gpt"
     look_without_m1(state, 25)
     assert "m1" not in state.machines
-    look.take(state, Looked(machines=[*NEW_LIST, machine(1)], standbys=1), began_ns=26 * HOUR, now_ns=26 * HOUR)
+    look.take(state, PollAnswers(machines=[*NEW_LIST, machine(1)], standbys=1), began_ns=26 * HOUR, now_ns=26 * HOUR)
     assert places(state)["m1"] == "provisioning", "it is a new one"
 
 
@@ -47,11 +47,11 @@ def test_a_machine_in_the_list_is_not_forgotten_nor_is_one_that_came_back_into_i
     state = dead()
     look_without_m1(state, 1)
     faults = {"m1": "it does not answer"}
-    listed = Looked(machines=[*NEW_LIST, machine(1)], standbys=1, over=["gpt"], faults=faults)
+    listed = PollAnswers(machines=[*NEW_LIST, machine(1)], standbys=1, over=["gpt"], faults=faults)
     look.take(state, listed, began_ns=20 * HOUR, now_ns=20 * HOUR)
     look_without_m1(state, 26)
     look_without_m1(state, 49)
-    look.take(state, Looked(over=["gpt"], faults=faults), began_ns=49 * HOUR, now_ns=49 * HOUR)
+    look.take(state, PollAnswers(over=["gpt"], faults=faults), began_ns=49 * HOUR, now_ns=49 * HOUR)
     assert places(state)["m1"] == "quarantined gpt"
     look_without_m1(state, 50)
     assert "m1" not in state.machines
@@ -76,7 +76,7 @@ def test_what_waits_for_an_operator_is_not_forgotten_for_being_out_of_the_list()
 def test_a_release_forgets_a_machine_that_died_and_left_the_list() -> None:
     move = OperatorMove(machine="m1", operator="ada")
     state = dead()
-    look.take(state, Looked(faults={"m1": "it does not answer"}), began_ns=4, now_ns=5)
+    look.take(state, PollAnswers(faults={"m1": "it does not answer"}), began_ns=4, now_ns=5)
     assert "does not answer: release it when it does again" in book.operator_releases(state, move, now_ns=6)
     look_without_m1(state, 1, over=False)
     said = book.operator_releases(state, move, now_ns=2 * HOUR)

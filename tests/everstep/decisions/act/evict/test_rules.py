@@ -16,10 +16,10 @@ from everstep.decisions.blame.silence import findings_of_silence
 from everstep.decisions.blame.slow.by_samples import findings_of_vote
 from everstep.model.eviction import EvictMode
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Owner
-from everstep.model.hang import HangConclusion, HangFound
+from everstep.model.hang import HangConclusion, HangResult
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.replay import Replayed, ReplayFound
-from everstep.model.slow import SlowConclusion, SlowFound
+from everstep.model.replay import ReplayConclusion, Replayed
+from everstep.model.slow import SlowConclusion, SlowResult
 from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, link_down, plan, silent
 
 SURE, ALERT, GONE = "sure-machine-fault", "repeated-network-alert", "gone-machine"
@@ -164,7 +164,7 @@ def test_what_is_not_enough_says_why(fields: dict[str, Any], rule: str) -> None:
 
 def test_who_a_replay_names_leaves_though_it_is_not_sure() -> None:
     """Not where more than half of the machines are suspects."""
-    seen = Replayed(found=ReplayFound.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
+    seen = Replayed(found=ReplayConclusion.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
     accused = findings_of_replay(seen)
     assert not any(one.finding.sure for one in accused)
     one = plan(*accused)
@@ -235,10 +235,10 @@ def test_when_it_was_is_by_the_times_of_the_findings() -> None:
     assert evicted(later) == [("m2", ALERT)]
 
 
-NAMED = HangFound(
+NAMED = HangResult(
     generation=3, conclusion=HangConclusion.NAMES, machines=["m1"], suspects=["m1"], reason="7 ranks wait for it"
 )
-GROUP_OF_TWO = HangFound(
+GROUP_OF_TWO = HangResult(
     generation=3,
     conclusion=HangConclusion.OVER_EVICTS,
     machines=["m1", "m3"],
@@ -263,13 +263,13 @@ def test_over_eviction_says_so_and_who_leaves_on_purpose() -> None:
 
 @pytest.mark.parametrize("conclusion", ["not a machine", "not hung", "nothing known", "from a later release"])
 def test_a_hang_that_names_nobody_evicts_nobody(conclusion: str) -> None:
-    found = HangFound(generation=3, conclusion=HangConclusion(conclusion), reason="it says why")
+    found = HangResult(generation=3, conclusion=HangConclusion(conclusion), reason="it says why")
     assert findings_of_hang(found) == []
 
 
 @pytest.mark.parametrize("machines", [[], ["m1"]])
 def test_a_machine_leaves_for_a_vote_only_where_its_own_past_agrees(machines: list[str]) -> None:
-    vote = SlowFound(generation=3, conclusion=SlowConclusion.MACHINE, suspects=["m1"], machines=machines)
+    vote = SlowResult(generation=3, conclusion=SlowConclusion.MACHINE, suspects=["m1"], machines=machines)
     decided = plan(*findings_of_vote(vote))
     assert [(answer.rule, answer.yes) for answer in decided.asked] == [("slow-machine", bool(machines))]
 

@@ -13,7 +13,7 @@ from everstep.decisions.act.ladder.paths import PATHS, LadderFacts, path_of
 from everstep.model.evidence import Classification
 from everstep.model.finding import Owner
 from everstep.model.incident import Failure, Symptom
-from everstep.model.ladder import Rung, RungMode, Tried
+from everstep.model.ladder import Rung, RungMode, TriedRung
 from everstep.model.recovery_policy import RecoveryPolicy
 
 HOUR_NS = 3600 * 10**9
@@ -34,21 +34,21 @@ def facts(of: Failure | None = None, **fields: Any) -> LadderFacts:
     return LadderFacts(of or failure(), **({"back_to": "v1", "tests": ("bitwise",)} | fields))
 
 
-def one(rung: Rung, of: Failure | None = None, **fields: Any) -> Tried:
+def one(rung: Rung, of: Failure | None = None, **fields: Any) -> TriedRung:
     about = of or failure()
     known = about.model_dump(include={"symptom", "cause", "step", "machine", "time_ns", "generation"})
-    return Tried(rung=rung, **(known | fields))
+    return TriedRung(rung=rung, **(known | fields))
 
 
 def climbed(at: LadderFacts, policy: RecoveryPolicy = POLICY) -> list[Rung]:
     """All rungs, one after the other, as each fails."""
-    tried: list[Tried] = []
+    tried: list[TriedRung] = []
     while not (step := next_rung(with_tried(at, tried), policy)).last:
         tried.append(one(step.rung, at.failure, path=step.path))
     return [done.rung for done in tried]
 
 
-def with_tried(at: LadderFacts, tried: list[Tried]) -> LadderFacts:
+def with_tried(at: LadderFacts, tried: list[TriedRung]) -> LadderFacts:
     fields = {name: getattr(at, name) for name in LadderFacts.__dataclass_fields__}
     return LadderFacts(**(fields | {"tried": tuple(tried)}))
 
@@ -127,7 +127,9 @@ OTHER = failure(step=90, machine="m7")
         (one(R, failure(step=-1, machine="")), False),
     ],
 )
-def test_the_same_symptom_at_the_same_step_or_on_the_same_machine_starts_higher(before: Tried, counts: bool) -> None:
+def test_the_same_symptom_at_the_same_step_or_on_the_same_machine_starts_higher(
+    before: TriedRung, counts: bool
+) -> None:
     step = next_rung(facts(remembered=(before,)), POLICY)
     assert step.rung is (D if counts else R)
 
@@ -139,7 +141,7 @@ def test_a_failure_of_unknown_place_is_like_no_other() -> None:
 
 def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> None:
     """A machine that computes wrongly now and then: all ranks have the NaN, each time somewhere else."""
-    remembered: list[Tried] = []
+    remembered: list[TriedRung] = []
     climbed_to = []
     for step in (20, 3000, 4500, 9000):
         nan = failure(Symptom.NOT_FINITE, step=step, machine="", time_ns=NOW_NS + step, generation=step)
@@ -176,7 +178,7 @@ def test_a_job_remembers_what_can_still_count() -> None:
         (one(R, OTHER, generation=7, path="explained"), R),
     ],
 )
-def test_what_did_not_solve_the_last_failure_counts_wherever_that_was(before: Tried, rung: Rung) -> None:
+def test_what_did_not_solve_the_last_failure_counts_wherever_that_was(before: TriedRung, rung: Rung) -> None:
     assert next_rung(facts(remembered=(before,), unsolved=frozenset({7})), POLICY).rung is rung
 
 

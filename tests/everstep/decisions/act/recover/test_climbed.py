@@ -5,17 +5,17 @@ import pytest
 from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.incident import Failure, Symptom
-from everstep.model.ladder import Rung, Tried
+from everstep.model.ladder import Rung, TriedRung
 from everstep.model.version import JobVersion, VersionStatus
 
 HOUR_NS = 3600 * 10**9
 FAILURE = Failure(generation=3, step=40, symptom=Symptom.CRASH, cause="ValueError", time_ns=100 * HOUR_NS)
-TAKEN_BACK = Tried(
+TAKEN_BACK = TriedRung(
     rung=Rung.ROLLBACK, symptom=Symptom.CRASH, cause="ValueError", step=20, time_ns=FAILURE.time_ns, generation=2
 )
 
 
-def status_after(tried: list[Tried], remembered: list[Tried]) -> VersionStatus:
+def status_after(tried: list[TriedRung], remembered: list[TriedRung]) -> VersionStatus:
     left = JobVersion(number=2, status=VersionStatus.SUSPECT, ended="rolled back to v1: it failed")
     book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), left], 1)
     Climbed(tried=tried, remembered=remembered).acquit(FAILURE, book, {2})
@@ -37,5 +37,5 @@ def test_code_that_was_taken_back_is_cleared_where_the_job_fails_in_the_same_way
         [TAKEN_BACK, TAKEN_BACK.model_copy(update={"rung": Rung.REPLAY})],
     ],
 )
-def test_another_fault_or_one_that_was_solved_clears_nobody(remembered: list[Tried]) -> None:
+def test_another_fault_or_one_that_was_solved_clears_nobody(remembered: list[TriedRung]) -> None:
     assert status_after([], remembered) is VersionStatus.SUSPECT

@@ -19,13 +19,13 @@ from everstep.decisions.act.recover.incident_state import (
 from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.model.eviction import EvictAnswer, Eviction
 from everstep.model.finding import Finding, MachineFinding
-from everstep.model.hang import HangConclusion, HangFound
+from everstep.model.hang import HangConclusion, HangResult
 from everstep.model.incident import Anomaly, Failure, Symptom
 from everstep.model.job import JobSpec
-from everstep.model.ladder import Rung, Tried
+from everstep.model.ladder import Rung, TriedRung
 from everstep.model.launch import Launched, Showing
 from everstep.model.machine import Machine
-from everstep.model.slow import SlowFound
+from everstep.model.slow import SlowResult
 from everstep.model.stage import StageRecord
 from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 from everstep.model.version import JobVersion, VersionStatus
@@ -34,7 +34,7 @@ MACHINES = [Machine(name="m0", address="127.0.0.1:1")]
 SPEC = JobSpec(name="gpt", script="/job.py", machines=1)
 FAILURE = Failure(generation=1, step=3, symptom=Symptom.CRASH, cause="SIGKILL")
 COPY = StateCopy(rank=0, machine="m0", completed_steps=3, valid=False, reason="damaged")
-TRIED = Tried(rung=Rung.DIAGNOSE, symptom=Symptom.CRASH, generation=1)
+TRIED = TriedRung(rung=Rung.DIAGNOSE, symptom=Symptom.CRASH, generation=1)
 XID = MachineFinding(machine="m0", finding=Finding(inspection="kernel-log", reason="xid-79", since_ns=5))
 CHANGE = VersionChange(2, "it is new", suspect="the former one failed", asked=True)
 
@@ -75,13 +75,13 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     "list[StateCopy]": st.lists(st.just(COPY), max_size=2),
     "list[CopyToRestore]": st.just([CopyToRestore(rank=0, completed_steps=3, tier=Tier.OWN, machine="m0")]),
     "list[MachineFinding]": st.lists(st.just(XID), max_size=2),
-    "list[Tried]": st.lists(st.just(TRIED), max_size=2),
+    "list[TriedRung]": st.lists(st.just(TRIED), max_size=2),
     "set[Rung]": st.sets(st.sampled_from(Rung)),
     "dict[int, JobVersion]": st.just({n: JobVersion(number=n, status=VersionStatus.RUNNING) for n in (1, 2)}),
     "list[VersionChange]": st.lists(st.just(CHANGE), max_size=2),
     "Launched | None": st.none() | st.just(Launched(generation=2, resume_step=3, started_ns=4)),
-    "HangFound | None": st.just(HangFound(conclusion=HangConclusion.NAMES, reason="m0", generation=1)),
-    "SlowFound | None": st.just(SlowFound(conclusion="names", reason="m0", generation=1)),
+    "HangResult | None": st.just(HangResult(conclusion=HangConclusion.NAMES, reason="m0", generation=1)),
+    "SlowResult | None": st.just(SlowResult(conclusion="names", reason="m0", generation=1)),
     "list[EvictAnswer]": st.lists(st.just(EvictAnswer(rule="xid", machine="m0", yes=True, why="x")), max_size=2),
     "list[Eviction]": st.lists(st.just(Eviction(machine="m0", rule="xid", reason="xid-79", why="x")), max_size=2),
     "list[StageRecord]": st.lists(st.just(StageRecord(name="stop", seconds=1.0, found="x")), max_size=2),

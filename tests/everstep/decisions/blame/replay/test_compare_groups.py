@@ -14,7 +14,7 @@ from everstep.decisions.blame.replay.group_jobs import repeats_of
 from everstep.decisions.blame.replay.groups import ReplayPlan, plan_replay
 from everstep.decisions.blame.replay.kept_runs import fold
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.replay import GroupRun, ReplayFound, RunEnd
+from everstep.model.replay import GroupRun, ReplayConclusion, RunEnd
 
 RIGHT = ["a", "b", "c"]
 
@@ -39,7 +39,7 @@ def twice(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False) -> 
     return [run for repeat in (1, 2) for run in runs_of(plan, bad, alike=alike, repeat=repeat)]
 
 
-def concluded(plan: ReplayPlan, runs: Iterable[GroupRun]) -> tuple[ReplayFound, list[str], str]:
+def concluded(plan: ReplayPlan, runs: Iterable[GroupRun]) -> tuple[ReplayConclusion, list[str], str]:
     found = conclude(plan, [f"m{x}" for x in range(plan.machines)], list(runs), shows=0.5)
     return found.found, found.suspects, found.text
 
@@ -51,7 +51,7 @@ def test_a_machine_that_computes_wrongly_is_named_for_every_size(
     plan = plan_replay(m * n, m)
     bad = data.draw(st.integers(0, m * n - 1))
     found, suspects, text = concluded(plan, twice(plan, [bad], alike=alike))
-    assert found is ReplayFound.ONE and f"m{bad}" in suspects
+    assert found is ReplayConclusion.ONE and f"m{bad}" in suspects
     assert (suspects == [f"m{bad}"]) or m > n
     assert "other bits than" in text and "the loss from step 2 on" in text
 
@@ -63,15 +63,15 @@ def test_nobody_healthy_is_named_alone(machines: int, size: int, data: st.DataOb
     bad = data.draw(st.integers(0, machines - 1))
     found, suspects, _ = concluded(plan, twice(plan, [bad], alike=data.draw(st.booleans())))
     assert f"m{bad}" in suspects or suspects == []
-    assert suspects or found in {ReplayFound.INCOMPLETE, ReplayFound.EVERYWHERE}
+    assert suspects or found in {ReplayConclusion.INCOMPLETE, ReplayConclusion.EVERYWHERE}
 
 
 def test_two_groups_a_phase_are_told_apart_by_the_other_phase() -> None:
     plan = plan_replay(4, 2)
     for bad in range(4):
-        assert concluded(plan, twice(plan, [bad]))[:2] == (ReplayFound.ONE, [f"m{bad}"])
+        assert concluded(plan, twice(plan, [bad]))[:2] == (ReplayConclusion.ONE, [f"m{bad}"])
         found, suspects, text = concluded(plan, twice(plan, [bad], alike=True))
-        assert (found, suspects) == (ReplayFound.INCOMPLETE, []), "two against two"
+        assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []), "two against two"
         assert "nobody knows which is right" in text
 
 
@@ -93,8 +93,10 @@ def test_a_group_that_breaks_is_faulty_whether_or_not_bits_can_be_compared(end: 
         for run in runs_of(plan, repeat=repeat)
     ]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.ONE, ["m3"]) and f"({end}: rank 1 on m3)" in text
-    assert concluded(plan, runs[:6])[0] is (ReplayFound.ONE if end is RunEnd.NOT_FINITE else ReplayFound.INCONSISTENT)
+    assert (found, suspects) == (ReplayConclusion.ONE, ["m3"]) and f"({end}: rank 1 on m3)" in text
+    assert concluded(plan, runs[:6])[0] is (
+        ReplayConclusion.ONE if end is RunEnd.NOT_FINITE else ReplayConclusion.INCONSISTENT
+    )
 
 
 def crashed(plan: ReplayPlan, groups: Iterable[str], *, repeat: int) -> list[GroupRun]:
@@ -106,19 +108,19 @@ def test_a_row_and_a_column_that_broke_once_name_nobody_for_any_two_have_a_machi
     plan = plan_replay(16, 4)
     once = crashed(plan, ["row 1", "column 2"], repeat=1)
     found, suspects, text = concluded(plan, once)
-    assert (found, suspects) == (ReplayFound.INCONSISTENT, [])
+    assert (found, suspects) == (ReplayConclusion.INCONSISTENT, [])
     assert "m6 would explain it, and so would chance" in text
     policy = RecoveryPolicy(replay={"fault_share": 1.0})
     assert (repeats_of(policy), repeats_of(policy, once, seen=True)) == (1, 2), "it is run again"
     again = crashed(plan, ["row 1"], repeat=2)
-    assert concluded(plan, [*once, *again])[0] is ReplayFound.INCONSISTENT
+    assert concluded(plan, [*once, *again])[0] is ReplayConclusion.INCONSISTENT
     both = crashed(plan, ["row 1", "column 2"], repeat=2)
-    assert concluded(plan, [*once, *both])[:2] == (ReplayFound.ONE, ["m6"])
+    assert concluded(plan, [*once, *both])[:2] == (ReplayConclusion.ONE, ["m6"])
     elsewhere = crashed(plan, ["row 3", "column 0"], repeat=2)
-    assert concluded(plan, [*once, *elsewhere])[:2] == (ReplayFound.INCONSISTENT, [])
-    assert concluded(plan, fold([*once, *elsewhere]))[:2] == (ReplayFound.INCONSISTENT, [])
+    assert concluded(plan, [*once, *elsewhere])[:2] == (ReplayConclusion.INCONSISTENT, [])
+    assert concluded(plan, fold([*once, *elsewhere]))[:2] == (ReplayConclusion.INCONSISTENT, [])
     two = [run for repeat in (1, 2) for run in crashed(plan, ["row 1", "column 2", "row 3", "column 0"], repeat=repeat)]
-    assert concluded(plan, two)[0] is ReplayFound.SEVERAL
+    assert concluded(plan, two)[0] is ReplayConclusion.SEVERAL
 
 
 def other_bits(plan: ReplayPlan, groups: Iterable[str], *, repeat: int, alike: bool) -> list[GroupRun]:
@@ -136,16 +138,16 @@ def test_a_row_and_a_column_that_computed_other_bits_once_name_nobody() -> None:
     plan = plan_replay(16, 4)
     once = other_bits(plan, ["row 1", "column 2"], repeat=1, alike=False)
     found, suspects, text = concluded(plan, once)
-    assert (found, suspects) == (ReplayFound.INCONSISTENT, [])
+    assert (found, suspects) == (ReplayConclusion.INCONSISTENT, [])
     assert "m6 would explain it, and so would chance" in text
     both = other_bits(plan, ["row 1", "column 2"], repeat=2, alike=False)
-    assert concluded(plan, [*once, *both])[:2] == (ReplayFound.ONE, ["m6"])
+    assert concluded(plan, [*once, *both])[:2] == (ReplayConclusion.ONE, ["m6"])
     elsewhere = other_bits(plan, ["row 3", "column 0"], repeat=2, alike=False)
-    assert concluded(plan, fold([*once, *elsewhere]))[:2] == (ReplayFound.INCONSISTENT, [])
+    assert concluded(plan, fold([*once, *elsewhere]))[:2] == (ReplayConclusion.INCONSISTENT, [])
     nan = [
         run.model_copy(update={"end": RunEnd.NOT_FINITE}) if run.group in {"row 1", "column 2"} else run for run in once
     ]
-    assert concluded(plan, nan)[:2] == (ReplayFound.ONE, ["m6"]), "no script gives a NaN by chance"
+    assert concluded(plan, nan)[:2] == (ReplayConclusion.ONE, ["m6"]), "no script gives a NaN by chance"
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
@@ -162,7 +164,7 @@ def test_a_script_that_is_not_repeatable_has_hardly_any_machine_named(how: str, 
             else:
                 runs += other_bits(plan, struck, repeat=repeat, alike=how == "other bits")
             found = conclude(plan, [f"m{x}" for x in range(64)], runs, shows=0.5)
-            seen = found.found is ReplayFound.INCONSISTENT
+            seen = found.found is ReplayConclusion.INCONSISTENT
             if is_settled(found) or repeat >= repeats_of(policy, runs, seen=seen):
                 break
         named += bool(found.suspects)
@@ -184,11 +186,11 @@ def test_what_is_missing_is_no_difference() -> None:
     whole, without = {"shape": "2 steps, states of 4 ranks"}, {"shape": "2 steps, no states", "states": []}
     runs = [run.model_copy(update=without if "m5" in run.machines else whole) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.INCOMPLETE, [])
+    assert (found, suspects) == (ReplayConclusion.INCOMPLETE, [])
     assert "it says 2 steps, no states, row 0 says 2 steps, states of 4 ranks: what is missing is not compared" in text
     assert concluded(plan, fold(runs)) == (found, suspects, text)
     wrong = [run.model_copy(update=whole) for run in twice(plan, [5])]
-    assert concluded(plan, wrong)[:2] == (ReplayFound.ONE, ["m5"])
+    assert concluded(plan, wrong)[:2] == (ReplayConclusion.ONE, ["m5"])
 
 
 def test_a_group_that_still_stepped_when_its_time_was_up_is_slow_and_not_at_fault() -> None:
@@ -196,17 +198,17 @@ def test_a_group_that_still_stepped_when_its_time_was_up_is_slow_and_not_at_faul
     slow = {"end": RunEnd.SLOW, "why": "9 of 10 steps", "losses": [], "states": []}
     runs = [run.model_copy(update=slow) if "m5" in run.machines else run for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "9 of 10 steps" in text
+    assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []) and "9 of 10 steps" in text
     every = [run.model_copy(update=slow) for run in runs]
     found, suspects, text = concluded(plan, every)
-    assert (found, suspects) == (ReplayFound.UNABLE, []) and "a larger replay.timeout_s may let them" in text
+    assert (found, suspects) == (ReplayConclusion.UNABLE, []) and "a larger replay.timeout_s may let them" in text
 
 
 def test_what_every_group_shows_is_not_of_a_machine() -> None:
     plan = plan_replay(6, 2)
     runs = [run.model_copy(update={"end": RunEnd.NOT_FINITE, "why": "at step 3"}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("not of a machine")
+    assert (found, suspects) == (ReplayConclusion.EVERYWHERE, []) and text.endswith("not of a machine")
 
 
 @pytest.mark.parametrize(("machines", "size", "two"), [(4, 2, True), (7, 3, True), (6, 2, False), (64, 8, False)])
@@ -214,14 +216,14 @@ def test_two_machines_that_are_in_all_groups_together_may_both_be_at_fault(machi
     plan = plan_replay(machines, size)
     runs = [run.model_copy(update={"end": RunEnd.CRASHED}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.EVERYWHERE, []) and text.endswith("or of two of them at once") is two
+    assert (found, suspects) == (ReplayConclusion.EVERYWHERE, []) and text.endswith("or of two of them at once") is two
 
 
 def test_where_no_group_is_done_in_time_nothing_is_known() -> None:
     plan = plan_replay(6, 2)
     runs = [run.model_copy(update={"end": RunEnd.HUNG}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.UNABLE, []) and "replay.timeout_s" in text
+    assert (found, suspects) == (ReplayConclusion.UNABLE, []) and "replay.timeout_s" in text
     assert is_settled(conclude(plan, [f"m{x}" for x in range(6)], runs, shows=0.5))
 
 
@@ -247,11 +249,11 @@ def test_where_no_group_came_to_its_end_it_is_said_what_may_let_them(ends: list[
         for run, end in zip(runs_of(plan), ends, strict=True)
     ]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.UNABLE, []) and text.startswith("no group came to its end: ")
+    assert (found, suspects) == (ReplayConclusion.UNABLE, []) and text.startswith("no group came to its end: ")
     assert all(words in text for words in said)
-    assert concluded(plan, runs[:-1])[0] is not ReplayFound.UNABLE, "one was not run yet"
+    assert concluded(plan, runs[:-1])[0] is not ReplayConclusion.UNABLE, "one was not run yet"
     clean = [*runs[:-1], next(run for run in runs_of(plan) if run.group == "column 2")]
-    assert concluded(plan, clean)[0] is not ReplayFound.UNABLE
+    assert concluded(plan, clean)[0] is not ReplayConclusion.UNABLE
 
 
 def late_with(plan: ReplayPlan, *machines: str, repeat: int = 1) -> list[GroupRun]:
@@ -268,12 +270,12 @@ def test_a_slow_start_is_no_fault_until_it_is_seen_twice_of_one_machine_alone() 
     plan = plan_replay(6, 2)
     once, twice = late_with(plan, "m3"), late_with(plan, "m3", repeat=2)
     found, suspects, text = concluded(plan, once)
-    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "rank 1 is late" in text
+    assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []) and "rank 1 is late" in text
     assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0})) == 1
     assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0}), once) == 2, "it is tried again"
     found, suspects, text = concluded(plan, [*once, *twice])
-    assert (found, suspects) == (ReplayFound.ONE, ["m3"]) and "not started, in 2 runs or more" in text
-    assert concluded(plan, [*once, *runs_of(plan, repeat=2)])[:2] == (ReplayFound.NOTHING, []), "it was only slow"
+    assert (found, suspects) == (ReplayConclusion.ONE, ["m3"]) and "not started, in 2 runs or more" in text
+    assert concluded(plan, [*once, *runs_of(plan, repeat=2)])[:2] == (ReplayConclusion.NOTHING, []), "it was only slow"
 
 
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.data())
@@ -292,7 +294,7 @@ def test_nobody_is_named_for_slow_starts_that_no_single_machine_explains(
     always = set(members) - {run.group for run in runs if run.end is RunEnd.RAN}
     found, suspects, _ = concluded(plan, runs)
     if suspects:
-        assert repeats > 1 and found is ReplayFound.ONE
+        assert repeats > 1 and found is ReplayConclusion.ONE
         assert all({int(name[1:]) for name in suspects} <= members[group] for group in always)
 
 
@@ -303,7 +305,7 @@ def test_a_group_that_does_not_start_while_others_were_not_run_says_nothing() ->
         for repeat in (1, 2)
         for run in late_with(plan, "m3", repeat=repeat)
     ]
-    assert concluded(plan, runs)[:2] == (ReplayFound.INCOMPLETE, [])
+    assert concluded(plan, runs)[:2] == (ReplayConclusion.INCOMPLETE, [])
 
 
 def test_other_hardware_computes_other_bits_and_is_not_at_fault() -> None:
@@ -313,24 +315,24 @@ def test_other_hardware_computes_other_bits_and_is_not_at_fault() -> None:
         for run in twice(plan)
     ]
     found, suspects, _ = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.INCOMPLETE, [])
+    assert (found, suspects) == (ReplayConclusion.INCOMPLETE, [])
     same_kind = [run.model_copy(update={"kind": ""}) for run in runs]
-    assert concluded(plan, same_kind)[:2] == (ReplayFound.ONE, ["m7"])
+    assert concluded(plan, same_kind)[:2] == (ReplayConclusion.ONE, ["m7"])
 
 
 def test_no_difference_is_not_called_clean() -> None:
     plan = plan_replay(6, 2)
     found, suspects, text = concluded(plan, [*runs_of(plan), *runs_of(plan, repeat=2)])
-    assert (found, suspects) == (ReplayFound.NOTHING, [])
+    assert (found, suspects) == (ReplayConclusion.NOTHING, [])
     assert text.startswith("not reproduced on groups of 2 machines in 4 runs") and "0.062" in text
 
 
 def test_a_fault_that_shows_in_a_later_repeat_is_kept() -> None:
     plan = plan_replay(6, 2)
     half = [run if "column" in run.group else good for run, good in zip(runs_of(plan, [4]), runs_of(plan), strict=True)]
-    assert concluded(plan, half)[0] is ReplayFound.INCONSISTENT
+    assert concluded(plan, half)[0] is ReplayConclusion.INCONSISTENT
     later = [run for repeat in (2, 3) for run in runs_of(plan, [4], repeat=repeat)]
-    assert concluded(plan, [*half, *later])[:2] == (ReplayFound.ONE, ["m4"])
+    assert concluded(plan, [*half, *later])[:2] == (ReplayConclusion.ONE, ["m4"])
 
 
 def test_what_could_not_be_run_is_not_taken_for_a_fault_of_all() -> None:
@@ -338,7 +340,7 @@ def test_what_could_not_be_run_is_not_taken_for_a_fault_of_all() -> None:
     ends = dict(zip((group.name for group in plan.groups), [RunEnd.CRASHED, RunEnd.UNABLE] * 2, strict=True))
     runs = [run.model_copy(update={"end": ends[run.group], "losses": [], "states": []}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and text.startswith("not known: ")
+    assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []) and text.startswith("not known: ")
 
 
 def test_what_could_not_be_run_accuses_nobody() -> None:
@@ -350,5 +352,5 @@ def test_what_could_not_be_run_accuses_nobody() -> None:
         for run in runs_of(plan)
     ]
     found, suspects, text = concluded(plan, runs)
-    assert (found, suspects) == (ReplayFound.INCOMPLETE, []) and "m5 does not answer" in text
-    assert concluded(plan, [])[0] is ReplayFound.INCOMPLETE
+    assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []) and "m5 does not answer" in text
+    assert concluded(plan, [])[0] is ReplayConclusion.INCOMPLETE
