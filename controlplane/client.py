@@ -42,7 +42,7 @@ from everstep.model.version import JobVersion
 from everstep.rank import environment
 from workflows import attributes
 from workflows.messages import JobResult
-from workflows.options import TASK_TIMEOUT
+from workflows.start_activity import TASK_TIMEOUT
 from workflows.web_ui import job_title
 
 if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.

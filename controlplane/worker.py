@@ -38,8 +38,8 @@ from controlplane.search_attributes import register
 from everstep import __version__
 from everstep.errors import ClusterError
 from everstep.rank import environment
-from workflows.options import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 from workflows.registry import WORKFLOWS, sandbox
+from workflows.start_activity import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
 
 log = structlog.get_logger("worker")
 

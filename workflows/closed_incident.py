@@ -1,4 +1,4 @@
-"""Recovers from an incident that was closed from outside; see ``everstep.decisions.act.recover.reopen``."""
+"""Takes over after an incident that was closed from outside; ``everstep.decisions.act.recover.reopen`` decides how."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import CLOSED_OUTSIDE, Anomaly, IncidentReport, Left
     from everstep.model.job_state import JobState, incident_workflow_id
-    from workflows.incident.report import Closings
+    from workflows.ledger_entries import Closings
     from workflows.start_activity import start_activity
 
 T = TypeVar("T")
@@ -51,7 +51,8 @@ class Reopening:
         state.lineage = extended(state.lineage, left.launches)
         state.generation = newest_generation(state.generation, left)
         state.emptied = left.emptied
-        report = _report(state, anomaly, left)
+        headline = f"{left.how[:1].upper()}{left.how[1:]}: {anomaly.headline}"
+        report = substitute_report(anomaly, headline, CLOSED_OUTSIDE, state.generation, state.resume_step)
         self._closings.write(state.spec.name, incident, anomaly, opened_ns, report, position=LAST_POSITION)
         return left, report
 
@@ -61,8 +62,8 @@ class Reopening:
         state.closed_outside += 1
         state.hold = hold_reason(incident_workflow_id(state.spec.name, number), left)
         # The same generation may have been reported again meanwhile: there is one incident per generation.
-        others = [pending for pending in state.pending if pending.generation != state.generation]
-        state.pending = [anomaly.model_copy(update={"generation": state.generation}), *others]
+        later = [pending for pending in state.pending if pending.generation != state.generation]
+        state.pending = [anomaly.model_copy(update={"generation": state.generation}), *later]
 
     async def pause(self) -> None:
         """Wait before the fault's next incident; the wait grows with the number of incidents closed from outside."""
@@ -85,17 +86,20 @@ class Reopening:
         return None
 
 
-def _report(state: JobState, anomaly: Anomaly, left: Left) -> IncidentReport:
+def substitute_report(
+    anomaly: Anomaly, headline: str, resolution: str, generation: int, resume_step: int = -1
+) -> IncidentReport:
+    """Return a report in place of the report of an incident that could not write its own."""
     return IncidentReport(
-        headline=f"{left.how[:1].upper()}{left.how[1:]}: {anomaly.headline}",
-        resolution=CLOSED_OUTSIDE,
+        headline=headline,
+        resolution=resolution,
         cause=str(anomaly.symptom),
         step=-1,
         lost_steps=None,
         evicted=[],
         stages=[],
-        generation=state.generation,
-        resume_step=state.resume_step,
+        generation=generation,
+        resume_step=resume_step,
         recovered=False,
         seconds=None,
         failures=[],

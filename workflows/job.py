@@ -7,6 +7,7 @@ whole state across continue-as-new.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from temporalio import workflow
@@ -14,8 +15,10 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.release_machines import ReleaseMachines
+    from activities.agents.stop_ranks import StopRanks
     from activities.ledger.records import NumbersUsed
     from activities.pool.give_machines_back import GiveMachinesBack
+    from everstep.base.text import listed
     from everstep.model.incident import CLOSED_OUTSIDE, STILL_RUNNING, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.launch import Launched
@@ -23,19 +26,24 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.run_id import run_id
     from everstep.model.stage import Stage
     from everstep.model.version import read_update
-    from workflows import attributes, incident_list, web_ui
+    from workflows import attributes, web_ui
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
     from workflows.job_incidents import JobIncidents
-    from workflows.learned import change_machines, ended_with_job, learn_versions, read_machines, read_versions
-    from workflows.messages import JobResult, check_generation, check_report, check_trained
-    from workflows.operator import read_move, read_request
-    from workflows.options import TASK_TIMEOUT
-    from workflows.recorded import record
-    from workflows.start_activity import start_activity
-    from workflows.stop_for_good import stop_for_good
+    from workflows.learned import change_machines, ended_with_job, learn_versions
+    from workflows.ledger_entries import VersionNotes, record
+    from workflows.messages import (
+        JobResult,
+        check_generation,
+        check_report,
+        check_trained,
+        read_machines,
+        read_move,
+        read_request,
+        read_versions,
+    )
+    from workflows.start_activity import TASK_TIMEOUT, start_activity
     from workflows.updates import Updates
-    from workflows.version_notes import VersionNotes
 
 REJECTED_KEPT = 10
 UPDATE_JSON = '{"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}'
@@ -69,27 +77,26 @@ class JobWorkflow:
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
         """Accept an anomaly; a repeated or outdated one changes nothing."""
-        known = {one.generation for one in self.state.pending if one.symptom not in STILL_RUNNING}
-        if anomaly.generation < self.state.generation or anomaly.generation in known | {
-            self.incidents.handled_generation
-        }:
-            return f"generation {anomaly.generation} is dealt with"
+        handled = {pending.generation for pending in self.state.pending if pending.symptom not in STILL_RUNNING}
+        handled.add(self.incidents.handled_generation)
+        if anomaly.generation < self.state.generation or anomaly.generation in handled:
+            return f"the end of generation {anomaly.generation} is handled already"
         # It is kept even while an incident is open: it may be about a generation that the incident launched.
         self.state.pending.append(anomaly)
-        return f"taken for generation {anomaly.generation}"
+        return f"accepted for generation {anomaly.generation}"
 
-    @workflow.update(name="observe", description="A watcher reports a fault with which the job goes on")
+    @workflow.update(name="observe", description="A watcher reports a fault with which the job continues")
     def observe(self, anomaly: Anomaly) -> str:
         """Accept a fault with which the job continues."""
-        return self.observed.take(anomaly)
+        return self.observed.accept(anomaly)
 
     @workflow.update(name="finished", description="A watcher reports that all ranks ended with success")
     def finished(self, generation: int) -> str:
         """Accept the end of the training."""
         self.finished_generations.add(generation)
-        return f"taken for generation {generation}"
+        return f"accepted for generation {generation}"
 
-    @workflow.update(name="trained", description="A worker says which share of its time the job trained")
+    @workflow.update(name="trained", description="A worker reports the share of its time in which the job trained")
     def trained(self, share: ShareTrained) -> str:
         """Show the share of time in which the job trained; an equal share changes nothing."""
         self.state.ettr, self.state.ettr_last_hour = share.ettr, share.last_hour
@@ -130,7 +137,7 @@ class JobWorkflow:
         if isinstance(read, str):
             self._reject(f"evict: {read}")
         else:
-            self.observed.take_move(read)
+            self.observed.accept_move(read)
 
     @workflow.signal(name="update", description=f"Other code for it. {UPDATE_JSON}")
     def update_by_signal(self, request: Any = None, *more: Any) -> None:
@@ -153,7 +160,7 @@ class JobWorkflow:
     @workflow.signal(name="incident_versions", description="Sent by the job's own incidents")
     def incident_versions(self, number: Any = 0, versions: Any = None, *more: Any) -> None:
         """Note which version of the code an incident will launch."""
-        if incident_list.is_open(self.state, number) and (read := read_versions(versions)):
+        if self.incidents.is_open(number) and (read := read_versions(versions)):
             learn_versions(self.state, read, next((one.number for one in read if one.status == "running"), 0))
         self._show()
 
@@ -162,14 +169,14 @@ class JobWorkflow:
         """Note that an incident was parked or resumed."""
         if not isinstance(stage, str) or len(stage) > STAGE_CHARACTERS:
             return
-        if incident_list.at_stage(self.state, number, stage):
+        if self.incidents.note_stage(number, stage):
             self.state.status = "parked" if stage == Stage.PARKED else "recovering"
         self._show()
 
     @workflow.signal(name="incident_machines", description="Sent by the job's own incidents")
     def incident_machines(self, number: Any = 0, machines: Any = None, *more: Any) -> None:
         """Note the machines on which an incident continues."""
-        if incident_list.is_open(self.state, number) and (read := read_machines(machines)):
+        if self.incidents.is_open(number) and (read := read_machines(machines)):
             change_machines(self.state, read)
         self._show()
 
@@ -272,7 +279,7 @@ class JobWorkflow:
     def _take_anomaly(self) -> Anomaly:
         """Return the anomaly of the next incident; ends of ranks come before faulty machines."""
         due = [pending for pending in self.state.pending if pending.generation == self.state.generation]
-        anomaly = min(due, key=lambda one: one.symptom in STILL_RUNNING)
+        anomaly = min(due, key=lambda anomaly: anomaly.symptom in STILL_RUNNING)
         self.state.pending.remove(anomaly)
         return anomaly
 
@@ -319,8 +326,23 @@ class JobWorkflow:
     async def _stopped(self) -> JobResult:
         self.state.status = "stopping"
         self._show()
-        left = await stop_for_good(self.state)
+        silent = await self._stop_ranks()
+        left = f"; {silent} did not answer: ranks may run there, and are ended when it answers again" if silent else ""
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
+
+    async def _stop_ranks(self) -> str:
+        """Stop all ranks, with the policy's time to end; returns the machines that did not answer, as text."""
+        state = self.state
+        stop = StopRanks(
+            job=state.placed,
+            generation=state.generation,
+            why=f"stop requested by {state.stop_requested}",
+            grace_s=state.spec.policy.stop.grace_s,
+            patience_s=5.0,
+        )
+        with contextlib.suppress(ActivityError):  # the release of the machines ends the other ranks
+            return listed((await start_activity(stop)).unreachable, 3)
+        return ""
 
     async def _leave(self) -> None:
         """Release what the job has on its machines, and then give back the machines."""
@@ -337,7 +359,7 @@ class JobWorkflow:
         state.versions = ended_with_job(state)
         self._show()
         if self.observed.under_way:
-            await self.observed.told()
+            await self.observed.all_recorded()
         written, *_ = await asyncio.gather(
             record(state, versions=state.versions),
             self._leave(),

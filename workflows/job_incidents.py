@@ -1,4 +1,8 @@
-"""The incidents of a job: each is a child of the job, and the job learns from its report."""
+"""The incidents of a job: it opens each as a child workflow, lists it, and learns from its report.
+
+The job waits for an incident that may stop it. A fault with which the job continues is only recorded, by an incident
+that does nothing else. If the rules of eviction want the faulty machine to leave, the job's next incident evicts it.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,42 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from everstep.decisions.act.evict.plan_evictions import EvictFacts, plan_evictions
+    from everstep.decisions.act.recover.climbed import Climbed
+    from everstep.decisions.act.recover.incident_state import IncidentPage, IncidentState
+    from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.blame.alerts import alerts_kept
+    from everstep.decisions.detect.machine_fault import operator_anomaly, without
     from everstep.model.incident import STILL_RUNNING, Anomaly, IncidentReport, Left, Symptom
-    from everstep.model.job_state import JobState, incident_workflow_id
+    from everstep.model.job_state import IncidentSummary, JobState, incident_workflow_id
     from everstep.model.launch import Launched
-    from workflows import incident_list
-    from workflows.child_incident import Child, end_of, open_incident
-    from workflows.closed_incident import Reopening
+    from everstep.model.pool import OperatorMove
+    from everstep.model.stage import Stage
+    from workflows import attributes, web_ui
+    from workflows.closed_incident import Reopening, substitute_report
     from workflows.first_step import FirstStepWatch
-    from workflows.incident.report import Closings
+    from workflows.incident.workflow import IncidentWorkflow
     from workflows.learned import learn
-    from workflows.messages import lost_incident
-    from workflows.observed import ObservedFaults
+    from workflows.ledger_entries import Closings
+    from workflows.start_activity import TASK_TIMEOUT
     from workflows.updates import Updates
+
+INCIDENTS_KEPT = 20
+"""The largest number of incidents in the job's list."""
+AGAIN_S = 3600.0
+"""A fault of the same part is recorded again only after this time, seconds."""
+SLOW = "the job is slow"
+"""The key of a vote for a slow machine among the recorded faults."""
+MOST_WAITING = 32
+"""The largest number of faults that wait to be recorded; more would add nothing."""
+RECORDED_KEPT = 200
+"""The number of recorded faults that are remembered."""
+
+Child = workflow.ChildWorkflowHandle[IncidentWorkflow, IncidentReport]
 
 
 class JobIncidents:
-    """Opens the incidents of a job one after the other.
+    """Opens the incidents of a job that may stop it, one after the other.
 
     Args:
         state: The job's state, which is changed.
@@ -55,7 +79,18 @@ class JobIncidents:
         """The generation of the incident that is open, or was the last of this run."""
         self.closings = Closings()
         self.reopening = Reopening(state, next_event, self.closings)
-        self.observed = ObservedFaults(state, self._note_opened, self._close)
+        self.observed = ObservedFaults(state, self)
+
+    def is_open(self, number: object) -> bool:
+        """Return whether the incident with a number is open."""
+        return any(incident.number == number and not incident.resolution for incident in self._state.incidents)
+
+    def note_stage(self, number: object, stage: str) -> bool:
+        """Note the stage of an incident; returns whether that incident is open."""
+        if not self.is_open(number):
+            return False
+        self._change(number, lambda incident: incident.model_copy(update={"stage": stage}))
+        return True
 
     async def handle(self, anomaly: Anomaly) -> IncidentReport:
         """Open an incident and wait for its report."""
@@ -65,27 +100,19 @@ class JobIncidents:
         else:
             self._leave(anomaly.generation)
         state.status = "recovering"
-        while True:
-            number = self._note_opened(anomaly)
-            opened_ns = workflow.time_ns()
-            try:
-                child = await open_incident(state, number, anomaly)
-                break
-            except WorkflowAlreadyStartedError:
-                # This incident belongs to an earlier run of the name, whose job was terminated; it ends soon.
-                state.incidents = [summary for summary in state.incidents if summary.number != number]
+        number, opened_ns, child = await self.open(anomaly)
         self._updates.incident = child
         helpers = [asyncio.create_task(self._abandon_on_stop(child))]
         if anomaly.symptom is Symptom.SLOW:
             helpers.append(asyncio.create_task(self._overtake(child)))
         try:
-            report = await end_of(child, cancelled=self._next_event)
+            report = await self._end_of(child)
         except ChildWorkflowError as error:
             if self._next_event() != "stop":
                 closed = await self.reopening.closed(number, anomaly, opened_ns)
                 if closed is not None:
                     return await self._take_over(number, anomaly, *closed)
-            report = lost_incident(anomaly, state.generation, str(error.cause or error))
+            report = lost_report(anomaly, state.generation, error)
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -93,16 +120,41 @@ class JobIncidents:
             self._updates.incident = None
         if goes_on and report.generation != anomaly.generation:
             self._leave(anomaly.generation)
-        self._learn(report)
-        self._close(number, opened_ns, anomaly, report)
+        wait_for_step = learn(state, report)
+        self.reopening.over()
+        if wait_for_step:
+            self._first_step.expect()
+        self.close(number, opened_ns, anomaly, report)
         return report
 
-    def _leave(self, generation: int) -> None:
-        """Note that an incident ends a generation: its first step and its pending faults are not awaited any more."""
-        self.handled_generation, self._state.observed = generation, []  # its stop collects pending faults
-        self._first_step.leave()
+    async def open(self, anomaly: Anomaly, *, only_tells: bool = False) -> tuple[int, int, Child]:
+        """Start an incident; returns its number, the time of its opening in nanoseconds, and its workflow.
 
-    def _close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
+        Args:
+            anomaly: The anomaly that opens the incident.
+            only_tells: The incident only records the fault, and the job continues whatever the result is.
+        """
+        state = self._state
+        while True:
+            state.incident_count += 1
+            number = state.incident_count
+            summary = IncidentSummary(
+                id=incident_workflow_id(state.spec.name, number),
+                number=number,
+                headline=anomaly.headline,
+                opened_ns=anomaly.seen_ns,
+                stage=Stage.VOTE if anomaly.symptom is Symptom.SLOW else "",
+            )
+            state.incidents = [*state.incidents, summary][-INCIDENTS_KEPT:]
+            self._show()
+            opened_ns = workflow.time_ns()
+            try:
+                return number, opened_ns, await _start(state, number, anomaly, only_tells=only_tells)
+            except WorkflowAlreadyStartedError:
+                # This number belongs to an incident of an earlier job of the same name, which was terminated.
+                state.incidents = [incident for incident in state.incidents if incident.number != number]
+
+    def close(self, number: int, opened_ns: int, anomaly: Anomaly, report: IncidentReport) -> None:
         """Close an incident in the list, and in the ledger if the incident could not do that itself."""
         self._sum_up(number, report)
         if report.unwritten:
@@ -110,10 +162,22 @@ class JobIncidents:
             incident = incident_workflow_id(name, number)
             self.closings.write(name, incident, anomaly, opened_ns, report, position=report.unwritten)
 
-    def _note_opened(self, anomaly: Anomaly) -> int:
-        number = incident_list.opened(self._state, anomaly)
-        self._show()
-        return number
+    def _leave(self, generation: int) -> None:
+        """Note that an incident ends a generation: its first step and its pending faults are not awaited any more."""
+        self.handled_generation, self._state.observed = generation, []  # the incident's stop collects pending faults
+        self._first_step.leave()
+
+    async def _end_of(self, child: Child) -> IncidentReport:
+        """Wait for an incident's report.
+
+        Temporal passes on a cancellation by cancelling the child. If the child ends at the same moment, that fails the
+        job's task for ever. So the job does not cancel the incident, but informs it of the job's end.
+        """
+        try:
+            return await asyncio.shield(child)
+        except asyncio.CancelledError:
+            self._next_event()
+            return await child
 
     async def _take_over(self, number: int, anomaly: Anomaly, left: Left, report: IncidentReport) -> IncidentReport:
         """Take over after an incident that was closed from outside: continue with its launch, or open its fault
@@ -134,15 +198,178 @@ class JobIncidents:
     async def _overtake(self, child: Child) -> None:
         """End an incident that looks for a slow machine when an event ends the ranks."""
         await workflow.wait_condition(lambda: self._next_event() in {"anomaly", "finished"})
-        why = "something else happened to the job" if self._next_event() == "anomaly" else "the job is done"
+        why = "another fault was reported" if self._next_event() == "anomaly" else "the job is done"
         await child.signal("overtaken", why)
 
-    def _learn(self, report: IncidentReport) -> None:
-        wait_for_step = learn(self._state, report)
-        self.reopening.over()
-        if wait_for_step:
-            self._first_step.expect()
-
     def _sum_up(self, number: int, report: IncidentReport) -> None:
-        incident_list.closed(self._state, number, report)
+        self._change(number, lambda incident: incident.closed(report))
         self._show()
+
+    def _change(self, number: object, change: Callable[[IncidentSummary], IncidentSummary]) -> None:
+        """Change the line of one incident in the list."""
+        incidents = self._state.incidents
+        self._state.incidents = [change(incident) if incident.number == number else incident for incident in incidents]
+
+
+class ObservedFaults:
+    """The faults with which a job continues.
+
+    Args:
+        state: The job's state, which is changed.
+        incidents: Opens and closes the incidents that record the faults.
+    """
+
+    def __init__(self, state: JobState, incidents: JobIncidents) -> None:
+        self._state = state
+        self._incidents = incidents
+        self.goes_on = False
+        """Whether the job continues although an incident is open."""
+        self._recording: set[asyncio.Task[None]] = set()
+
+    def accept(self, anomaly: Anomaly) -> str:
+        """Accept a fault; returns what is done with it, as text."""
+        state, now_ns = self._state, workflow.time_ns()
+        if state.status not in {"starting", "running"} and not self.goes_on:
+            return "an incident is open, and asks the machines itself"
+        if anomaly.symptom is Symptom.SLOW:
+            return self._accept_slow(anomaly, now_ns)
+        recent = {about for about, at_ns in state.observed_told.items() if now_ns - at_ns < AGAIN_S * 1e9}
+        new = without(anomaly, recent)
+        if new is None:
+            return "already reported"
+        if len(state.observed) >= MOST_WAITING:
+            return f"not recorded: {MOST_WAITING} other faults wait to be recorded"
+        self._remember({found.about: now_ns for found in new.findings})
+        state.alerts = alerts_kept(state.alerts, new.findings, now_ns)
+        state.observed.append(new)
+        return "accepted"
+
+    def _accept_slow(self, anomaly: Anomaly, now_ns: int) -> str:
+        """Accept that the job is slow, but not too often, because the search for the machine costs the ranks time."""
+        state = self._state
+        last_ns = state.observed_told.get(SLOW)
+        if anomaly.generation != state.generation:
+            return f"generation {anomaly.generation} is over"
+        if last_ns is not None and now_ns - last_ns < state.spec.policy.slow.again_after_s * 1e9:
+            return "already reported"
+        self._remember({SLOW: now_ns})
+        state.observed.append(anomaly)
+        return "accepted"
+
+    def _remember(self, accepted_ns: dict[str, int]) -> None:
+        """Note when faults were accepted, and forget the oldest."""
+        newest = sorted({**self._state.observed_told, **accepted_ns}.items(), key=lambda entry: entry[1])
+        self._state.observed_told = dict(newest[-RECORDED_KEPT:])
+
+    def accept_move(self, move: OperatorMove) -> None:
+        """Accept an operator's request to evict a machine, unless the job does not have it or handles it already."""
+        state = self._state
+        waiting = {name for anomaly in (*state.observed, *state.pending) for name in anomaly.machines}
+        ours = move.machine in {machine.name for machine in state.machines}
+        if state.status == "running" and ours and move.machine not in waiting:
+            state.observed.append(operator_anomaly(move, state.generation, workflow.time_ns()))
+
+    def _is_to_leave(self, anomaly: Anomaly) -> bool:
+        """Return whether the rules of eviction want a machine to leave because of this fault."""
+        state = self._state
+        if anomaly.more_findings:
+            return False  # so many faults at once have a common cause
+        facts = EvictFacts(
+            now_ns=workflow.time_ns(),
+            machines=[machine.name for machine in state.machines],
+            findings=anomaly.findings,
+            earlier=state.alerts,
+            evicted_ns=state.evicted_ns,
+        )
+        return bool(plan_evictions(facts, state.spec.policy).evict)
+
+    @property
+    def due(self) -> bool:
+        """Return whether a fault can be recorded now."""
+        return bool(self._state.observed) and self._state.status == "running"
+
+    @property
+    def under_way(self) -> bool:
+        """Return whether an incident that records a fault is open."""
+        return bool(self._recording)
+
+    def begin(self) -> None:
+        """Open the incidents of all faults that wait, and do not wait for their end.
+
+        Faults of a machine that must leave, and of a slow job, become incidents that the job itself waits for.
+        """
+        waiting, self._state.observed = self._state.observed, []
+        for anomaly in waiting:
+            is_slow = anomaly.symptom is Symptom.SLOW
+            if is_slow or self._is_to_leave(anomaly):
+                self._state.pending.append(anomaly.model_copy(update={"generation": self._state.generation}))
+                continue
+            task = asyncio.create_task(self._record(anomaly), name="observed fault")
+            self._recording.add(task)
+            task.add_done_callback(self._recording.discard)
+
+    async def all_recorded(self) -> None:
+        """Wait until all open incidents are closed."""
+        await asyncio.gather(*self._recording, return_exceptions=True)
+
+    async def _record(self, anomaly: Anomaly) -> None:
+        number, opened_ns, child = await self._incidents.open(anomaly, only_tells=True)
+        try:
+            report = await child
+        except ChildWorkflowError as error:
+            report = lost_report(anomaly, self._state.generation, error)
+        self._incidents.close(number, opened_ns, anomaly, report)
+
+
+async def _start(state: JobState, number: int, anomaly: Anomaly, *, only_tells: bool) -> Child:
+    """Start the workflow of an incident.
+
+    Raises:
+        WorkflowAlreadyStartedError: an incident with this number is open.
+    """
+    opened = IncidentState(
+        number=number,
+        anomaly=anomaly,
+        opened_ns=workflow.time_ns(),
+        spec=state.spec,
+        machines=state.machines,
+        run=state.run,
+        origin_runs=state.origin_runs,
+        first_step_s=state.first_step_s,
+        alerts=state.alerts,
+        evicted_ns=state.evicted_ns,
+        only_tells=only_tells,
+        generation=state.generation,
+        resume_step=state.resume_step,
+        lineage=state.lineage,
+        folder=state.resume_path,
+        folder_step=state.resume_path_step,
+        emptied=set(state.emptied),
+        showing=state.showing,
+        history=state.failures,
+        hold=state.hold,
+        book=VersionBook.of([] if only_tells else state.versions, state.spec.version),
+        ladder=Climbed(remembered=state.tried),
+        page=IncidentPage(headline=anomaly.headline),
+    )
+    return await workflow.start_child_workflow(
+        IncidentWorkflow.run,
+        opened,
+        id=incident_workflow_id(state.spec.name, number),
+        task_timeout=TASK_TIMEOUT,
+        static_summary=web_ui.incident_title(number, anomaly),
+        search_attributes=attributes.search_attributes(
+            {
+                attributes.JOB_NAME: state.spec.name,
+                attributes.SYMPTOM: str(anomaly.symptom),
+                attributes.STAGE: "open",
+                attributes.SEVERITY: "info",
+            }
+        ),
+    )
+
+
+def lost_report(anomaly: Anomaly, generation: int, error: ChildWorkflowError) -> IncidentReport:
+    """Return a report in place of the report of an incident that was ended from outside, e.g. in the Web UI."""
+    headline = f"Incident ended from outside ({error.cause or error}): {anomaly.headline}"
+    return substitute_report(anomaly, headline, "abandoned", generation)

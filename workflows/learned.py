@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import ValidationError
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
@@ -104,19 +101,3 @@ def change_machines(state: JobState, machines: list[Machine]) -> None:
     before = [machine.name for machine in state.machines if machine.name not in now]
     state.left = [*(name for name in state.left if name not in {*before, *now}), *before][-LEFT_KEPT:]
     state.machines = machines
-
-
-def read_machines(raw: Any) -> list[Machine]:
-    """Return the machines in a signal; empty: the signal is invalid."""
-    try:
-        return [Machine.model_validate(one) for one in raw]
-    except (TypeError, ValidationError):
-        return []
-
-
-def read_versions(raw: Any) -> list[JobVersion]:
-    """Return the code versions in a signal; empty: the signal is invalid."""
-    try:
-        return [JobVersion.model_validate(one) for one in raw]
-    except (TypeError, ValidationError):
-        return []

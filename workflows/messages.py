@@ -1,16 +1,24 @@
-"""Inputs and results of the workflows."""
+"""Inputs and results of the workflows, and the checks of the messages that they receive.
+
+Temporal accepts invalid signals too. So signals are validated here, and an invalid signal is shown and does not fail
+the workflow.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from temporalio.exceptions import ApplicationError
 
-from everstep.model.incident import Anomaly, IncidentReport, Symptom
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import NOT_YET, SHOWN_ALREADY, JobState, ShareTrained
 from everstep.model.machine import Machine
 from everstep.model.message import Model
+from everstep.model.pool import OperatorMove
 from everstep.model.replay import GroupRun
+from everstep.model.version import JobVersion
 
 RESTS_ON_STEPS = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
 """Symptoms of a generation that has completed a step."""
@@ -52,20 +60,15 @@ class JobResult(Model):
     incidents: list[str]
 
 
-def lost_incident(anomaly: Anomaly, generation: int, why: str) -> IncidentReport:
-    """Return the report of an incident that was ended from outside, e.g. terminated in the Web UI."""
-    return IncidentReport(
-        headline=f"Incident ended from outside ({why}): {anomaly.headline}",
-        resolution="abandoned",
-        cause=str(anomaly.symptom),
-        step=-1,
-        lost_steps=None,
-        evicted=[],
-        stages=[],
-        generation=generation,
-        recovered=False,
-        seconds=None,
-        failures=[],
+class OperatorRequest(BaseModel):
+    """The operator who sends a request, and the reason."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    operator: str = Field(min_length=1, max_length=100)
+    note: str = Field(default="", max_length=1000)
+    accept_loss: bool = Field(
+        default=False, description="Go on from the step that is certain, although a newer one may exist."
     )
 
 
@@ -100,3 +103,47 @@ def check_trained(state: JobState, share: ShareTrained) -> None:
     """
     if (share.ettr, share.last_hour) == (state.ettr, state.ettr_last_hour):
         raise ApplicationError("it is shown already", type=SHOWN_ALREADY)
+
+
+def read_move(raw: Any, *more: Any) -> OperatorMove | str:
+    """Return an operator's request about a machine, or why it was rejected."""
+    if more:
+        return f'{1 + len(more)} arguments; send one: {{"machine": "m3", "operator": "you", "reason": "why"}}'
+    try:
+        return OperatorMove.model_validate(raw)
+    except ValidationError as error:
+        return f'{str(raw)[:80]!r}: {_problems(error)}; send {{"machine": "m3", "operator": "you", "reason": "why"}}'
+
+
+def read_request(raw: Any, *more: Any) -> OperatorRequest | str:
+    """Return the request, or why it was rejected.
+
+    A handler must accept any number of arguments, because a wrong number would fail the workflow's task again and
+    again.
+    """
+    if more:
+        return f'{1 + len(more)} arguments; send one: {{"operator": "you", "note": "why"}}'
+    try:
+        return OperatorRequest.model_validate(raw)
+    except ValidationError as error:
+        return f'{str(raw)[:80]!r}: {_problems(error)}; send {{"operator": "you", "note": "why"}}'
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'input'}: {e['msg']}" for e in error.errors())
+
+
+def read_machines(raw: Any) -> list[Machine]:
+    """Return the machines in a signal; empty: the signal is invalid."""
+    try:
+        return [Machine.model_validate(one) for one in raw]
+    except (TypeError, ValidationError):
+        return []
+
+
+def read_versions(raw: Any) -> list[JobVersion]:
+    """Return the code versions in a signal; empty: the signal is invalid."""
+    try:
+        return [JobVersion.model_validate(one) for one in raw]
+    except (TypeError, ValidationError):
+        return []

@@ -32,9 +32,8 @@ with workflow.unsafe.imports_passed_through():
         Replaced,
         ReplaceRequest,
     )
-    from workflows.options import TASK_TIMEOUT
     from workflows.pool_page import pool_page
-    from workflows.start_activity import start_activity
+    from workflows.start_activity import TASK_TIMEOUT, start_activity
 
 LOOK_AGAIN = timedelta(seconds=30)
 """The time between two polls."""

@@ -24,8 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
     from workflows import replay_page
     from workflows.messages import ReplayCarried, ReplayInput
-    from workflows.options import TASK_TIMEOUT
-    from workflows.start_activity import start_activity
+    from workflows.start_activity import TASK_TIMEOUT, start_activity
 
 
 @workflow.defn(name="Replay")

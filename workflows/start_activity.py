@@ -1,7 +1,8 @@
-"""Starts activities from workflows: an activity's class has all that a workflow needs, except the code."""
+"""Starts activities from workflows, by what their classes say, and the time-outs of workers and workflow tasks."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TypeVar
 
 from temporalio import workflow
@@ -12,6 +13,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.web_ui import summary
 
 Result = TypeVar("Result")
+
+TASK_TIMEOUT = timedelta(seconds=3)
+"""A worker that dies within a workflow task delays it this long; Temporal's default is 10 s."""
+STICKY_TIMEOUT = timedelta(seconds=1)
+"""A cached workflow of a dead worker moves to another after this time; Temporal's default is 10 s."""
+HEARTBEAT_THROTTLE = timedelta(milliseconds=300)
+"""The shortest time between two heartbeats of an activity that are sent."""
 
 
 def start_activity(request: Activity[Result], bounds: Bounds | None = None) -> ActivityHandle[Result]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, FailureError
@@ -18,10 +19,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.versions.make_version import MakeVersion
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.act.versions.request import RequestAnswer, answer_to, same_as
-    from everstep.model.incident import Anomaly, Symptom
+    from everstep.model.incident import Anomaly, IncidentReport, Symptom
     from everstep.model.job_state import JobState
     from everstep.model.version import UpdateRequest, VersionStatus
-    from workflows.child_incident import Child
     from workflows.start_activity import start_activity
 
 WHY_CHARACTERS = 4000
@@ -43,7 +43,7 @@ class Updates:
         self._timers: dict[int, tuple[int, asyncio.Task[None]]] = {}
         """Version → the time when it is forced, nanoseconds, and the task that wakes the job then."""
         self._telling: set[asyncio.Task[None]] = set()
-        self.incident: Child | None = None
+        self.incident: workflow.ChildWorkflowHandle[Any, IncidentReport] | None = None
         """The open incident, which may include pending updates."""
 
     # The requests of people.

@@ -113,7 +113,7 @@ async def test_a_faulty_machine_whose_ranks_go_on_is_replaced_standby_first(jobs
     jobs.cluster.standbys = list(STANDBYS)
     handle = await jobs.start(**POLICY)
     await jobs.until(handle, lambda state: state.status == "running")
-    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "taken"
+    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "accepted"
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
@@ -143,8 +143,8 @@ async def test_ranks_that_end_while_a_standby_is_sought_are_not_forgotten(jobs: 
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.observe, sure_fault())
     await jobs.until(handle, lambda state: state.status == "recovering")
-    assert "taken" in await handle.execute_update(JobWorkflow.report, anomaly())
-    assert await handle.execute_update(JobWorkflow.observe, fault(9, machine="m0", reason="disk-full")) == "taken"
+    assert "accepted" in await handle.execute_update(JobWorkflow.report, anomaly())
+    assert await handle.execute_update(JobWorkflow.observe, fault(9, machine="m0", reason="disk-full")) == "accepted"
     jobs.cluster.blocked.clear()
     state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
     assert [incident.resolution for incident in state.incidents] == ["observed", "reattempt"]
@@ -317,7 +317,7 @@ async def test_what_would_be_done_is_kept_where_a_fault_is_only_told(jobs: Any, 
     jobs.cluster.standbys = list(STANDBYS)
     handle = await jobs.start(**POLICY, evict={"mode": mode})
     await jobs.until(handle, lambda state: state.status == "running")
-    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "taken"
+    assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "accepted"
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
 
     assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)

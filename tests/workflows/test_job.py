@@ -66,7 +66,7 @@ async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
     assert [one.resolution for one in state.incidents] == ["reattempt"]
     assert state.incidents[0].lost_steps == 0
     assert [call for call in jobs.cluster.calls if "launch" in call] == ["launch 1 from -1", "launch 2 from 20"]
-    assert "deal" in await handle.execute_update(JobWorkflow.report, anomaly(1))  # an old generation changes nothing
+    assert "handled" in await handle.execute_update(JobWorkflow.report, anomaly(1))  # an old generation changes nothing
     assert [note.stage for note in jobs.cluster.notes] == ["decide", "closed"]
     await handle.signal(JobWorkflow.stop, {"operator": "test"})
     assert (await handle.result()).outcome == "stopped"
@@ -204,7 +204,7 @@ async def test_who_stops_a_job_hears_of_machines_that_did_not(jobs: Any) -> None
 
     assert result.outcome == "stopped"
     assert result.headline.endswith(
-        "stopped by ada; m1 did not answer: ranks may live there, and are ended once it does"
+        "stopped by ada; m1 did not answer: ranks may run there, and are ended when it answers again"
     )
 
 

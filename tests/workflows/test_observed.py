@@ -14,7 +14,7 @@ from everstep.model.incident import Anomaly, Symptom
 from tests.workflows.conftest import exits, held
 from tests.workflows.test_job import anomaly
 from workflows.job import JobWorkflow
-from workflows.observed import WAITING
+from workflows.job_incidents import MOST_WAITING
 
 
 def fault(number: int = 1, *, machine: str = "m1", reason: str = "gpu-hot") -> Anomaly:
@@ -36,7 +36,7 @@ async def test_it_is_told_by_an_incident_that_does_nothing(jobs: Any) -> None:
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
     before = list(jobs.cluster.calls)
-    assert await handle.execute_update(JobWorkflow.observe, fault()) == "taken"
+    assert await handle.execute_update(JobWorkflow.observe, fault()) == "accepted"
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
 
     [incident] = state.incidents
@@ -57,7 +57,7 @@ async def test_the_same_fault_is_told_once_and_others_are_told_beside_it(jobs: A
     answers = [await handle.execute_update(JobWorkflow.observe, found) for found in faults]
     state = await jobs.until(handle, lambda state: sum(bool(one.resolution) for one in state.incidents) == 3)
 
-    assert answers == ["taken", "told already", "taken", "taken"]
+    assert answers == ["accepted", "already reported", "accepted", "accepted"]
     assert [one.number for one in state.incidents] == [1, 2, 3]
     await handle.execute_update(JobWorkflow.finished, 1)
     assert (await handle.result()).outcome == "finished"
@@ -71,7 +71,7 @@ async def test_many_faults_together_are_one_incident_of_what_is_not_told_yet(job
     answers = [await handle.execute_update(JobWorkflow.observe, found) for found in (one, both, other)]
     state = await jobs.until(handle, lambda state: sum(bool(one.resolution) for one in state.incidents) == 2)
 
-    assert answers == ["taken", "taken", "told already"]
+    assert answers == ["accepted", "accepted", "already reported"]
     assert state.incidents[1].headline == "Observed, the job goes on: m0: GPU 3: it is too hot (gpu-hot)"
     await handle.execute_update(JobWorkflow.finished, 1)
     await handle.result()
@@ -103,7 +103,7 @@ async def test_a_crash_is_not_held_up_and_what_comes_in_a_recovery_is_part_of_it
 async def test_a_flood_of_faults_is_bounded(jobs: Any) -> None:
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
-    many = [fault(number, reason=f"reason-{number}") for number in range(2 * WAITING)]
+    many = [fault(number, reason=f"reason-{number}") for number in range(2 * MOST_WAITING)]
 
     async def observe(found: Anomaly) -> str:
         """As a watcher does: so many updates make the job continue as new, and meanwhile it takes none."""
@@ -119,4 +119,4 @@ async def test_a_flood_of_faults_is_bounded(jobs: Any) -> None:
     await handle.execute_update(JobWorkflow.finished, 1)
 
     assert (await handle.result()).outcome == "finished"
-    assert answers.count("taken") >= WAITING
+    assert answers.count("accepted") >= MOST_WAITING

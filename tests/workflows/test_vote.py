@@ -65,7 +65,7 @@ async def slow(jobs: Any, voted: Callable[[VoteRound], SlowRound] | None = None,
         jobs.cluster.voted = voted
     handle = await jobs.start(**policy)
     await jobs.until(handle, lambda state: state.status == "running")
-    assert await handle.execute_update(JobWorkflow.observe, SLOW) == "taken"
+    assert await handle.execute_update(JobWorkflow.observe, SLOW) == "accepted"
     return handle
 
 
@@ -138,7 +138,7 @@ async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_
     assert not {"stop 1", "replace m1", "align 1"} & set(jobs.cluster.calls)
     assert report.slow is not None and report.slow.conclusion == conclusion
     assert report.headline.startswith(f"Observed, the job goes on: {SLOW.headline}; {conclusion}: ")
-    assert await handle.execute_update(JobWorkflow.observe, SLOW.model_copy(update={"id": "2"})) == "told already"
+    assert await handle.execute_update(JobWorkflow.observe, SLOW.model_copy(update={"id": "2"})) == "already reported"
 
 
 async def test_a_rank_that_dies_meanwhile_does_not_wait_for_the_vote(jobs: Any) -> None:

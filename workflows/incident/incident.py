@@ -25,8 +25,8 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.version import JobVersion
     from workflows import web_ui
     from workflows.incident.timeline import IncidentTimeline
-    from workflows.operator import read_request
-    from workflows.options import TASK_TIMEOUT
+    from workflows.messages import read_request
+    from workflows.start_activity import TASK_TIMEOUT
 
 T = TypeVar("T")
 LEDGER_S = 5.0

@@ -1,22 +1,17 @@
-"""The report of a closed incident, and its ledger entry if the incident could not write that itself."""
+"""The report of an incident that ended: the job recovered, continued unchanged, or was abandoned."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities.ledger.bounds import ON_LEDGER_WHEN_BACK
-    from activities.ledger.write_conclusion import WriteConclusion
     from everstep.base.text import listed
     from everstep.model.eviction import Eviction
-    from everstep.model.incident import Anomaly, IncidentReport, Symptom
+    from everstep.model.incident import IncidentReport, Symptom
     from everstep.model.launch import Confirmation
     from everstep.model.stage import NOT_CONFIRMED
     from workflows import web_ui
     from workflows.incident.incident import Incident
-    from workflows.start_activity import start_activity
 
 
 def recovered_report(incident: Incident, confirmation: Confirmation) -> IncidentReport:
@@ -153,52 +148,3 @@ def _report(
         slow=incident.state.slow,
         approved={one.machine: one.approved_by for one in incident.state.evictions.done if one.approved_by},
     )
-
-
-class Closings:
-    """Ledger entries that the job writes to close incidents.
-
-    No recovery waits for them, and writes into a ledger that is away are retried for an hour. But a write is lost when
-    the job's workflow ends or continues as new. So the job continues as new only after all writes, and repeats the open
-    ones when it ends.
-    """
-
-    def __init__(self) -> None:
-        self._begun: list[tuple[workflow.ActivityHandle[Any], WriteConclusion]] = []
-
-    @property
-    def pending(self) -> list[WriteConclusion]:
-        """Return the entries that are not written yet."""
-        return [entry for noted, entry in self._begun if not noted.done()]
-
-    def write(
-        self, job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
-    ) -> None:
-        """Write an entry, which may exist already.
-
-        Args:
-            job: The name of the job.
-            incident: The id of the incident's workflow.
-            anomaly: The anomaly that opened the incident.
-            opened_ns: The time of the opening, nanoseconds.
-            report: The report of the incident.
-            position: The position of the entry within the incident.
-        """
-        entry = WriteConclusion(
-            incident=incident,
-            job=job,
-            anomaly=anomaly,
-            opened_ns=opened_ns,
-            position=position,
-            time_ns=workflow.time_ns(),
-            stage="closed",
-            text=report.headline,
-            launched=report.launched,
-            report=report.model_copy(update={"unwritten": 0, "launched": None}),
-        )
-        noted = start_activity(entry, ON_LEDGER_WHEN_BACK)
-        self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
-
-    def again(self) -> list[workflow.ActivityHandle[Any]]:
-        """Repeat the open writes at short intervals for half a minute, because the job is over."""
-        return [start_activity(entry) for entry in self.pending]

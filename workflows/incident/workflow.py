@@ -37,8 +37,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.trace import trace
     from workflows.incident.stages.vote import vote
     from workflows.incident.timeline import OPERATOR_JSON
-    from workflows.learned import read_versions
-    from workflows.operator import read_request
+    from workflows.messages import read_request, read_versions
     from workflows.start_activity import start_activity
 
 
@@ -85,10 +84,10 @@ class IncidentWorkflow:
         """Accept the job's newest list of code versions."""
         self.incident.take_versions(read_versions(versions))
 
-    @workflow.signal(name="overtaken", description="Sent by its job: something else happened")
+    @workflow.signal(name="overtaken", description="Sent by its job: an event is more urgent")
     def overtaken(self, why: Any = "", *more: Any) -> None:
         """End the search for a slow machine, because something more urgent happened."""
-        self.incident.overtaken = str(why)[:100] or "something else happened"
+        self.incident.overtaken = str(why)[:100] or "an event is more urgent"
 
     @workflow.query(name="stage", description="Stage of the incident and why")
     def current_stage(self) -> CurrentStage:

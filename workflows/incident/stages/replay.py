@@ -21,8 +21,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows import attributes, web_ui
     from workflows.incident.incident import Abandoned, Incident
     from workflows.messages import ReplayInput
-    from workflows.options import TASK_TIMEOUT
     from workflows.replay import ReplayWorkflow
+    from workflows.start_activity import TASK_TIMEOUT
 
 
 async def replay(incident: Incident, plan: RestartPlan) -> None:
