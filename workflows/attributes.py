@@ -11,7 +11,7 @@ from typing import Any
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from everstep.model.job_state import JobState
-from workflows.version_page import pending_text
+from workflows.web_ui import pending_text
 
 JOB_NAME = SearchAttributeKey.for_keyword("JobName")
 STAGE = SearchAttributeKey.for_keyword("Stage")

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.confirm_steps import ConfirmSteps
     from everstep.decisions.act.recover.confirm import confirm_bound_s
-    from everstep.decisions.act.recover.incident_state import IncidentState
     from everstep.decisions.act.recover.rules import backoff_s
     from everstep.model.incident import Anomaly, Symptom
     from everstep.model.job_state import JobState
@@ -23,8 +21,6 @@ with workflow.unsafe.imports_passed_through():
 
 LEAST_BOUND_S = 1.0
 """The time limit of a check of ranks that should have stepped by now, seconds."""
-MOST_ASKED = 10
-"""A restart is stopped after this many checks without a result."""
 
 
 class FirstStepWatch:
@@ -81,7 +77,7 @@ class FirstStepWatch:
             confirmed.cancel()
             return False, None
         if error := confirmed.exception():
-            workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
+            workflow.logger.warning("it is not known whether the ranks step", extra={"error": str(error)})
             self._unanswered += 1
             return True, None
         self._unanswered = 0
@@ -121,32 +117,6 @@ class FirstStepWatch:
             # Watchers detect no hang before the first step; they report ends of ranks themselves.
             suspect(state, Symptom.HANG, confirmation.reason)
         state.confirm_by_ns = 0
-
-
-async def confirm_restart(
-    ask: Callable[[float], Awaitable[Confirmation]], pause: Callable[[timedelta], Awaitable[None]], state: IncidentState
-) -> Confirmation:
-    """Wait for the first step of a generation that an incident launched.
-
-    If it cannot be determined whether the generation steps, it is not stopped: the check is repeated.
-
-    Args:
-        ask: Starts a check, for at most a number of seconds.
-        pause: Waits before the check is repeated.
-        state: The incident's state.
-
-    Raises:
-        ActivityError: repeated checks gave no result.
-    """
-    bound_s = confirm_bound_s(state.first_step_s, state.spec.policy)
-    until = workflow.time() + bound_s
-    for asked in range(1, MOST_ASKED):
-        try:
-            return await ask(max(until - workflow.time(), LEAST_BOUND_S) if asked > 1 else bound_s)
-        except ActivityError as error:
-            workflow.logger.warning("nobody can say whether the ranks step", extra={"error": str(error)})
-        await pause(timedelta(seconds=max(backoff_s(asked, state.spec.policy), LEAST_BOUND_S)))
-    return await ask(LEAST_BOUND_S)
 
 
 def suspect(state: JobState, symptom: Symptom, headline: str) -> None:

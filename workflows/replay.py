@@ -8,6 +8,7 @@ phases it continues as new: at 4,096 machines dozens of repeats are more than a 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NoReturn
 
 from temporalio import workflow
@@ -15,16 +16,22 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.replay_on_group import ReplayOnGroup
+    from everstep.base.text import listed
     from everstep.decisions.act.recover.confirm import confirm_bound_s
-    from everstep.decisions.blame.replay.compare_groups import conclude, is_settled
+    from everstep.decisions.blame.replay.compare_groups import conclude, is_settled, judge_runs
     from everstep.decisions.blame.replay.group_jobs import plan_of, repeats_of, spec_of_group
-    from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase
+    from everstep.decisions.blame.replay.groups import ReplayGroup, ReplayPhase, ReplayPlan
     from everstep.decisions.blame.replay.kept_runs import fold
     from everstep.model.job import PlacedJob
-    from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
-    from workflows import replay_page
+    from everstep.model.job_state import job_workflow_id
+    from everstep.model.replay import GroupRun, Replayed, ReplayConclusion, RunEnd
+    from workflows import web_ui
     from workflows.messages import ReplayCarried, ReplayInput
     from workflows.start_activity import TASK_TIMEOUT, start_activity
+
+ROWS = 24
+"""The largest number of groups on the page, those with a fault first."""
+LINE = 120
 
 
 @workflow.defn(name="Replay")
@@ -125,5 +132,49 @@ class ReplayWorkflow:
     def _show(self, found: Replayed | None = None) -> None:
         """Update the page."""
         shown, now, namespace = found or self._concluded(), "" if found else self._now, workflow.info().namespace
-        page = replay_page.page(self._input, self._plan, self._runs, shown, now=now, namespace=namespace)
+        page = _page(self._input, self._plan, self._runs, shown, now=now, namespace=namespace)
         workflow.set_current_details(page)
+
+
+def _page(
+    input: ReplayInput, plan: ReplayPlan, runs: Sequence[GroupRun], found: Replayed, *, now: str, namespace: str
+) -> str:
+    """Return the page.
+
+    Args:
+        input: The input of the replay.
+        plan: The groups of the replay.
+        runs: The finished trials.
+        found: The result so far.
+        now: What runs now; empty: the replay is over.
+        namespace: The namespace of Temporal, for the link to the job.
+    """
+    steps, of_machines = input.spec.policy.replay.steps, web_ui.count(plan.size, "machine")
+    headline = f"## {now}" if now else f"## {found.text}"
+    told = (
+        f"`{input.spec.script}` from its beginning, {steps} steps, on groups of {of_machines}: each machine is in one "
+        f"row and in one column, {plan.count} of each. A group that breaks, or computes other bits than the others, "
+        "has a machine at fault; who is in both is it."
+    )
+    why = f"Why: {input.why}" if input.why else ""
+    link = web_ui.link("Job", namespace, job_workflow_id(input.job))
+    parts = [headline, told, why, _table(input, plan, runs), link]
+    return "\n\n".join(part for part in parts if part)[: web_ui.PAGE_CHARACTERS]
+
+
+def _table(input: ReplayInput, plan: ReplayPlan, runs: Sequence[GroupRun]) -> str:
+    judged = judge_runs(plan, runs)
+    names = [machine.name for machine in input.machines]
+    groups = sorted(plan.groups, key=lambda group: judged[group.name].faulty is not True)
+    rows = []
+    for group in groups[:ROWS]:
+        own = [run for run in runs if run.group == group.name]
+        if not own:
+            continue
+        verdict = judged[group.name]
+        said = "as the others" if verdict.faulty is False else verdict.why[:LINE].replace("|", "/")
+        took = sum(run.seconds for run in own)
+        mark = "**" if verdict.faulty else ""
+        machines = listed([names[x] for x in group.machines], 6)
+        rows.append([f"{mark}{group.name}{mark}", machines, web_ui.seconds(took), f"{mark}{said}{mark}"])
+    return web_ui.table(["Group", "Machines", "Took", "What it showed"], rows) if rows else ""

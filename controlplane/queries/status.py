@@ -26,7 +26,7 @@ from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.job_state import IncidentSummary, JobState
 from everstep.model.machine import Machine
 from everstep.model.version import VersionStatus
-from workflows.version_page import pending_text
+from workflows.web_ui import pending_text
 
 DESCRIBE_S = 1.5
 """An agent that needs longer counts as silent, seconds."""

@@ -1,4 +1,7 @@
-"""Reattempt: launch the next generation, with the running or another version of the job's code."""
+"""Reattempt: launch the next generation, and watch its ranks until they step.
+
+The generation runs the present or another version of the job's code.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,22 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.agents.confirm_steps import ConfirmSteps
     from activities.agents.launch_ranks import LaunchRanks
+    from everstep.decisions.act.recover.confirm import confirm_bound_s
     from everstep.decisions.act.recover.plan import RestartPlan
+    from everstep.decisions.act.recover.rules import backoff_s
     from everstep.decisions.act.versions.next_version import is_withdrawn
     from everstep.model.ladder import Rung
-    from everstep.model.launch import Confirmation
+    from everstep.model.launch import Confirmation, Launched
     from everstep.model.stage import Stage
+    from workflows.first_step import LEAST_BOUND_S
     from workflows.incident.incident import Incident
-    from workflows.incident.stages.confirm import confirm
     from workflows.incident.stages.stop import impatient
     from workflows.start_activity import start_activity
 
+MOST_CHECKS = 10
+"""A restart is given up after this many checks without a result."""
 FOUND_CHARACTERS = 300
 """The largest number of characters about one restart in a report."""
 
@@ -68,7 +76,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         code = f", v{state.book.running}" if plan.change else ""
         timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation}{code} {target.origin}")
         began = timeline.enter(Stage.CONFIRM)
-        confirmation = await confirm(incident, launched, target.largest)
+        confirmation = await _confirm(incident, launched, target.largest)
     except ActivityError as error:
         failed = f"failed: {error.cause or error}"
         timeline.leave(began, timeline.stage, failed)
@@ -79,6 +87,38 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     if confirmation.ok:
         incident.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
     return confirmation
+
+
+async def _confirm(incident: Incident, launched: Launched, state_bytes: int) -> Confirmation:
+    """Watch the new generation until it steps; ``state_bytes`` is the size of the largest state that a rank restores.
+
+    A check without a result does not stop the generation: the check is repeated.
+
+    Raises:
+        ActivityError: repeated checks gave no result.
+    """
+    state, policy = incident.state, incident.state.spec.policy
+
+    async def check(bound_s: float) -> Confirmation:
+        steps = ConfirmSteps(
+            job=state.placed,
+            launched=launched,
+            timeout_s=bound_s,
+            showing=state.showing,
+            state_bytes=state_bytes,
+            silent_s=policy.silence.detect_s if impatient(incident) else 0.0,
+        )
+        return await incident.unless_abandoned(start_activity(steps))
+
+    bound_s = confirm_bound_s(state.first_step_s, policy)
+    until = workflow.time() + bound_s
+    for number in range(1, MOST_CHECKS):
+        try:
+            return await check(max(until - workflow.time(), LEAST_BOUND_S) if number > 1 else bound_s)
+        except ActivityError as error:
+            workflow.logger.warning("it is not known whether the ranks step", extra={"error": str(error)})
+        await incident.wait(timedelta(seconds=max(backoff_s(number, policy), LEAST_BOUND_S)), "ASK AGAIN")
+    return await check(LEAST_BOUND_S)
 
 
 def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
