@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.blame.replay.kept_runs import fold
     from everstep.model.job import PlacedJob
     from everstep.model.job_state import job_workflow_id
-    from everstep.model.replay import GroupRun, Replayed, ReplayConclusion, RunEnd
+    from everstep.model.replay import GroupRun, ReplayConclusion, Replayed, RunEnd
     from workflows import web_ui
     from workflows.messages import ReplayCarried, ReplayInput
     from workflows.start_activity import TASK_TIMEOUT, start_activity

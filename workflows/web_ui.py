@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from everstep.base.text import listed, error_line
+from everstep.base.text import error_line, listed
 from everstep.decisions.keep.copies_text import copies_text
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.evidence import Evidence
