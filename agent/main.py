@@ -208,7 +208,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         # In a local cluster one computer stands for all machines: each agent takes what is its own.
         kernel_log_tag=shared.tag_of(cluster, options.machine, options.state_dir) if cluster else "",
         fake_gpus=options.state_dir / FAKE_GPUS if cluster else None,
-        beside=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
+        shared_folders=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
         disk_problem=lambda: host.disk.problem,
         ranks=jobs.ranks_seen,
     )

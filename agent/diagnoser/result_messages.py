@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.reporting.observations import finding_of, to_message
+from agent.reporting.observations import finding_message, finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.model.diagnosis import DiagnosticResult
 
@@ -11,7 +11,7 @@ def result_message(result: DiagnosticResult) -> pb.TestResult:
     """Convert a result to a message."""
     return pb.TestResult(
         name=result.test,
-        findings=map(to_message, result.findings),
+        findings=map(finding_message, result.findings),
         nothing=result.nothing,
         measures=result.measures,
         digests=result.digests,

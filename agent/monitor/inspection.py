@@ -1,8 +1,8 @@
-"""What every inspection looks like.
+"""The base class of inspections, and what they exchange with the agent.
 
-An inspection looks at one part of the machine again and again, in a thread of its own: it may wait for a sick
-device, and nothing waits for it. It concludes only what it can know. What it cannot look at is unknown
-(``CannotInspect``), what the machine does not have is nothing to inspect.
+An inspection inspects one part of the machine again and again, in a thread of its own, so that a device that does not
+answer delays nothing else. A part that cannot be inspected is unknown and not faulty (``CannotInspect``). A part that
+the machine does not have is left out, with a note.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Reason
 from everstep.system.procfs import PROC
 
 EVENTS = 64
-"""Different events that an inspection notes at the same time, at most; the oldest go first."""
+"""Largest number of different events that an inspection keeps; the oldest are dropped first."""
 
 
 class Limits(BaseModel):
-    """How often an inspection looks, and its thresholds; the base of each inspection's own."""
+    """The period and the deadline of an inspection; the base class of the settings of each inspection."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     off: bool = False
-    """Do not look at all."""
+    """Turn this inspection off."""
     interval_s: float = Field(default=2.0, gt=0)
-    """From one look to the next, seconds. 2 for the host, 10 for GPUs, 30 for the network (ByteRobust, table 3)."""
+    """Period, seconds: 2 for the host, 10 for GPUs, 30 for the network (ByteRobust, table 3)."""
     deadline_s: float = Field(default=10.0, gt=0)
-    """A look that takes longer is said to hang."""
+    """An inspection that takes longer is reported as hanging, seconds."""
 
 
 @dataclass(slots=True)
-class Look:
-    """What one look saw."""
+class InspectionResult:
+    """The result of inspecting once."""
 
     findings: list[Finding] = field(default_factory=list)
     measures: dict[str, float] = field(default_factory=dict)
-    """Name with unit, as Prometheus has them (``memory_available_bytes``), with labels as in ``x{device="eth0"}``."""
+    """Name and value of each measure. Names are those of Prometheus, with a unit and with labels, e.g.
+    ``node_network_speed_bytes{device="eth0"}``."""
     facts: dict[str, str] = field(default_factory=dict)
-    """What should be the same on all machines of a job, e.g. the version of the driver."""
+    """Properties that should be equal on all machines of a job, e.g. the version of the driver."""
     note: str = ""
-    """Why there is nothing to inspect, e.g. ``no GPU``; empty: there is."""
+    """Why there is nothing to inspect, e.g. ``no GPU``; empty if the part was inspected."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
-    """A rank that runs on the machine, or ran."""
+    """A rank that the agent started on the machine."""
 
     job: str
     rank: int
@@ -62,126 +63,128 @@ class RankSeen:
 
 @dataclass(frozen=True)
 class Site:
-    """The machine that is inspected, and where on it everything is."""
+    """The machine that is inspected: the paths, addresses and functions that inspections read from."""
 
     machine: str = "m0"
     host: str = "127.0.0.1"
-    """On which the agent listens."""
+    """Address on which the agent listens."""
     state_dir: Path = Path("/var/lib/everstep")
     shm_dir: Path = Path("/dev/shm")
     proc: Path = PROC
     sys: Path = Path("/sys")
     kernel_log: Path = Path("/dev/kmsg")
     kernel_log_tag: str = ""
-    """Lines that a process wrote into the kernel log count where they begin with this; empty: none does, for any
-    process could forge them. Drills use it."""
+    """Beginning of the lines of the kernel log that count although a process wrote them. Drills use it. Empty: no line
+    from a process counts, because any process could forge one."""
     fake_gpus: Path | None = None
-    """File that describes GPUs which are not there (``agent.monitor.gpu.fake``); for drills and tests."""
+    """File that describes simulated GPUs (``agent.monitor.gpu.fake``), for drills and tests."""
     disk_problem: Callable[[], str] = lambda: ""
-    """Why the state folder is not written."""
+    """Returns why the state folder cannot be written; an empty text if it can."""
     ranks: Callable[[], list[RankSeen]] = list
-    """Those that the agent started. Called in an inspection's thread."""
-    beside: tuple[Path, ...] = ()
-    """Folders of which only what belongs to this agent concerns it: where one computer stands for several machines."""
+    """Returns the ranks that the agent started. It is called in the thread of an inspection."""
+    shared_folders: tuple[Path, ...] = ()
+    """Folders that several agents on one computer share. Each agent inspects only its own folders in them."""
     now_ns: Callable[[], int] = time.time_ns
 
-    def is_beside(self, path: Path) -> bool:
+    def is_of_other_agent(self, path: Path) -> bool:
         """Whether a path belongs to another agent on this computer."""
         ours = path.is_relative_to(self.state_dir) or path.is_relative_to(self.shm_dir)
-        return not ours and any(path.is_relative_to(folder) for folder in self.beside)
+        return not ours and any(path.is_relative_to(folder) for folder in self.shared_folders)
 
 
 class Inspection(ABC):
-    """Looks at one part of the machine.
+    """Inspects one part of the machine.
 
     Args:
-        site: Where it looks.
-        limits: Its thresholds, of the type ``Limits`` of the class.
-        kept: What it kept, of an earlier process: see ``kept``.
-        same_boot: The machine was not started anew since that was kept: counters go on, and what is known holds.
+        site: The machine.
+        limits: Settings, of the class's ``limits_type``.
+        kept: State that the inspection of an earlier agent kept (see the attribute ``kept``); empty: there is none.
+        same_boot: Whether the machine has not been rebooted since, so that the kernel's counters were not reset.
     """
 
     name: ClassVar[str]
-    """In settings, findings and metrics; it does not change."""
-    looks_at: ClassVar[str]
-    """One line."""
+    """The name in settings, findings and metrics; it does not change from release to release."""
+    inspects: ClassVar[str]
+    """One line for a person: the part of the machine that is inspected."""
     reasons: ClassVar[tuple[Reason, ...]]
-    """All that it can find."""
+    """All reasons of its findings."""
     metrics: ClassVar[Mapping[str, Described]] = {}
-    """All that it can measure."""
+    """All measures."""
     limits_type: ClassVar[type[Limits]] = Limits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Reason code → names in ``kept`` of what findings with it are compared with."""
+    """Reason code → keys in ``kept`` of the earlier values that findings with this reason are compared with."""
     waits: ClassVar[bool] = False
-    """A look waits by itself until something happens, or for ``interval_s``; the next one follows at once."""
+    """Whether ``inspect`` itself waits for an event, ``interval_s`` at most; if so, it is called again at once."""
 
     def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         self.site = site
         self.limits: Any = limits
         self.kept: dict[str, Any] = dict(kept) if same_boot else self.after_reboot(kept)
-        """What a later process needs to know: JSON, small, replaced or changed in a look."""
+        """Small state, in JSON types, that the next agent gets; ``inspect`` changes or replaces it."""
 
     def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """What still holds after the machine was started anew; by default nothing."""
+        """Return the part of the kept state that is still valid after a reboot of the machine; by default none."""
         return {}
 
     @abstractmethod
-    def look(self) -> Look:
-        """Look once; may wait, in a thread of its own.
+    def inspect(self) -> InspectionResult:
+        """Inspect once. The call may take long: it runs in the inspection's own thread.
 
         Raises:
-            CannotInspect: it cannot, with the reason.
+            CannotInspect: the part cannot be inspected; the message says why.
             OSError: likewise.
         """
 
     def forget(self, reason: str) -> None:
-        """What findings with a reason code are about was repaired: events count no more, and what is compared is
-        compared with what the next inspection sees. Called between two looks, in their thread."""
+        """Forget the events and the earlier values behind findings with a reason code, because the fault was repaired.
+
+        Called in the inspection's thread, between two inspections.
+        """
         if "events" in self.kept:
             kept = self.kept["events"]
             self.kept["events"] = [event for event in kept if event["finding"]["reason"] != reason]
         for name in self.baselines.get(reason, ()):
             self.kept.pop(name, None)
 
-    def note(self, found: Finding, *, at_ns: int, lasts_s: float | None) -> None:
-        """Note what happened once and counts for some time, as a line of the kernel log does.
+    def note(self, finding: Finding, *, at_ns: int, lasts_s: float | None) -> None:
+        """Keep an event as an active finding for some time, e.g. a line of the kernel log.
 
-        Where it happened before and still counts, its evidence is added, and it counts from now on.
+        If the same event is active already, its evidence is extended and its time begins again.
 
         Args:
-            found: What happened.
-            at_ns: When it did.
-            lasts_s: For how long it counts; None: until the machine is started anew.
+            finding: The event.
+            at_ns: When it happened, nanoseconds of the machine's clock.
+            lasts_s: How long it stays active; None: until the machine is rebooted.
         """
         until_ns = 0 if lasts_s is None else at_ns + round(lasts_s * 1e9)
         events = self.kept["events"] = _current(self.kept.get("events", []), at_ns)
         for event in events:
             known = Finding.model_validate(event["finding"])
-            if known.key == found.key:
-                evidence = [*known.evidence, *(line for line in found.evidence if line not in known.evidence)]
+            if known.key == finding.key:
+                evidence = [*known.evidence, *(line for line in finding.evidence if line not in known.evidence)]
                 last_ns = max(at_ns, known.last_ns, known.since_ns)
-                # The first lines of evidence say how it began.
+                # The first lines are kept: they show how it began.
                 merged = known.model_copy(update={"evidence": evidence[:EVIDENCE_LINES], "last_ns": last_ns})
                 event.update(finding=merged.model_dump(mode="json"), until_ns=until_ns, count=event["count"] + 1)
                 return
-        events.append({"finding": found.model_dump(mode="json"), "until_ns": until_ns, "count": 1})
+        events.append({"finding": finding.model_dump(mode="json"), "until_ns": until_ns, "count": 1})
         del events[: max(len(events) - EVENTS, 0)]
 
     def noted(self) -> list[Finding]:
-        """What was noted and still counts; an event that came several times says how often."""
-        found = []
+        """Return the events that are still active, as findings; the text of a repeated event has its count."""
+        findings = []
         self.kept["events"] = _current(self.kept.get("events", []), self.site.now_ns())
         for event in self.kept["events"]:
             finding = Finding.model_validate(event["finding"])
             times = f" ({event['count']} times)" if event["count"] > 1 else ""
-            found.append(finding.model_copy(update={"text": finding.text + times}))
-        return found
+            findings.append(finding.model_copy(update={"text": finding.text + times}))
+        return findings
 
-    def hurry(self) -> None:  # noqa: B027 - most do not wait in a look
-        """End the wait of a look that waits by itself, where that may be long. Called in another thread."""
+    def hurry(self) -> None:  # noqa: B027 - most inspections do not wait
+        """End the wait inside ``inspect``. Called in another thread."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """Give back what it holds; may be called while a look hangs."""
+        """Release resources. It may be called while ``inspect`` hangs."""
 
     def finding(
         self,
@@ -192,16 +195,15 @@ class Inspection(ABC):
         since_ns: int = 0,
         verdict: Health | None = None,
     ) -> Finding:
-        """A finding of this inspection.
+        """Make a finding of this inspection; see :meth:`everstep.model.finding.Reason.found`.
 
         Args:
             reason: One of ``reasons``.
-            item: Which part of the machine; of few, not of as many as there are events. Here and in what follows, bytes
-                that are no UTF-8 are written as ``\\xff``.
-            evidence: What was seen.
-            text: One line; by default what the reason means.
-            since_ns: When it was seen first; by default now.
-            verdict: Another one than the reason's.
+            item: The part of the machine. Each item is a finding of its own, so there should be few.
+            evidence: The numbers or lines that show the fault.
+            text: One line for a person; by default the meaning of the reason.
+            since_ns: When the fault was seen first; by default now.
+            verdict: Overrides the verdict of the reason.
         """
         return reason.finding(
             self.name, item, *evidence, text=text, since_ns=since_ns or self.site.now_ns(), verdict=verdict
@@ -209,5 +211,5 @@ class Inspection(ABC):
 
 
 def _current(events: list[dict[str, Any]], now_ns: int) -> list[dict[str, Any]]:
-    """The events that still count."""
+    """Return the events whose time is not over."""
     return [event for event in events if not event["until_ns"] or event["until_ns"] > now_ns]

@@ -1,4 +1,4 @@
-"""The state of inspections for the next agent, written to shared memory at once and to disk when it accepts it."""
+"""Keeps the state of inspections for the next agent: in shared memory at once, and on disk as soon as it answers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ logger = structlog.get_logger()
 
 
 class KeptStates:
-    """One file for all inspections of an agent.
+    """The kept state of all inspections of an agent, in one file.
 
     Args:
-        folder: In shared memory.
-        copies: Folder on disk, for the time after a reboot; None: there is none.
+        folder: Folder of the file, in shared memory.
+        copies: Folder on disk of a copy that outlives a reboot; None: there is no copy.
         disk: Writes the copy.
-        boot: Id of this start of the kernel; by default it is asked.
+        boot: Boot id of the kernel; by default it is read.
     """
 
     def __init__(
@@ -40,23 +40,23 @@ class KeptStates:
         self._lock = threading.Lock()
         self._failures = LoggedErrors()
         self.same_boot = False
-        """The machine was not started anew since what is here was kept."""
+        """Whether the machine has not been rebooted since the loaded state was kept."""
         self._states: dict[str, dict[str, Any]] = {}
         self._written = b""
         self._load()
 
     def of(self, inspection: str) -> dict[str, Any]:
-        """Return the state that an inspection of an earlier agent kept; empty: there is none."""
+        """Return the kept state of an inspection; empty: there is none."""
         return dict(self._states.get(inspection, {}))
 
     def keep(self, inspection: str, state: dict[str, Any]) -> None:
-        """Keep what an inspection needs, where it changed. Called in the threads of inspections."""
+        """Keep the state of an inspection if it changed. Called in the threads of inspections."""
         with self._lock:
             try:
                 json.dumps(state)
-            except (TypeError, ValueError) as error:  # of a site's own; the others' states are kept all the same
+            except (TypeError, ValueError) as error:  # a site's own inspection may do this; other states are still kept
                 if self._failures.is_new(inspection, error):
-                    logger.error("what an inspection keeps is no JSON", inspection=inspection, reason=str(error))
+                    logger.error("the state of an inspection is not JSON", inspection=inspection, reason=str(error))
                 return
             self._states[inspection] = state
             text = json.dumps({"boot": self._boot, "states": self._states}).encode()
@@ -68,7 +68,7 @@ class KeptStates:
                 self._failures.recovered(FILE)
             except (OSError, ConfigError) as error:
                 if self._failures.is_new(FILE, error):
-                    logger.error("what inspections keep has no room in shared memory", reason=str(error))
+                    logger.error("the state of the inspections cannot be written to shared memory", reason=str(error))
             if self._disk and self._copy:
                 self._disk.put(self._copy, text)
 
@@ -81,7 +81,9 @@ class KeptStates:
                 states, boot = kept["states"], kept["boot"]
                 self._states = {name: dict(state) for name, state in states.items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                logger.warning("what inspections kept is damaged and ignored", path=str(path), reason=str(error))
+                logger.warning(
+                    "the kept state of the inspections is damaged and is ignored", path=str(path), reason=str(error)
+                )
                 continue
             self.same_boot = boot == self._boot
             return

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agent.monitor import programs
-from agent.monitor.inspection import Inspection, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Site
 from agent.monitor.settings import CheckLimits
 from everstep.errors import CannotInspect, ConfigError
 from everstep.model.finding import Health, Owner, Reason, Remedy
@@ -39,7 +39,7 @@ class OwnCheck(Inspection):
     """Runs a program of the site's own."""
 
     name: ClassVar[str] = "check"
-    looks_at: ClassVar[str] = "what a program of the site looks at"
+    inspects: ClassVar[str] = "what a program of the site looks at"
     reasons: ClassVar[tuple[Reason, ...]] = ()
     limits_type = CheckLimits
 
@@ -47,20 +47,20 @@ class OwnCheck(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self.name = limits.name  # type: ignore[misc]  # each program is an inspection of its own
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Run the program."""
         ran = programs.run(self.limits.command, self.limits.deadline_s, {environment.MACHINE: self.site.machine})
         code, output = ran.code, ran.output[:OUTPUT_CHARACTERS]
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         text = next((line for line in lines if not line.startswith(SETTING)), "")
         if code == OK:
-            return Look(note=text)
+            return InspectionResult(note=text)
         if code not in _MEANINGS:
             raise CannotInspect(f"{self.limits.command[0]} ended with {_said(code)}: {text or 'no output'}")
         verdict, means = _MEANINGS[code]
         reason = self._reason([line for line in lines if line.startswith(SETTING)], verdict, means)
         rest = [line for line in lines if not line.startswith(SETTING)][1:]
-        return Look([self.finding(reason, "", *rest, text=f"{self.name}: {text or means}")])
+        return InspectionResult([self.finding(reason, "", *rest, text=f"{self.name}: {text or means}")])
 
     def _reason(self, settings: list[str], verdict: Health, means: str) -> Reason:
         words = [word for line in settings for word in line.removeprefix(SETTING).split()]

@@ -85,7 +85,7 @@ class ObservationLog:
 
     def finding_changed(self, finding: Finding, over: bool) -> None:
         """Append a finding that an inspection reports; ``over``: the finding is not active any more."""
-        self.append(machine_finding=pb.MachineFinding(finding=to_message(finding), over=over))
+        self.append(machine_finding=pb.MachineFinding(finding=finding_message(finding), over=over))
 
     def acknowledge(self, up_to: int, job: str = "") -> None:
         """Forget what is up to a number: of one job, of no job (``OF_NO_JOB``), or of all (empty).
@@ -192,7 +192,7 @@ def _line(entry: pb.Observation) -> bytes:
     return json.dumps(json_format.MessageToDict(entry, preserving_proto_field_name=True)).encode() + b"\n"
 
 
-def to_message(finding: Finding) -> pb.Finding:
+def finding_message(finding: Finding) -> pb.Finding:
     """Convert a finding to a message."""
     return pb.Finding(
         inspection=finding.inspection,

@@ -61,19 +61,21 @@ def _inspections(samples: Samples, states: list[InspectionState]) -> None:
     whole = together(state.verdict for state in states)
     verdicts(samples, "machine_verdict", whole, {})
     for state in states:
-        name = {"inspection": state.name}
+        name = {"inspection": state.inspection.name}
         verdicts(samples, "inspection_verdict", state.verdict, name)
-        samples.add("inspection_looks_total", state.looks, **name)
+        samples.add("inspection_looks_total", state.inspections, **name)
         samples.add("inspection_cpu_seconds_total", state.busy_s, **name)
-        if state.looked_ns:
-            samples.add("inspection_last_look_timestamp_seconds", state.looked_ns / 1e9, **name)
+        if state.inspected_ns:
+            samples.add("inspection_last_look_timestamp_seconds", state.inspected_ns / 1e9, **name)
         # By item there could be any number of them: `everstep machines` has these.
-        for (reason, verdict), number in Counter((found.reason, found.verdict) for found in state.findings).items():
+        for (reason, verdict), number in Counter(
+            (found.reason, found.verdict) for found in state.result.findings
+        ).items():
             samples.add("findings", number, **name, reason=reason, verdict=verdict)
-        for fact, value in state.facts.items():
+        for fact, value in state.result.facts.items():
             samples.add("machine_fact_info", 1, fact=fact, value=value)
-        for text, measured in state.measures.items():
-            samples.measure(text, measured, f"Measured by the inspection {state.name}.")
+        for text, measured in state.result.measures.items():
+            samples.measure(text, measured, f"Measured by the inspection {state.inspection.name}.")
 
 
 def _job(samples: Samples, job: str, runner: JobRunner) -> None:

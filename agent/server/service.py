@@ -18,9 +18,9 @@ from agent.diagnoser.kind import hardware
 from agent.jobs.job_runner import RUN, JobRunner
 from agent.jobs.variables import read_variables
 from agent.launcher.fork_client import ForkServerClient
-from agent.monitor.monitor import Monitor
+from agent.monitor.monitor import MOST_REPORTED, Monitor
 from agent.reporting import rank_logs
-from agent.reporting.observations import to_message
+from agent.reporting.observations import finding_message
 from agent.server.code_service import CodeService
 from agent.server.diagnose_service import DiagnoseService, TraceService
 from agent.server.job_registry import Context, JobRegistry
@@ -34,8 +34,6 @@ from everstep.model.run_id import is_older
 from everstep.system.memory import free, memory_available
 from everstep.system.procfs import boot_id, is_alive
 
-FINDINGS = 64
-"""The largest number of findings in one answer, the worst first."""
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 STOPPED_S = 0.1
@@ -268,7 +266,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     def _findings(self) -> list[pb.Finding]:
         """Return the active findings of the inspections, the worst first."""
-        return [to_message(finding) for finding in self._monitor.findings()[:FINDINGS]]
+        return [finding_message(finding) for finding in self._monitor.findings()[:MOST_REPORTED]]
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:  # noqa: N802
         """End the job on this machine."""
@@ -289,23 +287,8 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         return pb.InspectReply(
             machine=self.host.machine,
             time_ns=time.time_ns(),
-            verdict=together(state.verdict for state in states),  # an inspection that has not looked yet is unknown
-            inspections=[
-                pb.InspectionState(
-                    name=state.name,
-                    looks_at=state.looks_at,
-                    verdict=state.verdict,
-                    findings=map(to_message, state.findings[:FINDINGS]),
-                    measures=state.measures,
-                    facts=state.facts,
-                    note=state.note,
-                    interval_s=state.interval_s,
-                    looked_ns=state.looked_ns,
-                    looks=state.looks,
-                    busy_s=state.busy_s,
-                )
-                for state in states
-            ],
+            verdict=together(state.verdict for state in states),
+            inspections=[state.message() for state in states],
         )
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802

@@ -27,7 +27,7 @@ def inspections() -> str:
         found = [reason for reason in kind.reasons if reason not in xid.REASONS]
         every = f"{kind.limits_type.model_fields['interval_s'].get_default():g}"
         beside = "; [Xids](xids.md) have a page of their own" if len(found) < len(kind.reasons) else ""
-        parts.append(f"## `{kind.name}`\n\n{sentence(kind.looks_at)} Every {every} s{beside}.")
+        parts.append(f"## `{kind.name}`\n\n{sentence(kind.inspects)} Every {every} s{beside}.")
         parts += [reasons(found)] if found else []
     return "\n\n".join(parts)
 

@@ -128,7 +128,7 @@ def test_the_network_inspections_measure_what_is_in_the_reference(
     ports = InfinibandInspection(site, InfinibandLimits(), {}, same_boot=True)
     samples = Samples({})
     for inspection in (links, loss, ports):
-        for text, value in inspection.look().measures.items():
+        for text, value in inspection.inspect().measures.items():
             samples.measure(text, value, "Measured.")
     links.close()
 

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from agent.monitor import programs
 from agent.monitor.gpu.reading import item_of
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, Reason, Remedy
 
@@ -77,26 +77,26 @@ class DcgmInspection(Inspection):
     """Asks DCGM's host engine for the results of its health watches."""
 
     name: ClassVar[str] = "dcgm"
-    looks_at: ClassVar[str] = "what DCGM's health watches say of GPUs and NVSwitches"
+    inspects: ClassVar[str] = "what DCGM's health watches say of GPUs and NVSwitches"
     reasons: ClassVar[tuple[Reason, ...]] = (FAILURE, WARNING)
     limits_type: ClassVar[type[Limits]] = DcgmLimits
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Ask once."""
         if shutil.which(self.limits.command) is None:
-            return Look(note=f"{self.limits.command} is not installed")
+            return InspectionResult(note=f"{self.limits.command} is not installed")
         text = self._run("health", "-g", str(self.limits.group), "-c", "-j")
         if NOT_WATCHED.search(text) and self.limits.set_watches:
             self._run("health", "-g", str(self.limits.group), "-s", "a")
             text = self._run("health", "-g", str(self.limits.group), "-c", "-j")
         if NOT_RUNNING.search(text) and not self.kept.get("ran"):
-            return Look(note="DCGM does not run")
+            return InspectionResult(note="DCGM does not run")
         incidents = parsed(text)
         self.kept["ran"] = True
         found: dict[tuple[str, str], list[DcgmIncident]] = {}
         for incident in incidents:
             found.setdefault((self._item(incident), incident.reason.code), []).append(incident)
-        return Look([self._of_part(item, several) for (item, _), several in found.items()])
+        return InspectionResult([self._of_part(item, several) for (item, _), several in found.items()])
 
     def _of_part(self, item: str, incidents: list[DcgmIncident]) -> Finding:
         first = incidents[0]

@@ -13,7 +13,7 @@ from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import EXPORTED, GpuReading, GpusReading, GpuTrouble, facts, item_of, measures
 from agent.monitor.gpu.rules import available, heat, links, memory
 from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem, GpuRule
-from agent.monitor.inspection import Inspection, Limits, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
 from everstep.model.finding import Finding, Health, Reason
 from everstep.system import procfs
 
@@ -47,7 +47,7 @@ class GpuInspection(Inspection):
     """
 
     name: ClassVar[str] = "gpu"
-    looks_at: ClassVar[str] = "GPUs by NVML: there, usable, memory errors, heat, power, PCIe, NVLink, fabric, driver"
+    inspects: ClassVar[str] = "GPUs by NVML: there, usable, memory errors, heat, power, PCIe, NVLink, fabric, driver"
     reasons: ClassVar[tuple[Reason, ...]] = (*available.REASONS, *memory.REASONS, *heat.REASONS, *links.REASONS)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("gpu_count", "", "GPUs of the machine"),
@@ -78,12 +78,12 @@ class GpuInspection(Inspection):
             for known in self.kept.get("known", {}).values():
                 known["links"] = []
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read once."""
         self._choose()
         if self._source == REAL and not pci.worth_reading(self.site.sys, self.site.proc, self.dev):
             if not self._expected([]):
-                return Look(note="no NVIDIA GPU")
+                return InspectionResult(note="no NVIDIA GPU")
             reading = GpusReading()
         else:
             try:
@@ -93,7 +93,7 @@ class GpuInspection(Inspection):
         self.kept["missed"] = 0
         no_library = reading.trouble is GpuTrouble.LIBRARY_MISSING
         if no_library and not self._expected([]) and self._source == REAL and pci.all_have_drivers(self.site.sys):
-            return Look(note="the machine has NVIDIA GPUs, and none is given to the agent")
+            return InspectionResult(note="the machine has NVIDIA GPUs, and none is given to the agent")
         return self._judged(reading)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class GpuInspection(Inspection):
             raise GpusSilent(f"process {pid} still waits in the driver", stuck=True)
         return self._process.read(self.limits.answer_s, self.limits.start_s)
 
-    def _hangs(self, silent: GpusSilent) -> Look:
+    def _hangs(self, silent: GpusSilent) -> InspectionResult:
         """The findings of before stay: the GPUs could not be read."""
         missed = self.kept["missed"] = self.kept.get("missed", 0) + 1
         if silent.stuck and (stuck := procfs.process_of(self._process.pid)):
@@ -133,9 +133,9 @@ class GpuInspection(Inspection):
             replace(reason, sure=sure, verdict=verdict), text if missed > 1 else reason.means, str(silent)
         )
         before = [found for found in self._last if found.reason != reason.code]
-        return Look([self._finding(seen, ""), *before])
+        return InspectionResult([self._finding(seen, ""), *before])
 
-    def _judged(self, reading: GpusReading) -> Look:
+    def _judged(self, reading: GpusReading) -> InspectionResult:
         now_ns = self.site.now_ns()
         now: list[Finding] = []
         if reading.trouble:
@@ -157,7 +157,7 @@ class GpuInspection(Inspection):
         if self._holds_up(reading, now):
             self._process.end()
         self._last = [*now, *self.noted()]
-        return Look(self._last, measures(reading), facts(reading))
+        return InspectionResult(self._last, measures(reading), facts(reading))
 
     def _seen(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuProblem]:
         """What the rules report of one GPU that could be read; brings up to date what is known of it."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.model.finding import Reason, Remedy
 from everstep.system import procfs
 
@@ -31,7 +31,7 @@ class AgentInspection(Inspection):
     """Whether the agent can do its work, and what it costs."""
 
     name: ClassVar[str] = "agent"
-    looks_at: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"
+    inspects: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"
     reasons: ClassVar[tuple[Reason, ...]] = (STATE_FOLDER, FILES)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("process_cpu_seconds_total", "", "CPU time of the agent"),
@@ -41,8 +41,8 @@ class AgentInspection(Inspection):
     )
     limits_type: ClassVar[type[Limits]] = AgentLimits
 
-    def look(self) -> Look:
-        """Look at this process."""
+    def inspect(self) -> InspectionResult:
+        """InspectionResult at this process."""
         findings = []
         if problem := self.site.disk_problem():
             findings.append(self.finding(STATE_FOLDER, "", problem, text=f"the state folder: {problem}"))
@@ -57,4 +57,4 @@ class AgentInspection(Inspection):
             "process_open_fds": float(files),
             "process_threads": float(threading.active_count()),
         }
-        return Look(findings, measures)
+        return InspectionResult(findings, measures)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
 JUMPED = Reason(
@@ -70,7 +70,7 @@ class ClockInspection(Inspection):
     """Whether the wall clock runs with the monotonic one, and whether a time service holds it."""
 
     name: ClassVar[str] = "clock"
-    looks_at: ClassVar[str] = "the wall clock: set, or no longer held by a time service"
+    inspects: ClassVar[str] = "the wall clock: set, or no longer held by a time service"
     reasons: ClassVar[tuple[Reason, ...]] = (JUMPED, UNSYNCED)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("clock_synced", "", "1: the kernel knows its wall clock to be right")
@@ -83,7 +83,7 @@ class ClockInspection(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._ahead_ns: int | None = None
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Compare the clocks."""
         # Suspended machines: CLOCK_BOOTTIME goes on while they sleep, as the wall clock does.
         now_ns = self.site.now_ns()
@@ -98,4 +98,4 @@ class ClockInspection(Inspection):
         self.kept["was_synced"] = synced or self.kept.get("was_synced", False)
         if self.kept["was_synced"] and not synced:
             findings.append(self.finding(UNSYNCED))
-        return Look(findings, {"clock_synced": float(synced)})
+        return InspectionResult(findings, {"clock_synced": float(synced)})

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import pressure
 
@@ -39,7 +39,7 @@ class CpuInspection(Inspection):
     """Whether they are all there, how long processes wait for them, and whether they are too hot."""
 
     name: ClassVar[str] = "cpu"
-    looks_at: ClassVar[str] = "processors: all there, overloaded, too hot"
+    inspects: ClassVar[str] = "processors: all there, overloaded, too hot"
     reasons: ClassVar[tuple[Reason, ...]] = (OVERLOADED, LOST, HOT)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("cpu_online", "", "processors that are there"),
@@ -53,7 +53,7 @@ class CpuInspection(Inspection):
         """How many there were holds; how often they were too hot is counted anew."""
         return {"most": kept["most"]} if "most" in kept else {}
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read counters."""
         now_ns = self.site.now_ns()
         online = os.sysconf("SC_NPROCESSORS_ONLN")
@@ -70,7 +70,7 @@ class CpuInspection(Inspection):
         findings += self.noted()
         load = os.getloadavg()[0]
         measures = {"cpu_online": float(online), "cpu_waiting_ratio": waiting, "load1": load}
-        return Look(findings, measures, {"processors": str(online)})
+        return InspectionResult(findings, measures, {"processors": str(online)})
 
     def _heat(self, now_ns: int) -> None:
         """A package that was throttled since the last look: its counter rose."""

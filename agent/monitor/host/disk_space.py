@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.base.text import size_text
 from everstep.model.finding import Finding, Reason, Remedy
 
@@ -40,7 +40,7 @@ class DiskSpaceInspection(Inspection):
     """How much room there is. Shared memory is not looked at: checkpoints fill it on purpose."""
 
     name: ClassVar[str] = "disk-space"
-    looks_at: ClassVar[str] = "room on file systems"
+    inspects: ClassVar[str] = "room on file systems"
     reasons: ClassVar[tuple[Reason, ...]] = (FULL, NO_FILES_LEFT)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("filesystem_avail_bytes", "path", "free room of the file system of a folder"),
@@ -48,10 +48,10 @@ class DiskSpaceInspection(Inspection):
     )
     limits_type: ClassVar[type[Limits]] = DiskSpaceLimits
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Ask each file system once."""
         seen: set[int] = set()
-        look = Look()
+        result = InspectionResult()
         own = self.site.state_dir
         for path in (own, own / "checkpoints", *map(Path, self.limits.paths)):
             try:
@@ -61,11 +61,11 @@ class DiskSpaceInspection(Inspection):
             if device in seen or not space.f_blocks:
                 continue
             seen.add(device)
-            look.findings += self._judged(path, space)
+            result.findings += self._judged(path, space)
             label = f'{{path="{path}"}}'
-            look.measures[f"filesystem_avail_bytes{label}"] = float(space.f_bavail * space.f_frsize)
-            look.measures[f"filesystem_size_bytes{label}"] = float(space.f_blocks * space.f_frsize)
-        return look
+            result.measures[f"filesystem_avail_bytes{label}"] = float(space.f_bavail * space.f_frsize)
+            result.measures[f"filesystem_size_bytes{label}"] = float(space.f_blocks * space.f_frsize)
+        return result
 
     def _judged(self, path: Path, space: os.statvfs_result) -> list[Finding]:
         found = []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.base.text import size_text
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.memory import memory_available
@@ -38,7 +38,7 @@ class MemoryInspection(Inspection):
     """How much there is, and how much of it can still be used, by the machine and within the agent's cgroup."""
 
     name: ClassVar[str] = "memory"
-    looks_at: ClassVar[str] = "memory that is there, and that may still be used"
+    inspects: ClassVar[str] = "memory that is there, and that may still be used"
     reasons: ClassVar[tuple[Reason, ...]] = (LOW, LOST)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("memory_total_bytes", "", "memory of the machine"),
@@ -52,7 +52,7 @@ class MemoryInspection(Inspection):
         """A module fails at a start as well: what there was is remembered."""
         return dict(kept)
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read the kernel's table."""
         table = meminfo(self.site.proc)
         total, available = table["MemTotal"], min(table["MemAvailable"], memory_available())
@@ -70,4 +70,4 @@ class MemoryInspection(Inspection):
             "memory_available_bytes": float(available),
             "memory_stalled_ratio": waiting.get("full avg60", 0.0) / 100,
         }
-        return Look(findings, measures, {"memory": size_text(total)})
+        return InspectionResult(findings, measures, {"memory": size_text(total)})

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import Mount, mounts
@@ -74,7 +74,7 @@ class MountsInspection(Inspection):
     """Compares the table of mounts with what it was, and asks network file systems whether they answer."""
 
     name: ClassVar[str] = "mounts"
-    looks_at: ClassVar[str] = "file systems: mounted, writable, answering"
+    inspects: ClassVar[str] = "file systems: mounted, writable, answering"
     reasons: ClassVar[tuple[Reason, ...]] = (READ_ONLY, MISSING, HANGS)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("mounts", "", "file systems that are mounted and inspected")
@@ -86,29 +86,29 @@ class MountsInspection(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._asked: dict[str, _Asked] = {}
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read the table."""
         now = {point: mount for point, mount in mounts(self.site.proc).items() if self._is_ours(mount)}
         was_writable = set(self.kept.get("writable", []))
-        look = Look(measures={"mounts": float(len(now))})
+        result = InspectionResult(measures={"mounts": float(len(now))})
         for point in sorted(was_writable & now.keys()):
             if not now[point].writable:
-                look.findings.append(self.finding(READ_ONLY, point, f"{now[point].source} ({now[point].kind})"))
+                result.findings.append(self.finding(READ_ONLY, point, f"{now[point].source} ({now[point].kind})"))
         for point in sorted(set(self.limits.required) - now.keys()):
-            look.findings.append(self.finding(MISSING, point))
+            result.findings.append(self.finding(MISSING, point))
         for point, mount in sorted(now.items()):
             if mount.kind in NETWORK and (silent_s := self._silent_s(point)):
                 text = f"the file system does not answer for {silent_s:.0f} s"
-                look.findings.append(self.finding(HANGS, point, f"{mount.source} ({mount.kind})", text=text))
+                result.findings.append(self.finding(HANGS, point, f"{mount.source} ({mount.kind})", text=text))
         self.kept = {
             # What was unmounted on purpose is no longer expected to be writable, only to be there.
             "writable": sorted((was_writable & now.keys()) | {point for point, mount in now.items() if mount.writable}),
         }
-        return look
+        return result
 
     def _is_ours(self, mount: Mount) -> bool:
         """On a disk, on the network, or where the agent or the settings need it; else it is another user's own."""
-        if mount.kind in PSEUDO or self.site.is_beside(Path(mount.point)):
+        if mount.kind in PSEUDO or self.site.is_of_other_agent(Path(mount.point)):
             return False
         needed = mount.point in self.limits.required or Path(mount.point).is_relative_to(self.site.state_dir)
         return needed or mount.kind in NETWORK or mount.source.startswith("/dev/")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look, RankSeen
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, RankSeen
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.memory import oom_kills
 from everstep.system.procfs import process_of
@@ -51,7 +51,7 @@ class RanksInspection(Inspection):
     """State, CPU time and memory of every rank that the agent started. The agent itself reports how ranks end."""
 
     name: ClassVar[str] = "ranks"
-    looks_at: ClassVar[str] = "ranks: killed for memory, waiting in the kernel, stopped; their CPU time and memory"
+    inspects: ClassVar[str] = "ranks: killed for memory, waiting in the kernel, stopped; their CPU time and memory"
     reasons: ClassVar[tuple[Reason, ...]] = (OOM_KILLS, WAITING, STOPPED)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("rank_cpu_seconds_total", "job rank", "CPU time of a rank's process"),
@@ -64,12 +64,12 @@ class RanksInspection(Inspection):
         self._since: dict[tuple[int, str], float] = {}
         """(Process, state) → since when it is in that state, by the monotonic clock."""
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read the kernel's figures of each."""
         now_ns = self.site.now_ns()
-        look = Look()
+        result = InspectionResult()
         self._count_kills(now_ns)
-        look.findings += self.noted()
+        result.findings += self.noted()
         ranks = [rank for rank in self.site.ranks() if rank.alive]
         since, now = self._since, time.monotonic()
         self._since = {}
@@ -79,13 +79,13 @@ class RanksInspection(Inspection):
                 continue  # it has just ended
             state = process.state
             label = f'{{job="{rank.job}",rank="{rank.rank}"}}'
-            look.measures[f"rank_cpu_seconds_total{label}"] = process.cpu_s
-            look.measures[f"rank_resident_memory_bytes{label}"] = float(process.resident_bytes)
+            result.measures[f"rank_cpu_seconds_total{label}"] = process.cpu_s
+            result.measures[f"rank_resident_memory_bytes{label}"] = float(process.resident_bytes)
             if state in "DtT":
                 key = (rank.pid, "D" if state == "D" else "T")
                 self._since[key] = since.get(key, now)
-                look.findings += self._held_up(rank, key[1], now - self._since[key])
-        return look
+                result.findings += self._held_up(rank, key[1], now - self._since[key])
+        return result
 
     def _held_up(self, rank: RankSeen, state: str, seconds: float) -> list[Finding]:
         if seconds < self.limits.waits_s:

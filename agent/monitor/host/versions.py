@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import everstep
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from everstep.model.finding import Reason
 from everstep.system.procfs import nvidia_driver
 
@@ -26,13 +26,13 @@ class VersionsInspection(Inspection):
     """Versions of kernel, GPU driver and everstep. It finds nothing: which of two machines is odd is a comparison."""
 
     name: ClassVar[str] = "versions"
-    looks_at: ClassVar[str] = "versions that should be the same everywhere"
+    inspects: ClassVar[str] = "versions that should be the same everywhere"
     reasons: ClassVar[tuple[Reason, ...]] = ()
     limits_type: ClassVar[type[Limits]] = VersionsLimits
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read them."""
         facts = {"kernel": platform.release(), "python": platform.python_version(), "everstep": everstep.__version__}
         if found := DRIVER.search(nvidia_driver(self.site.proc)):
             facts["nvidia driver"] = found[1]
-        return Look(facts=facts)
+        return InspectionResult(facts=facts)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
 from agent.monitor.kernel import rules
 from everstep.errors import CannotInspect
 from everstep.model import xid
@@ -147,7 +147,7 @@ class KernelLogInspection(Inspection):
     """Reads all since the machine was started, and then what comes, each line once, also over an agent's restart."""
 
     name: ClassVar[str] = "kernel-log"
-    looks_at: ClassVar[str] = "the kernel log: GPU drivers, disks, file systems, memory, processors, network cards"
+    inspects: ClassVar[str] = "the kernel log: GPU drivers, disks, file systems, memory, processors, network cards"
     reasons: ClassVar[tuple[Reason, ...]] = (*xid.REASONS, *rules.REASONS, LOST)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("kernel_log_missed_records_total", "", "records that were overwritten before they were read")
@@ -160,12 +160,12 @@ class KernelLogInspection(Inspection):
         self.kept.setdefault("last", -1)
         self._log = KernelLog(site.kernel_log, self.kept["last"], site.now_ns)
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Wait for lines, and judge them."""
         for line in self._log.read(self.limits.interval_s):
             self._take(line)
         self.kept["last"] = self._log.last
-        return Look(self.noted(), {"kernel_log_missed_records_total": float(self._log.missed)})
+        return InspectionResult(self.noted(), {"kernel_log_missed_records_total": float(self._log.missed)})
 
     def hurry(self) -> None:
         """Wait for no line."""
@@ -229,7 +229,7 @@ class KernelLogInspection(Inspection):
     def _oom(self, match: re.Match[str], text: str, time_ns: int) -> list[tuple[Finding, float | None]]:
         pid = int(match["pid"])
         killed = next((rank for rank in self.site.ranks() if rank.pid == pid), None)
-        if killed is None and self.site.beside:
+        if killed is None and self.site.shared_folders:
             return []  # of another agent, or of no job here
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
 from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
 from agent.monitor.network.interfaces import NetworkLimits, may_be_looked_at, never_seen
@@ -115,7 +115,7 @@ class InfinibandInspection(Inspection):
     """Reads state and counters of every port, and compares them with what they were."""
 
     name: ClassVar[str] = "infiniband"
-    looks_at: ClassVar[str] = "InfiniBand and RoCE ports: state, rate, error counters, RDMA traffic"
+    inspects: ClassVar[str] = "InfiniBand and RoCE ports: state, rate, error counters, RDMA traffic"
     reasons: ClassVar[tuple[Reason, ...]] = (DOWN, MISSING, FLAP, REPEATED, SLOW, LINK_ERRORS, ERRORS, IDLE, UNREADABLE)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("node_infiniband_state_id", "device port", "1 down, 2 init, 3 armed, 4 active"),
@@ -133,7 +133,7 @@ class InfinibandInspection(Inspection):
         self._hurried = threading.Event()
         self._looked = False
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Wait for the time of the next look, and read all ports; one that is down is looked at again soon."""
         if self._looked:
             self._hurried.wait(self._wait_s())
@@ -168,7 +168,7 @@ class InfinibandInspection(Inspection):
         findings += self._idle(now_ns)
         self._looked = True
         measures = {name: value for port in there.values() for name, value in _measures(port).items()}
-        return Look(findings, measures, note="" if there or entries else "no InfiniBand or RoCE device")
+        return InspectionResult(findings, measures, note="" if there or entries else "no InfiniBand or RoCE device")
 
     def forget(self, reason: str) -> None:
         """What is kept is kept of each port. One that is not active is looked at again once it is."""
@@ -186,7 +186,7 @@ class InfinibandInspection(Inspection):
                 entry["windows"] = {}
 
     def hurry(self) -> None:
-        """Look now."""
+        """InspectionResult now."""
         self._hurried.set()
 
     def close(self) -> None:

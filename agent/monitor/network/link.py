@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
 from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
@@ -68,7 +68,7 @@ class LinkInspection(Inspection):
     """Hears of every change by netlink, and finds flaps that came between two looks, or two agents, by counters."""
 
     name: ClassVar[str] = "link"
-    looks_at: ClassVar[str] = "network interfaces: link down, flapping, gone, slower than it was"
+    inspects: ClassVar[str] = "network interfaces: link down, flapping, gone, slower than it was"
     reasons: ClassVar[tuple[Reason, ...]] = (DOWN, FLAP, REPEATED, MISSING, SLOW, NOT_FOUND)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("node_network_up", "device", "1: the interface has a carrier"),
@@ -86,7 +86,7 @@ class LinkInspection(Inspection):
         self._indexes: set[int] | None = None
         """Kernel's indexes of the inspected interfaces; None: there was no inspection yet, or it failed."""
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Wait for a change, and judge all links."""
         self._changes.open()
         indexes, self._indexes = self._indexes, None
@@ -110,7 +110,9 @@ class LinkInspection(Inspection):
             if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]
         ]
         findings += [self.finding(NOT_FOUND, name) for name in interfaces.never_seen(entries, self.limits)]
-        return Look(findings, _measures(there, speeds), note="" if entries else "no network interface to look at")
+        return InspectionResult(
+            findings, _measures(there, speeds), note="" if entries else "no network interface to look at"
+        )
 
     def forget(self, reason: str) -> None:
         """What is kept is kept of each interface. One that is down is looked at again once it is up."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, Limits, Look
+from agent.monitor.inspection import Inspection, InspectionResult, Limits
 from agent.monitor.network import interfaces
 from agent.monitor.network.counters import rises, share
 from agent.monitor.network.interfaces import NetworkLimits
@@ -74,7 +74,7 @@ class LossLimits(NetworkLimits):
     """More packets dropped than this share of all."""
     least_packets: int = Field(default=10_000, gt=0)
     """Fewer packets within an interval say nothing."""
-    looks: int = Field(default=2, ge=1)
+    consecutive: int = Field(default=2, ge=1)
     """So many looks in a row have to see it (ByteRobust, table 3: two misses)."""
 
 
@@ -82,7 +82,7 @@ class PacketLossInspection(Inspection):
     """Compares counters with those of the look before. Both ends of a connection may lose packets: it blames none."""
 
     name: ClassVar[str] = "packet-loss"
-    looks_at: ClassVar[str] = "packets: sent again by TCP, damaged or dropped by interfaces"
+    inspects: ClassVar[str] = "packets: sent again by TCP, damaged or dropped by interfaces"
     reasons: ClassVar[tuple[Reason, ...]] = (LOST, ERRORS, DROPS)
     metrics: ClassVar[Mapping[str, Described]] = described(
         *((name, "device", meaning) for name, meaning in MEASURED.values()),
@@ -91,7 +91,7 @@ class PacketLossInspection(Inspection):
     limits_type: ClassVar[type[Limits]] = LossLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {reason.code: ("seen",) for reason in (LOST, ERRORS, DROPS)}
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Read counters."""
         namespace = interfaces.namespace()
         if self.kept.get("namespace") != namespace:
@@ -107,8 +107,8 @@ class PacketLossInspection(Inspection):
             "links": {name: {"index": link.index, "counters": _counters(link)} for name, link in links.items()},
             "seen": times,
         }
-        findings = [found for found in seen if times[_key(found)] >= self.limits.looks]
-        return Look(findings, _measures(tcp, links))
+        findings = [found for found in seen if times[_key(found)] >= self.limits.consecutive]
+        return InspectionResult(findings, _measures(tcp, links))
 
     def _of_tcp(self, now: Mapping[str, float]) -> list[Finding]:
         grown = rises(self.kept.get("tcp", {}), now) or {}

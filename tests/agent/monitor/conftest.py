@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.monitor.sites import Place
+from tests.agent.monitor.sites import SimulatedMachine
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def machine(tmp_path: Path) -> SimulatedMachine:
+    return SimulatedMachine(tmp_path)

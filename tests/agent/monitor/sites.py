@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agent.monitor.inspection import Inspection, Limits, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
 from agent.monitor.kept import KeptStates
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 @dataclass
-class Place:
+class SimulatedMachine:
     """Folders of a machine, and what was kept on it."""
 
     folder: Path
@@ -56,9 +56,9 @@ class Place:
         kept = self.kept()
         return kind(self.site(**site), limits or kind.limits_type(), kept.of(kind.name), same_boot=kept.same_boot)
 
-    def look(self, inspection: Inspection) -> Look:
+    def inspect(self, inspection: Inspection) -> InspectionResult:
         """One look; what is to be kept is."""
-        seen = inspection.look()
+        seen = inspection.inspect()
         self.kept().keep(inspection.name, inspection.kept)
         return seen
 
@@ -67,22 +67,22 @@ class Scripted(Inspection):
     """Does what a test says."""
 
     name: ClassVar[str] = "scripted"
-    looks_at: ClassVar[str] = "what a test says"
+    inspects: ClassVar[str] = "what a test says"
     reasons: ClassVar[tuple[Reason, ...]] = (BROKEN, UNCLEAR)
-    does: Callable[[], Look]
+    does: Callable[[], InspectionResult]
 
-    def look(self) -> Look:
+    def inspect(self) -> InspectionResult:
         """Do it."""
         return self.does()
 
 
-def scripted(place: Place, does: Callable[[], Look], **limits: float) -> Scripted:
+def scripted(machine: SimulatedMachine, does: Callable[[], InspectionResult], **limits: float) -> Scripted:
     """An inspection that does so."""
-    inspection = Scripted(place.site(), Limits(**({"interval_s": 0.01} | limits)), {}, same_boot=True)
+    inspection = Scripted(machine.site(), Limits(**({"interval_s": 0.01} | limits)), {}, same_boot=True)
     inspection.does = does
     return inspection
 
 
-def reasons(look: Look) -> list[tuple[str, str]]:
+def reasons(result: InspectionResult) -> list[tuple[str, str]]:
     """What it found: reason code and part."""
-    return [(found.reason, found.item) for found in look.findings]
+    return [(found.reason, found.item) for found in result.findings]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.monitor.inspection import EVENTS, Inspection, Limits, Look, Site
+from agent.monitor.inspection import EVENTS, Inspection, InspectionResult, Limits, Site
 from everstep.model.finding import EVIDENCE_LINES, Finding
 
 S = 1_000_000_000
@@ -22,8 +22,8 @@ class Noting(Inspection):
     def __init__(self) -> None:
         super().__init__(Site(now_ns=lambda: self.now_s * S), Limits(), {}, same_boot=True)
 
-    def look(self) -> Look:
-        return Look(self.noted())
+    def inspect(self) -> InspectionResult:
+        return InspectionResult(self.noted())
 
     def items(self, now_s: int) -> list[str]:
         self.now_s = now_s

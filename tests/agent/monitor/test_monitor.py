@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from agent.monitor.inspection import Look
+from agent.monitor.inspection import InspectionResult
 from agent.monitor.monitor import AGAIN_S, MOST_REPORTED, OVER_S, Monitor
 from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health
-from tests.agent.monitor.sites import BROKEN, UNCLEAR, Place, Scripted, scripted
+from tests.agent.monitor.sites import BROKEN, UNCLEAR, Scripted, SimulatedMachine, scripted
 from tests.agent.monitor.test_inspector import until
 
 Told = list[tuple[str, str, bool]]
@@ -20,14 +20,14 @@ Told = list[tuple[str, str, bool]]
 class Watched:
     """A monitor of one inspection, which looks when the test says so."""
 
-    def __init__(self, place: Place, told: Told) -> None:
-        self.seen: Look | Exception = Look()
-        self.inspection: Scripted = scripted(place, self._look)
-        self.monitor = Monitor([self.inspection], place.kept(), self._tell)
+    def __init__(self, machine: SimulatedMachine, told: Told) -> None:
+        self.seen: InspectionResult | Exception = InspectionResult()
+        self.inspection: Scripted = scripted(machine, self._look)
+        self.monitor = Monitor([self.inspection], machine.kept(), self._tell)
         self._told = told
         self.inspector = self.monitor.inspectors[0]
 
-    def _look(self) -> Look:
+    def _look(self) -> InspectionResult:
         if isinstance(self.seen, Exception):
             raise self.seen
         return self.seen
@@ -36,11 +36,11 @@ class Watched:
         self._told.append((finding.reason, finding.item, over))
 
     def at(self, now_s: float, *items: str) -> None:
-        self.seen = Look([self.inspection.finding(BROKEN, item) for item in items])
+        self.seen = InspectionResult([self.inspection.finding(BROKEN, item) for item in items])
         self.again(now_s)
 
     def again(self, now_s: float) -> None:
-        self.inspector._look = self.inspector.look_once()
+        self.inspector._result = self.inspector.inspect_once()
         self.monitor.report_changes(now_s)
 
 
@@ -49,8 +49,8 @@ def told() -> Told:
     return []
 
 
-def test_what_begins_is_told_once_and_what_stays_away_is_over(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+def test_what_begins_is_told_once_and_what_stays_away_is_over(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     watched.at(0, "a")
     watched.at(1, "a")
     assert told == [("part-broken", "a", False)]
@@ -62,8 +62,10 @@ def test_what_begins_is_told_once_and_what_stays_away_is_over(place: Place, told
     assert told == [("part-broken", "a", False), ("part-broken", "a", True)]
 
 
-def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often(place: Place, told: Told) -> None:
-    watched, times = Watched(place, told), []
+def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often(
+    machine: SimulatedMachine, told: Told
+) -> None:
+    watched, times = Watched(machine, told), []
     for second in range(3 * 3600):
         before = len(told)
         watched.at(second, *(["a"] if second % 20 < 10 else []))  # never away for long enough
@@ -77,26 +79,26 @@ def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often
     assert len(times) < 12
 
 
-def test_what_stays_is_not_told_again(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+def test_what_stays_is_not_told_again(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     for second in range(0, 3600, 5):
         watched.at(second, "a")
     assert len(told) == 1
 
 
-def test_what_gets_worse_is_told_again(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+def test_what_gets_worse_is_told_again(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     for verdict in (Health.UNKNOWN, Health.UNKNOWN, Health.FAULTY, Health.FAULTY):
-        watched.seen = Look([watched.inspection.finding(BROKEN, "a", verdict=verdict)])
+        watched.seen = InspectionResult([watched.inspection.finding(BROKEN, "a", verdict=verdict)])
         watched.again(0)
     assert told == [("part-broken", "a", False)] * 2
 
 
-def test_what_comes_again_after_it_was_repaired_is_another_one(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+def test_what_comes_again_after_it_was_repaired_is_another_one(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     watched.at(0, "a")
     assert watched.monitor.clear("part-broken") == 1
-    place.clock.pass_s(1)
+    machine.clock.pass_s(1)
     watched.at(1, "a")
     assert told == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "a", False)]
     watched.monitor.clear("part-broken")
@@ -105,31 +107,33 @@ def test_what_comes_again_after_it_was_repaired_is_another_one(place: Place, tol
 
 
 @pytest.mark.parametrize(("boot", "passed_s"), [("boot-1", 0), ("boot-2", 90)])
-def test_what_lasts_over_a_restart_of_the_agent_began_before_it(place: Place, boot: str, passed_s: int) -> None:
-    began = place.clock()
-    Watched(place, []).at(0, "a")
-    place.clock.pass_s(90)
-    place.boot = boot
+def test_what_lasts_over_a_restart_of_the_agent_began_before_it(
+    machine: SimulatedMachine, boot: str, passed_s: int
+) -> None:
+    began = machine.clock()
+    Watched(machine, []).at(0, "a")
+    machine.clock.pass_s(90)
+    machine.boot = boot
 
-    watched = Watched(place, [])
-    watched.seen = Look([watched.inspection.finding(BROKEN, "a")])
+    watched = Watched(machine, [])
+    watched.seen = InspectionResult([watched.inspection.finding(BROKEN, "a")])
     watched.inspector.start()
-    until(lambda: watched.inspector.looks > 1)
+    until(lambda: watched.inspector.inspections > 1)
     watched.inspector.stop()
     assert [found.since_ns for found in watched.monitor.findings()] == [began + passed_s * 1_000_000_000]
 
 
-def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(place: Place, told: Told) -> None:
-    Watched(place, told).at(0, "a", "b")
+def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(machine: SimulatedMachine, told: Told) -> None:
+    Watched(machine, told).at(0, "a", "b")
     told.clear()
-    place.boot = "boot-2"
-    place.clock.pass_s(60)
-    Watched(place, told).at(0, "a")
+    machine.boot = "boot-2"
+    machine.clock.pass_s(60)
+    Watched(machine, told).at(0, "a")
     assert sorted(told) == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "b", True)]
 
 
-def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+def test_what_cannot_be_looked_at_is_not_over(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     watched.at(0, "a")
     watched.seen = CannotInspect("no tool")
     watched.again(10 * OVER_S)
@@ -138,33 +142,35 @@ def test_what_cannot_be_looked_at_is_not_over(place: Place, told: Told) -> None:
     assert ("part-broken", "a", True) in told
 
 
-def test_the_next_agent_tells_nothing_again_and_tells_the_end(place: Place, told: Told) -> None:
-    Watched(place, told).at(0, "a")
+def test_the_next_agent_tells_nothing_again_and_tells_the_end(machine: SimulatedMachine, told: Told) -> None:
+    Watched(machine, told).at(0, "a")
     told.clear()
-    later = Watched(place, told)
+    later = Watched(machine, told)
     later.at(0, "a")
     assert told == []
     later.at(1e12)
     assert told == [("part-broken", "a", True)]
 
 
-def test_before_the_first_look_of_the_next_agent_nothing_is_over(place: Place, told: Told) -> None:
-    Watched(place, told).at(0, "a")
+def test_before_the_first_look_of_the_next_agent_nothing_is_over(machine: SimulatedMachine, told: Told) -> None:
+    Watched(machine, told).at(0, "a")
     told.clear()
-    Watched(place, told).monitor.report_changes(1e12)
+    Watched(machine, told).monitor.report_changes(1e12)
     assert told == []
 
 
-def test_an_inspection_that_finds_thousands_of_things_tells_some(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+def test_an_inspection_that_finds_thousands_of_things_tells_some(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     watched.at(0, *(f"part {number}" for number in range(10_000)))
     assert len(told) == MOST_REPORTED
 
 
-async def test_a_clearing_is_over_once_it_was_looked_again(place: Place, told: Told) -> None:
+async def test_a_clearing_is_over_once_it_was_looked_again(machine: SimulatedMachine, told: Told) -> None:
     seen = [BROKEN]
-    inspection = scripted(place, lambda: Look([inspection.finding(one, "a") for one in seen]), interval_s=3600.0)
-    monitor = Monitor([inspection], place.kept(), lambda finding, over: None)
+    inspection = scripted(
+        machine, lambda: InspectionResult([inspection.finding(one, "a") for one in seen]), interval_s=3600.0
+    )
+    monitor = Monitor([inspection], machine.kept(), lambda finding, over: None)
     running = asyncio.create_task(monitor.run())
     try:
         while not monitor.findings():  # noqa: ASYNC110 - nobody tells us
@@ -178,22 +184,24 @@ async def test_a_clearing_is_over_once_it_was_looked_again(place: Place, told: T
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_nobody_waits_for_a_look_that_hangs_after_a_clearing(place: Place, told: Told) -> None:
-    watched = Watched(place, told)
+async def test_nobody_waits_for_a_look_that_hangs_after_a_clearing(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
     watched.at(0, "a")
     watched.monitor.clear("part-broken")
     assert not await watched.monitor.cleared(0.05)
 
 
-async def test_what_is_silenced_is_neither_told_nor_shown(place: Place, told: Told) -> None:
-    inspection = scripted(place, lambda: Look([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")]))
+async def test_what_is_silenced_is_neither_told_nor_shown(machine: SimulatedMachine, told: Told) -> None:
+    inspection = scripted(
+        machine, lambda: InspectionResult([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")])
+    )
     both = asyncio.Event()
 
     def tell(finding: Finding, over: bool) -> None:
         told.append((finding.reason, finding.item, over))
         both.set()
 
-    monitor = Monitor([inspection], place.kept(), tell, silence=["part-unclear"])
+    monitor = Monitor([inspection], machine.kept(), tell, silence=["part-unclear"])
     running = asyncio.create_task(monitor.run())
     try:
         await both.wait()
@@ -204,10 +212,12 @@ async def test_what_is_silenced_is_neither_told_nor_shown(place: Place, told: To
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_what_is_found_is_told_at_once_and_the_worst_is_shown_first(place: Place) -> None:
+async def test_what_is_found_is_told_at_once_and_the_worst_is_shown_first(machine: SimulatedMachine) -> None:
     told = asyncio.Queue[Finding]()
-    inspection = scripted(place, lambda: Look([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")]))
-    monitor = Monitor([inspection], place.kept(), lambda finding, over: told.put_nowait(finding))
+    inspection = scripted(
+        machine, lambda: InspectionResult([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")])
+    )
+    monitor = Monitor([inspection], machine.kept(), lambda finding, over: told.put_nowait(finding))
     running = asyncio.create_task(monitor.run())
     try:
         assert {(await told.get()).reason, (await told.get()).reason} == {"part-unclear", "part-broken"}

@@ -13,7 +13,7 @@ from agent.monitor.monitor import HANGS, UNABLE
 from agent.monitor.settings import MonitorSettings
 from everstep.errors import ConfigError
 from everstep.model.finding import Remedy
-from tests.agent.monitor.sites import Place
+from tests.agent.monitor.sites import SimulatedMachine
 
 KINDS = {kind.name: kind.limits_type for kind in INSPECTIONS}
 
@@ -43,18 +43,18 @@ def test_what_is_wrong_is_said(table: dict[str, Any], said: str) -> None:
         parsed(**table)
 
 
-def test_what_is_off_does_not_look(place: Place) -> None:
-    all_names = {inspection.name for inspection in made(place.site(), MonitorSettings(), place.kept())}
-    fewer = {inspection.name for inspection in made(place.site(), parsed(memory={"off": True}), place.kept())}
+def test_what_is_off_does_not_look(machine: SimulatedMachine) -> None:
+    all_names = {inspection.name for inspection in made(machine.site(), MonitorSettings(), machine.kept())}
+    fewer = {inspection.name for inspection in made(machine.site(), parsed(memory={"off": True}), machine.kept())}
 
     assert all_names == set(known())
     assert all_names - fewer == {"memory"}
-    assert made(place.site(), parsed(off=True), place.kept()) == []
+    assert made(machine.site(), parsed(off=True), machine.kept()) == []
 
 
-def test_settings_reach_their_inspection(place: Place) -> None:
+def test_settings_reach_their_inspection(machine: SimulatedMachine) -> None:
     settings = parsed(cpu={"interval_s": 7}, check=[{"name": "site", "command": ["true"]}])
-    inspections = {inspection.name: inspection for inspection in made(place.site(), settings, place.kept())}
+    inspections = {inspection.name: inspection for inspection in made(machine.site(), settings, machine.kept())}
 
     assert inspections["cpu"].limits.interval_s == 7
     assert inspections["site"].limits.command == ["true"]

@@ -12,7 +12,7 @@ from agent.monitor.kernel.log import KernelLogInspection
 from drills.faults.all import drill_request
 from drills.faults.devices import GPU, LINES, SURE, MachineFault
 from tests.agent.monitor.kernel.test_log import NO_WAIT, Device
-from tests.agent.monitor.sites import Place
+from tests.agent.monitor.sites import SimulatedMachine
 
 DRILLS_OF_THEIR_OWN = {"fs-readonly"}
 SURE_IN_SOME_FORM = {"gpu-recovery-action"}
@@ -32,11 +32,11 @@ def test_every_fault_that_is_sure_can_be_shown() -> None:
 
 
 def test_each_line_of_the_kernel_shows_what_the_drill_expects(tmp_path: Path, device: Device) -> None:
-    place = Place(tmp_path)
+    machine = SimulatedMachine(tmp_path)
     for reason, line in LINES.items():
-        inspection = place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path)
+        inspection = machine.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path)
         device.write(line.replace(GPU, "0000:01:00"))
-        seen = [found for found in place.look(inspection).findings if found.reason == reason]
+        seen = [found for found in machine.inspect(inspection).findings if found.reason == reason]
         expected = MachineFault(reason=reason).finding
         assert [(found.owner, found.verdict, found.sure) for found in seen] == [
             (expected.owner, expected.verdict, True)

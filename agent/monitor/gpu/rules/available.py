@@ -142,6 +142,6 @@ def recovery_action(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds
 
 def unreadable(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Values that should be there and cannot be read."""
-    if known.in_a_row("unreadable", bool(gpu.errors)) >= limits.looks:
+    if known.in_a_row("unreadable", bool(gpu.errors)) >= limits.consecutive:
         said = "; ".join(f"{name}: {error}" for name, error in sorted(gpu.errors.items()))
         yield GpuProblem(UNREADABLE, f"the driver does not say {', '.join(sorted(gpu.errors))}", said)

@@ -65,9 +65,9 @@ def throttled(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: floa
     brake = bool(bits & POWER_BRAKE)
     slow = bool(bits & (HARDWARE_SLOWDOWN | HARDWARE_THERMAL)) and not brake
     seen = f"clock event reasons {bits:#x}, {gpu.sm_clock_mhz} MHz, {gpu.temperature_c} °C, {gpu.power_w} W"
-    if known.in_a_row("brake", brake) >= limits.looks:
+    if known.in_a_row("brake", brake) >= limits.consecutive:
         yield GpuProblem(POWER, "the power supply slows the GPU down (power brake)", seen)
-    if known.in_a_row("slow", slow) >= limits.looks:
+    if known.in_a_row("slow", slow) >= limits.consecutive:
         why = "for heat" if bits & HARDWARE_THERMAL else "for heat or power, it does not say which"
         yield GpuProblem(THROTTLED, f"the hardware slows the GPU down {why}", seen)
 

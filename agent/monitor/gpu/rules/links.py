@@ -63,7 +63,7 @@ def pcie_width(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: flo
     if not width or not most:
         return
     narrow = None if idle and width < most else width < most
-    if known.in_a_row("narrow", narrow) >= limits.looks:
+    if known.in_a_row("narrow", narrow) >= limits.consecutive:
         yield GpuProblem(PCIE_WIDTH, f"the GPU has {width} PCIe lanes and could have {most}", f"x{width} of x{most}")
 
 
@@ -82,7 +82,7 @@ def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: fl
     were_up = known.links_up(_up(gpu))
     down = sorted(nvlink.link for nvlink in gpu.nvlinks if not nvlink.up and nvlink.link in were_up)
     coming_up = gpu.fabric is not None and 0 < gpu.fabric.state < COMPLETED
-    if known.in_a_row("links down", None if coming_up else bool(down)) >= limits.looks:
+    if known.in_a_row("links down", None if coming_up else bool(down)) >= limits.consecutive:
         seen = f"{len(down)} of {len(were_up)} links that were up are down: {', '.join(map(str, down))}"
         yield GpuProblem(NVLINK_DOWN, f"{len(down)} of {len(were_up)} NVLinks are down", seen)
 
@@ -108,7 +108,7 @@ def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) 
         known.in_a_row("no fabric", False)
         return
     seen = f"state {info.state}, status {info.status}, health mask {info.health_mask:#x}, summary {info.summary}"
-    if known.in_a_row("no fabric", info.state != COMPLETED) >= limits.looks:
+    if known.in_a_row("no fabric", info.state != COMPLETED) >= limits.consecutive:
         yield GpuProblem(FABRIC, "the GPU is not registered with the NVSwitch fabric", seen)
     elif info.state == COMPLETED and (said := _fabric_says(info)):
         verdict = max((verdict for _, verdict in said), key=[Health.UNKNOWN, Health.FAULTY].index)

@@ -26,7 +26,7 @@ class GpuLimits(Limits):
     """… and this long the first time, when it may have to initialise all GPUs."""
     gpus: int | None = Field(default=None, ge=0)
     """How many there should be; by default as many as there once were."""
-    looks: int = Field(default=3, ge=1)
+    consecutive: int = Field(default=3, ge=1)
     """What may be so for a moment is a fault when this many looks saw it one after the other."""
     temperature_c: int | None = None
     """A GPU that is hotter is too hot, degrees Celsius; by default its own limits hold."""

@@ -74,8 +74,8 @@ def test_real_gpus(process: list[GpuProcess]) -> None:
         pytest.skip(f"no NVIDIA GPU can be read here: {reading.text or 'the driver shows none'}")
     reading = holds(process[0])
     inspection = GpuInspection(Site(), GpuLimits(), {}, same_boot=True)
-    look = inspection.look()
+    result = inspection.inspect()
     assert inspection._process.end()
-    assert sum(name.startswith("DCGM_FI_DEV_GPU_TEMP{") for name in look.measures) == len(reading.gpus)
-    assert look.facts["nvidia driver"] == reading.driver
-    assert "gpu-unreadable" not in {found.reason for found in look.findings}
+    assert sum(name.startswith("DCGM_FI_DEV_GPU_TEMP{") for name in result.measures) == len(reading.gpus)
+    assert result.facts["nvidia driver"] == reading.driver
+    assert "gpu-unreadable" not in {found.reason for found in result.findings}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits, parsed, places_of
-from agent.monitor.inspection import Look, Site
+from agent.monitor.inspection import InspectionResult, Site
 from everstep.errors import CannotInspect
 from everstep.model.finding import Health
 
@@ -97,7 +97,7 @@ def dcgmi(tmp_path: Path) -> Dcgmi:
 
 
 def test_healthy(dcgmi: Dcgmi) -> None:
-    assert dcgmi.inspection().look() == Look()
+    assert dcgmi.inspection().inspect() == InspectionResult()
     assert dcgmi.asked == ["health -g 0 -c -j"]
 
 
@@ -106,7 +106,7 @@ def test_incidents_are_findings_of_the_parts_that_other_inspections_name(dcgmi: 
     watches = {"Memory system": ("Failure", text), "SM system": ("Failure", "b"), "PCIe system": ("Warning", "c")}
     dcgmi.says(report("Failure", GPU={"1": watches}, Switch={"3": {"NVLINK system": ("Warning", "d")}}))
     inspection = dcgmi.inspection()
-    found = {(one.item, one.reason): one for one in inspection.look().findings}
+    found = {(one.item, one.reason): one for one in inspection.inspect().findings}
     assert set(found) == {
         ("GPU 0000:0a:00", "dcgm-failure"),
         ("GPU 0000:0a:00", "dcgm-warning"),
@@ -117,60 +117,60 @@ def test_incidents_are_findings_of_the_parts_that_other_inspections_name(dcgmi: 
     assert failed.text == "DCGM: Memory system: Row remap failure was detected for GPU 1, and it is out of spares."
     assert failed.evidence[1] == "SM system: b"
     assert found["Switch 3", "dcgm-warning"].verdict is Health.UNKNOWN
-    inspection.look()
+    inspection.inspect()
     assert dcgmi.asked.count("discovery -l") == 1, "places are asked for once"
 
 
 def test_a_gpu_whose_place_is_not_known_has_dcgms_number(dcgmi: Dcgmi) -> None:
     dcgmi.says(report("Warning", GPU={"7": {"Thermal system": ("Warning", "warm")}}))
-    (found,) = dcgmi.inspection().look().findings
+    (found,) = dcgmi.inspection().inspect().findings
     assert found.item == "GPU 7 of DCGM"
 
 
 def test_watches_are_turned_on_where_none_is(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_WATCHED, after_watches_are_set=HEALTHY)
     inspection = dcgmi.inspection()
-    assert inspection.look() == Look()
-    inspection.look()
+    assert inspection.inspect() == InspectionResult()
+    inspection.inspect()
     assert dcgmi.asked == ["health -g 0 -c -j", "health -g 0 -s a", "health -g 0 -c -j", "health -g 0 -c -j"]
 
 
 def test_watches_that_cannot_or_may_not_be_turned_on_leave_it_untested(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_WATCHED)
     with pytest.raises(CannotInspect, match="Health watches not enabled"):
-        dcgmi.inspection().look()
+        dcgmi.inspection().inspect()
     dcgmi.limits = dcgmi.limits.model_copy(update={"set_watches": False})
     with pytest.raises(CannotInspect, match="Health watches not enabled"):
-        dcgmi.inspection().look()
+        dcgmi.inspection().inspect()
     assert sum("-s a" in asked for asked in dcgmi.asked) == 1
 
 
 def test_without_dcgm_there_is_nothing_to_ask(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_RUNNING)
-    assert dcgmi.inspection().look() == Look(note="DCGM does not run")
+    assert dcgmi.inspection().inspect() == InspectionResult(note="DCGM does not run")
     dcgmi.limits = DcgmLimits(command="/nowhere/dcgmi")
-    assert dcgmi.inspection().look() == Look(note="/nowhere/dcgmi is not installed")
+    assert dcgmi.inspection().inspect() == InspectionResult(note="/nowhere/dcgmi is not installed")
 
 
 def test_one_that_ran_and_does_not_any_more_leaves_it_untested(dcgmi: Dcgmi) -> None:
     before = dcgmi.inspection()
-    before.look()
+    before.inspect()
     dcgmi.says(NOT_RUNNING)
     with pytest.raises(CannotInspect, match="unable to establish a connection"):
-        dcgmi.inspection(before.kept).look()
+        dcgmi.inspection(before.kept).inspect()
 
 
 def test_one_that_hangs_is_ended(dcgmi: Dcgmi) -> None:
     dcgmi.is_program("#!/bin/sh\nsleep 1000\n")
     dcgmi.limits = dcgmi.limits.model_copy(update={"answer_s": 0.1})
     with pytest.raises(CannotInspect, match=r"dcgmi health -g 0 -c -j did not end within 0\.1 s"):
-        dcgmi.inspection().look()
+        dcgmi.inspection().inspect()
 
 
 def test_one_that_cannot_be_run(dcgmi: Dcgmi) -> None:
     dcgmi.is_program("#!/nowhere/sh\n")
     with pytest.raises(CannotInspect, match="cannot be run"):
-        dcgmi.inspection().look()
+        dcgmi.inspection().inspect()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from agent.monitor.gpu.inspection import GpuInspection
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
 from agent.monitor.gpu.rules.rule import GpuLimits
-from agent.monitor.inspection import Inspection, Look, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
@@ -34,13 +34,13 @@ class Machine:
         self.path = root / "gpus.json"
         self.now_ns = 10**18
         self.site = Site(sys=root / "sys", proc=root / "proc", fake_gpus=self.path, now_ns=lambda: self.now_ns)
-        self.inspection = GpuInspection(self.site, GpuLimits(looks=1), {}, same_boot=True)
+        self.inspection = GpuInspection(self.site, GpuLimits(consecutive=1), {}, same_boot=True)
 
-    def look(self, *gpus: dict[str, Any], **described: Any) -> list[Finding]:
+    def inspect(self, *gpus: dict[str, Any], **described: Any) -> list[Finding]:
         """What is found 10 s later, with these GPUs."""
         self.path.write_text(json.dumps({"gpus": list(gpus)} | described))
         self.now_ns += 10 * SECOND_NS
-        return self.inspection.look().findings
+        return self.inspection.inspect().findings
 
     def end(self) -> None:
         assert self.inspection._process.end()
@@ -48,7 +48,7 @@ class Machine:
     def restart(self, *, reboot: bool = False, **limits: Any) -> None:
         self.end()
         kept = json.loads(json.dumps(self.inspection.kept))
-        self.inspection = GpuInspection(self.site, GpuLimits(looks=1, **limits), kept, same_boot=not reboot)
+        self.inspection = GpuInspection(self.site, GpuLimits(consecutive=1, **limits), kept, same_boot=not reboot)
 
 
 class Direct:
@@ -91,124 +91,124 @@ OK: dict[str, Any] = {}
 
 
 def test_what_is_gone_for_good_counts_no_more_once_somebody_says_so(machine: Machine) -> None:
-    machine.look(OK, {"nvlinks_down": []})
-    found = said(machine.look({"nvlinks_down": [3]}))
+    machine.inspect(OK, {"nvlinks_down": []})
+    found = said(machine.inspect({"nvlinks_down": [3]}))
     assert {reason for reason, *_ in found} == {"gpu-count", "gpu-nvlink-down"}
     machine.inspection.forget("gpu-count")
-    assert {reason for reason, *_ in said(machine.look({"nvlinks_down": [3]}))} == {"gpu-nvlink-down"}
+    assert {reason for reason, *_ in said(machine.inspect({"nvlinks_down": [3]}))} == {"gpu-nvlink-down"}
     machine.inspection.forget("gpu-nvlink-down")
-    assert machine.look({"nvlinks_down": [3]}) == []
-    assert {reason for reason, *_ in said(machine.look({"nvlinks_down": [3, 4]}))} == {"gpu-nvlink-down"}
+    assert machine.inspect({"nvlinks_down": [3]}) == []
+    assert {reason for reason, *_ in said(machine.inspect({"nvlinks_down": [3, 4]}))} == {"gpu-nvlink-down"}
 
 
 def test_healthy_gpus(machine: Machine) -> None:
-    assert machine.look(OK, OK) == []
-    look = machine.inspection.look()
+    assert machine.inspect(OK, OK) == []
+    result = machine.inspection.inspect()
     labels = '{gpu="1",UUID="GPU-fake-0000:02:00.0",pci_bus_id="0000:02:00.0",modelName="Fake H100 80GB HBM3"}'
-    assert look.measures["gpu_count"] == 2
-    assert look.measures[f"DCGM_FI_DEV_GPU_TEMP{labels}"] == 45
-    assert look.measures[f"DCGM_FI_DEV_FB_USED{labels}"] == 0
-    assert look.measures[f"gpu_nvlinks_up{labels}"] == 18
-    assert look.facts == {"nvidia driver": "fake", "gpus": "2 Fake H100 80GB HBM3", "gpu power limit": "700 W"}
+    assert result.measures["gpu_count"] == 2
+    assert result.measures[f"DCGM_FI_DEV_GPU_TEMP{labels}"] == 45
+    assert result.measures[f"DCGM_FI_DEV_FB_USED{labels}"] == 0
+    assert result.measures[f"gpu_nvlinks_up{labels}"] == 18
+    assert result.facts == {"nvidia driver": "fake", "gpus": "2 Fake H100 80GB HBM3", "gpu power limit": "700 W"}
 
 
 def test_a_lost_gpu_has_the_name_that_it_had(machine: Machine) -> None:
-    machine.look(OK, OK, OK)
-    (found,) = machine.look(OK, {"lost": True}, OK)
+    machine.inspect(OK, OK, OK)
+    (found,) = machine.inspect(OK, {"lost": True}, OK)
     assert said([found]) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
     assert found.sure
 
 
 def test_a_gpu_that_never_was_seen_well_is_named_by_what_is_left(machine: Machine) -> None:
-    assert said(machine.look(OK, {"lost": True}, OK)) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
+    assert said(machine.inspect(OK, {"lost": True}, OK)) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
     machine.inspection.kept.clear()
-    found = machine.look(OK, {"lost": True}, {"lost": True})
+    found = machine.inspect(OK, {"lost": True}, {"lost": True})
     assert {one.item for one in found} == {"GPU 1", "GPU 2"}, "which is which is not known"
 
 
 def test_lost_gpus_keep_their_names_as_long_as_they_are_lost(machine: Machine) -> None:
-    machine.look(OK, OK, OK)
+    machine.inspect(OK, OK, OK)
     for _ in range(3):
-        found = machine.look(OK, {"lost": True}, {"lost": True})
+        found = machine.inspect(OK, {"lost": True}, {"lost": True})
         assert {one.item for one in found} == {"GPU 0000:02:00", "GPU 0000:03:00"}
 
 
 def test_a_lost_gpu_is_not_given_the_name_of_one_that_is_there(machine: Machine) -> None:
     """The driver numbers anew where one is missing: its number 1 was at a place that number 0 has now."""
-    machine.look(OK, OK, OK)
-    found = {one.reason: one.item for one in machine.look({"missing": True}, OK, {"lost": True})}
+    machine.inspect(OK, OK, OK)
+    found = {one.reason: one.item for one in machine.inspect({"missing": True}, OK, {"lost": True})}
     assert found == {"gpu-lost": "GPU 1", "gpu-count": ""}
 
 
 def test_one_that_the_driver_does_not_show_is_missing(machine: Machine) -> None:
-    (found,) = machine.look(OK, {"missing": True})
+    (found,) = machine.inspect(OK, {"missing": True})
     assert said([found]) == COUNT
     assert (found.sure, found.evidence) == (True, ["1 of 2 GPUs are there"])
-    assert machine.look(OK, OK) == []
+    assert machine.inspect(OK, OK) == []
 
 
 @pytest.mark.parametrize("reboot", [False, True])
 def test_one_that_is_no_longer_on_the_bus_is_missing_over_restarts_and_reboots(machine: Machine, reboot: bool) -> None:
-    machine.look(OK, OK)
-    assert said(machine.look(OK)) == COUNT
+    machine.inspect(OK, OK)
+    assert said(machine.inspect(OK)) == COUNT
     machine.restart(reboot=reboot)
-    assert said(machine.look(OK)) == COUNT
+    assert said(machine.inspect(OK)) == COUNT
 
 
 def test_how_many_there_should_be_can_be_said(machine: Machine) -> None:
-    machine.look(OK, OK)
+    machine.inspect(OK, OK)
     machine.restart(gpus=1)
-    assert machine.look(OK) == []
+    assert machine.inspect(OK) == []
     machine.restart(gpus=3)
-    (found,) = machine.look(OK, OK)
+    (found,) = machine.inspect(OK, OK)
     assert (found.reason, found.item, found.text) == ("gpu-count", "", "GPUs are missing: 2 of 3 GPUs are there")
 
 
 def test_a_memory_error_counts_until_the_gpu_is_reset(machine: Machine) -> None:
     ecc = {("gpu-ecc", "GPU 0000:01:00", Health.FAULTY)}
-    assert machine.look({"ecc_uncorrected": 2}) == []
-    assert said(machine.look({"ecc_uncorrected": 3})) == ecc
+    assert machine.inspect({"ecc_uncorrected": 2}) == []
+    assert said(machine.inspect({"ecc_uncorrected": 3})) == ecc
     machine.restart()
-    assert said(machine.look({"ecc_uncorrected": 3})) == ecc
-    assert machine.look({"ecc_uncorrected": 0}) == []
+    assert said(machine.inspect({"ecc_uncorrected": 3})) == ecc
+    assert machine.inspect({"ecc_uncorrected": 0}) == []
 
 
 def test_a_memory_error_while_no_agent_lived_is_found_and_a_reboot_is_no_error(machine: Machine) -> None:
-    machine.look({"ecc_uncorrected": 2})
+    machine.inspect({"ecc_uncorrected": 2})
     machine.restart()
-    assert len(machine.look({"ecc_uncorrected": 4})) == 1
+    assert len(machine.inspect({"ecc_uncorrected": 4})) == 1
     machine.restart(reboot=True)
-    assert machine.look({"ecc_uncorrected": 9}) == []
+    assert machine.inspect({"ecc_uncorrected": 9}) == []
 
 
 def test_nvlinks_are_expected_again_after_a_reboot(machine: Machine) -> None:
-    machine.look(OK)
+    machine.inspect(OK)
     machine.restart(reboot=True)
-    assert said(machine.look({"nvlinks_down": [3]})) == {("gpu-nvlink-down", "GPU 0000:01:00", Health.FAULTY)}
+    assert said(machine.inspect({"nvlinks_down": [3]})) == {("gpu-nvlink-down", "GPU 0000:01:00", Health.FAULTY)}
 
 
 def test_a_driver_that_is_silent_once_is_unknown_and_twice_a_fault(whole: Machine) -> None:
-    whole.look(HOT)
+    whole.inspect(HOT)
     whole.inspection.limits = GpuLimits(answer_s=0.05, start_s=0.1)
-    found = whole.look(HOT, hang_s=1000)
+    found = whole.inspect(HOT, hang_s=1000)
     assert said(found) == {
         ("gpu-driver-hangs", "", Health.UNKNOWN),
         ("gpu-hot", "GPU 0000:01:00", Health.FAULTY),
     }, "what was so is not over because nobody can look"
-    found = whole.look(HOT, hang_s=1000)
+    found = whole.inspect(HOT, hang_s=1000)
     assert ("gpu-driver-hangs", "", Health.FAULTY) in said(found)
     assert not any(one.sure for one in found), "a process that dies of SIGKILL did not wait in the driver"
     whole.inspection.limits = GpuLimits()
-    assert whole.look(OK) == []
+    assert whole.inspect(OK) == []
     whole.inspection.limits = GpuLimits(answer_s=0.05, start_s=0.1)
-    assert said(whole.look(OK, hang_s=1000)) == {("gpu-driver-hangs", "", Health.UNKNOWN)}, "counted anew"
+    assert said(whole.inspect(OK, hang_s=1000)) == {("gpu-driver-hangs", "", Health.UNKNOWN)}, "counted anew"
 
 
 def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
     whole: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by a later agent either."""
-    whole.look(OK)
+    whole.inspect(OK)
     pid = whole.inspection._process.pid
 
     def silent(self: GpuProcess, answer_s: float, start_s: float) -> GpusReading:
@@ -216,35 +216,35 @@ def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(GpuProcess, "read", silent)
-        (first,) = whole.look(OK)
-        (second,) = whole.look(OK)
+        (first,) = whole.inspect(OK)
+        (second,) = whole.inspect(OK)
     assert (first.verdict, first.sure) == (Health.UNKNOWN, False)
     assert (second.verdict, second.sure) == (Health.FAULTY, True)
     assert whole.inspection.kept["stuck"][0] == pid
     kept = json.loads(json.dumps(whole.inspection.kept))
     later = GpuInspection(whole.site, GpuLimits(), kept, same_boot=True)
-    (third,) = later.look().findings
+    (third,) = later.inspect().findings
     assert third.sure
     assert later._process.pid == 0
     whole.inspection._process.end()
-    assert later.look().findings == []
+    assert later.inspect().findings == []
     assert later._process.end()
 
 
 def test_a_crash_in_the_driver_is_no_verdict(whole: Machine) -> None:
-    whole.look(OK)
+    whole.inspect(OK)
     with pytest.raises(CannotInspect, match="the process that reads GPUs ended"):
-        whole.look(OK, crash=True)
-    assert whole.look(OK) == []
+        whole.inspect(OK, crash=True)
+    assert whole.inspect(OK) == []
 
 
 def test_the_process_is_ended_where_a_gpu_has_to_be_reset(whole: Machine) -> None:
     """It cannot be while anything has it open."""
-    whole.look(HOT)
+    whole.inspect(HOT)
     pid = whole.inspection._process.pid
-    whole.look(HOT)
+    whole.inspect(HOT)
     assert whole.inspection._process.pid == pid
-    whole.look({"reset_required": True})
+    whole.inspect({"reset_required": True})
     assert whole.inspection._process.pid == 0
 
 
@@ -252,9 +252,9 @@ def test_what_was_known_of_fake_gpus_says_nothing_of_real_ones(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GpuInspection, "dev", tmp_path)
-    machine.look(OK, OK)
+    machine.inspect(OK, OK)
     machine.path.unlink()
-    assert machine.inspection.look() == Look(note="no NVIDIA GPU")
+    assert machine.inspection.inspect() == InspectionResult(note="no NVIDIA GPU")
     assert machine.inspection._process.pid == 0, "no process for nothing"
 
 
@@ -264,7 +264,7 @@ def test_all_gpus_gone_from_the_bus_are_missing(
     monkeypatch.setattr(GpuInspection, "dev", tmp_path)
     machine.path.unlink(missing_ok=True)
     machine.inspection.kept.update(source="nvml", most=2, places={"0": "0000:01:00.0", "1": "0000:02:00.0"})
-    assert {found.item for found in machine.inspection.look().findings} == {"GPU 0000:01:00", "GPU 0000:02:00"}
+    assert {found.item for found in machine.inspection.inspect().findings} == {"GPU 0000:01:00", "GPU 0000:02:00"}
 
 
 def test_gpus_that_are_others_to_use_are_none(
@@ -275,14 +275,14 @@ def test_gpus_that_are_others_to_use_are_none(
     monkeypatch.setattr(pci, "worth_reading", lambda *_: True)
     monkeypatch.setattr(Direct, "read", lambda *_: reading)
     machine.path.unlink(missing_ok=True)
-    assert machine.inspection.look().note == "the machine has NVIDIA GPUs, and none is given to the agent"
+    assert machine.inspection.inspect().note == "the machine has NVIDIA GPUs, and none is given to the agent"
     machine.restart(gpus=8)
-    assert said(machine.inspection.look().findings) == {("gpu-driver-missing", "", Health.FAULTY)}
+    assert said(machine.inspection.inspect().findings) == {("gpu-driver-missing", "", Health.FAULTY)}
 
 
 def test_reasons_are_those_that_are_declared(machine: Machine) -> None:
     sick = {"remap_pending": True, "recovery_action": 1, "pcie_width": 8, "clocks_event_reasons": 64}
-    found = machine.look(sick, {"clocks_event_reasons": 128, "fabric_status": 5}, {"remap_failed": True})
+    found = machine.inspect(sick, {"clocks_event_reasons": 128, "fabric_status": 5}, {"remap_failed": True})
     declared = {reason.code for reason in GpuInspection.reasons}
     assert len(declared) == len(GpuInspection.reasons)
     assert len({one.reason for one in found}) == 7
@@ -296,11 +296,11 @@ def test_settings_are_checked() -> None:
 
 class _Quick(Inspection):
     name = "quick"
-    looks_at = "nothing"
+    inspects = "nothing"
     reasons = ()
 
-    def look(self) -> Look:
-        return Look()
+    def inspect(self) -> InspectionResult:
+        return InspectionResult()
 
 
 async def test_a_driver_that_hangs_delays_no_other_inspection(whole: Machine, tmp_path: Path) -> None:
@@ -329,8 +329,8 @@ async def test_a_driver_that_hangs_delays_no_other_inspection(whole: Machine, tm
         await task
     for inspector in monitor.inspectors:
         inspector._thread.join()
-    assert gpu.looks >= 2
-    assert other.looks > gpu.looks
+    assert gpu.inspections >= 2
+    assert other.inspections > gpu.inspections
     assert told[0] == ("gpu-driver-hangs", Health.UNKNOWN)
 
 
@@ -338,4 +338,4 @@ def test_a_reading_of_one_gpu_without_anything_finds_nothing(machine: Machine, m
     """An old device of which nothing is supported but its name."""
     machine.path.write_text("{}")
     monkeypatch.setattr(Direct, "read", lambda *_: GpusReading(gpus=[GpuReading(0, "0000:01:00.0", name="Old")]))
-    assert [machine.inspection.look().findings for _ in range(4)] == [[]] * 4
+    assert [machine.inspection.inspect().findings for _ in range(4)] == [[]] * 4

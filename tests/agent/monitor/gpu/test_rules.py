@@ -13,7 +13,7 @@ from agent.monitor.gpu.rules import available, heat, links, memory
 from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem, GpuRule
 from everstep.model.finding import Health, Owner, Remedy
 
-LIMITS = GpuLimits(looks=2)
+LIMITS = GpuLimits(consecutive=2)
 INTERVAL_S = 10.0
 WARM = {"slowdown_c": 87, "max_c": 83, "memory_max_c": 95}
 
@@ -23,7 +23,7 @@ def gpu(**values: Any) -> GpuReading:
     return GpuReading(0, "0000:1a:00.0", "GPU-1", **values)
 
 
-def looks(
+def problems(
     judge: GpuRule, *readings: GpuReading, limits: GpuLimits = LIMITS, seconds: float = INTERVAL_S
 ) -> list[GpuProblem]:
     """What the last of some looks says; the agent is started anew between them."""
@@ -42,7 +42,7 @@ def codes(seen: list[GpuProblem]) -> list[tuple[str, Health]]:
 
 @pytest.mark.parametrize("judge", RULES)
 def test_what_is_not_supported_is_never_an_alarm(judge: GpuRule) -> None:
-    assert looks(judge, *[gpu()] * 5) == []
+    assert problems(judge, *[gpu()] * 5) == []
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_what_is_not_supported_is_never_an_alarm(judge: GpuRule) -> None:
     ],
 )
 def test_the_recovery_action(action: int, remedy: Remedy, sure: bool, verdict: Health) -> None:
-    (seen,) = looks(available.recovery_action, gpu(recovery_action=action))
+    (seen,) = problems(available.recovery_action, gpu(recovery_action=action))
     assert (seen.reason.code, seen.reason.remedy) == ("gpu-recovery-action", remedy)
     assert (seen.reason.sure, seen.reason.verdict) == (sure, verdict)
-    assert looks(available.recovery_action, gpu(recovery_action=0)) == []
+    assert problems(available.recovery_action, gpu(recovery_action=0)) == []
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_every_trouble_has_a_reason_that_the_inspection_declares() -> None:
 
 def test_values_that_cannot_be_read_for_some_looks_are_unknown() -> None:
     sick = gpu(errors={"temperature_c": "Unknown Error (NVML error 999)"})
-    assert looks(available.unreadable, sick) == []
-    (seen,) = looks(available.unreadable, sick, sick)
+    assert problems(available.unreadable, sick) == []
+    (seen,) = problems(available.unreadable, sick, sick)
     assert codes([seen]) == [("gpu-unreadable", Health.UNKNOWN)]
     assert "temperature_c" in seen.text
-    assert looks(available.unreadable, sick, gpu(), sick) == []
+    assert problems(available.unreadable, sick, gpu(), sick) == []
 
 
 @pytest.mark.parametrize(
@@ -130,23 +130,23 @@ def test_values_that_cannot_be_read_for_some_looks_are_unknown() -> None:
     ],
 )
 def test_uncorrected_memory_errors_count_from_the_first_look_on(counts: tuple[int | None, ...], found: bool) -> None:
-    seen = looks(memory.ecc, *[gpu(ecc_uncorrected=count) for count in counts])
+    seen = problems(memory.ecc, *[gpu(ecc_uncorrected=count) for count in counts])
     assert codes(seen) == [("gpu-ecc", Health.FAULTY)] * found
     assert all(one.lasts_s == LIMITS.ecc_lasts_s and not one.reason.sure for one in seen)
 
 
 def test_corrected_memory_errors_are_no_fault() -> None:
-    assert looks(memory.ecc, gpu(ecc_corrected=0), gpu(ecc_corrected=1000)) == []
+    assert problems(memory.ecc, gpu(ecc_corrected=0), gpu(ecc_corrected=1000)) == []
 
 
 def test_rows_of_memory() -> None:
     """A row that waits for a reset makes nobody stop; one that cannot be replaced does."""
-    assert codes(looks(memory.rows, gpu(remap_pending=True, remap_failed=False))) == [
+    assert codes(problems(memory.rows, gpu(remap_pending=True, remap_failed=False))) == [
         ("gpu-row-remap-pending", Health.UNKNOWN)
     ]
-    (failed,) = looks(memory.rows, gpu(remap_pending=False, remap_failed=True))
+    (failed,) = problems(memory.rows, gpu(remap_pending=False, remap_failed=True))
     assert (failed.reason.code, failed.reason.sure) == ("gpu-row-remap-failed", True)
-    assert looks(memory.rows, gpu(remapped_uncorrected=3, remap_pending=False, remap_failed=False)) == []
+    assert problems(memory.rows, gpu(remapped_uncorrected=3, remap_pending=False, remap_failed=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -161,19 +161,19 @@ def test_rows_of_memory() -> None:
     ],
 )
 def test_heat(temperature: int, limits: dict[str, int], verdict: Health | None) -> None:
-    seen = looks(heat.hot, gpu(temperature_c=temperature, **WARM), limits=GpuLimits(**limits))
+    seen = problems(heat.hot, gpu(temperature_c=temperature, **WARM), limits=GpuLimits(**limits))
     assert [one.reason.verdict for one in seen] == ([verdict] if verdict else [])
 
 
 def test_a_gpu_without_limits_of_its_own_is_not_judged() -> None:
-    assert looks(heat.hot, gpu(temperature_c=200)) == []
-    assert looks(heat.memory_hot, gpu(memory_temperature_c=200)) == []
+    assert problems(heat.hot, gpu(temperature_c=200)) == []
+    assert problems(heat.memory_hot, gpu(memory_temperature_c=200)) == []
 
 
 @pytest.mark.parametrize(("temperature", "limit", "found"), [(95, None, 0), (96, None, 1), (91, 90, 1), (99, 100, 0)])
 def test_heat_of_memory(temperature: int, limit: int | None, found: int) -> None:
     limits = GpuLimits(memory_temperature_c=limit)
-    seen = looks(heat.memory_hot, gpu(memory_temperature_c=temperature, **WARM), limits=limits)
+    seen = problems(heat.memory_hot, gpu(memory_temperature_c=temperature, **WARM), limits=limits)
     assert codes(seen) == [("gpu-memory-hot", Health.FAULTY)] * found
 
 
@@ -189,20 +189,20 @@ def test_heat_of_memory(temperature: int, limit: int | None, found: int) -> None
 )
 def test_slowed_down_by_the_hardware(bits: int, code: str | None) -> None:
     slow = gpu(clocks_event_reasons=bits)
-    assert [one.reason.code for one in looks(heat.throttled, slow, slow)] == ([code] if code else [])
-    assert looks(heat.throttled, slow) == [], "once may be a peak"
-    assert looks(heat.throttled, slow, gpu(clocks_event_reasons=0), slow) == []
+    assert [one.reason.code for one in problems(heat.throttled, slow, slow)] == ([code] if code else [])
+    assert problems(heat.throttled, slow) == [], "once may be a peak"
+    assert problems(heat.throttled, slow, gpu(clocks_event_reasons=0), slow) == []
 
 
 def test_pcie_lanes() -> None:
     narrow = gpu(pcie_width=8, pcie_width_max=16, utilization=90)
     idle = replace(narrow, utilization=0)
     whole = replace(narrow, pcie_width=16)
-    assert codes(looks(links.pcie_width, narrow, narrow)) == [("gpu-pcie-width", Health.FAULTY)]
-    assert looks(links.pcie_width, narrow) == []
-    assert looks(links.pcie_width, idle, idle, idle) == [], "lanes may sleep"
-    assert len(looks(links.pcie_width, narrow, narrow, idle)) == 1, "a look without work says nothing else"
-    assert looks(links.pcie_width, narrow, whole, narrow) == []
+    assert codes(problems(links.pcie_width, narrow, narrow)) == [("gpu-pcie-width", Health.FAULTY)]
+    assert problems(links.pcie_width, narrow) == []
+    assert problems(links.pcie_width, idle, idle, idle) == [], "lanes may sleep"
+    assert len(problems(links.pcie_width, narrow, narrow, idle)) == 1, "a look without work says nothing else"
+    assert problems(links.pcie_width, narrow, whole, narrow) == []
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_pcie_lanes() -> None:
 )
 def test_pcie_replays(replays: tuple[int, ...], seconds: float, found: int) -> None:
     """More than 8 a minute; a look that follows at once does not make one replay a rate."""
-    seen = looks(links.pcie_replays, *[gpu(pcie_replays=count) for count in replays], seconds=seconds)
+    seen = problems(links.pcie_replays, *[gpu(pcie_replays=count) for count in replays], seconds=seconds)
     assert codes(seen) == [("gpu-pcie-replays", Health.UNKNOWN)] * found
 
 
@@ -230,16 +230,16 @@ def with_links(*up: bool, state: int = 3, **counters: int) -> GpuReading:
 
 def test_nvlinks_that_were_up_and_are_down() -> None:
     whole, down = with_links(True, True, False), with_links(True, False, False)
-    (seen,) = looks(links.nvlink_down, whole, down, down)
+    (seen,) = problems(links.nvlink_down, whole, down, down)
     assert (seen.reason.code, seen.evidence) == ("gpu-nvlink-down", "1 of 2 links that were up are down: 1")
-    assert looks(links.nvlink_down, whole, down) == []
-    assert looks(links.nvlink_down, down, down, down) == [], "a link that never was up is not connected"
-    assert looks(links.nvlink_down, whole, gpu(), gpu(), gpu()) == [], "links that cannot be asked are not down"
+    assert problems(links.nvlink_down, whole, down) == []
+    assert problems(links.nvlink_down, down, down, down) == [], "a link that never was up is not connected"
+    assert problems(links.nvlink_down, whole, gpu(), gpu(), gpu()) == [], "links that cannot be asked are not down"
 
 
 def test_nvlinks_that_come_up_after_a_start_are_not_down() -> None:
     whole, coming = with_links(True, True), with_links(False, False, state=2)
-    assert looks(links.nvlink_down, whole, coming, coming, coming) == []
+    assert problems(links.nvlink_down, whole, coming, coming, coming) == []
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_nvlinks_that_come_up_after_a_start_are_not_down() -> None:
 )
 def test_errors_of_nvlinks(counter: str, before: int, now: int, found: int) -> None:
     """100 a second, for 10 s."""
-    seen = looks(links.nvlink_errors, with_links(True, **{counter: before}), with_links(True, **{counter: now}))
+    seen = problems(links.nvlink_errors, with_links(True, **{counter: before}), with_links(True, **{counter: now}))
     assert codes(seen) == [("gpu-nvlink-errors", Health.FAULTY)] * found
 
 
@@ -281,16 +281,16 @@ def on_fabric(state: int = 3, status: int = 0, mask: int = 0, summary: int = 0, 
     ],
 )
 def test_the_fabric(reading: GpuReading, verdict: Health | None) -> None:
-    seen = looks(links.fabric, reading)
+    seen = problems(links.fabric, reading)
     assert codes(seen) == ([("gpu-fabric", verdict)] if verdict else [])
 
 
 def test_not_registered_with_the_fabric_is_a_fault_after_some_looks() -> None:
     waiting = on_fabric(state=2)
-    assert looks(links.fabric, on_fabric(), waiting) == []
-    assert codes(looks(links.fabric, on_fabric(), waiting, waiting)) == [("gpu-fabric", Health.FAULTY)]
+    assert problems(links.fabric, on_fabric(), waiting) == []
+    assert codes(problems(links.fabric, on_fabric(), waiting, waiting)) == [("gpu-fabric", Health.FAULTY)]
     alone = on_fabric(state=2, up=False)
-    assert looks(links.fabric, alone, alone, alone) == [], "a GPU without links waits for no fabric"
+    assert problems(links.fabric, alone, alone, alone) == [], "a GPU without links waits for no fabric"
 
 
 def test_reasons_name_their_source_and_an_owner() -> None:

@@ -14,11 +14,11 @@ import pytest
 from agent.monitor.all import INSPECTIONS
 from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
 from agent.monitor.inspection import RankSeen
-from agent.reporting.observations import finding_of, to_message
+from agent.reporting.observations import finding_message, finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.model.finding import Health
 from everstep.system import procfs
-from tests.agent.monitor.sites import Place, reasons
+from tests.agent.monitor.sites import SimulatedMachine, reasons
 
 GIB = 1 << 30
 
@@ -37,74 +37,74 @@ def write_memory(proc: Path, total: int, available: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in INSPECTIONS if ".host." in kind.__module__])
-def test_each_finds_nothing_wrong_with_this_computer_that_names_it(kind: type, place: Place) -> None:
+def test_each_finds_nothing_wrong_with_this_computer_that_names_it(kind: type, machine: SimulatedMachine) -> None:
     """This computer may be busy, and in a container: what is not known is no fault."""
-    seen = place.look(place.begin(kind))
+    seen = machine.inspect(machine.begin(kind))
     assert [found for found in seen.findings if found.verdict is Health.FAULTY] == []
     assert seen.measures or seen.facts or kind is ranks.RanksInspection
 
 
-def test_memory_that_is_nearly_used_up(place: Place, proc: Path) -> None:
+def test_memory_that_is_nearly_used_up(machine: SimulatedMachine, proc: Path) -> None:
     write_memory(proc, 100 * GIB, 1 * GIB)
-    [found] = place.look(place.begin(memory.MemoryInspection, proc=proc)).findings
+    [found] = machine.inspect(machine.begin(memory.MemoryInspection, proc=proc)).findings
     assert (found.reason, found.verdict) == ("memory-low", Health.UNKNOWN)
 
 
-def test_memory_that_is_gone_after_a_start(place: Place, proc: Path) -> None:
+def test_memory_that_is_gone_after_a_start(machine: SimulatedMachine, proc: Path) -> None:
     write_memory(proc, 512 * GIB, 500 * GIB)
-    place.look(place.begin(memory.MemoryInspection, proc=proc))
-    place.boot = "boot-2"
+    machine.inspect(machine.begin(memory.MemoryInspection, proc=proc))
+    machine.boot = "boot-2"
     write_memory(proc, 511 * GIB, 500 * GIB)
-    assert reasons(place.look(place.begin(memory.MemoryInspection, proc=proc))) == []
-    place.boot = "boot-3"
+    assert reasons(machine.inspect(machine.begin(memory.MemoryInspection, proc=proc))) == []
+    machine.boot = "boot-3"
     write_memory(proc, 448 * GIB, 440 * GIB)
-    inspection = place.begin(memory.MemoryInspection, proc=proc)
-    assert reasons(place.look(inspection)) == [("memory-lost", "")]
+    inspection = machine.begin(memory.MemoryInspection, proc=proc)
+    assert reasons(machine.inspect(inspection)) == [("memory-lost", "")]
     inspection.forget("memory-low")
-    assert reasons(place.look(inspection)) == [("memory-lost", "")]
+    assert reasons(machine.inspect(inspection)) == [("memory-lost", "")]
     inspection.forget("memory-lost")  # a module was taken out on purpose
-    assert reasons(place.look(inspection)) == []
+    assert reasons(machine.inspect(inspection)) == []
     write_memory(proc, 384 * GIB, 380 * GIB)
-    assert reasons(place.look(inspection)) == [("memory-lost", "")]
+    assert reasons(machine.inspect(inspection)) == [("memory-lost", "")]
 
 
 @pytest.mark.parametrize(("percent", "expected"), [("10.00", []), ("75.00", [("cpu-overload", "")])])
-def test_processors_that_are_waited_for(place: Place, proc: Path, percent: str, expected: object) -> None:
+def test_processors_that_are_waited_for(machine: SimulatedMachine, proc: Path, percent: str, expected: object) -> None:
     (proc / "pressure/cpu").write_text(f"some avg10=0.00 avg60=0.00 avg300={percent} total=1\n")
-    assert reasons(place.look(place.begin(cpu.CpuInspection, proc=proc))) == expected
+    assert reasons(machine.inspect(machine.begin(cpu.CpuInspection, proc=proc))) == expected
 
 
-def test_a_kernel_that_does_not_say_how_long_is_waited(place: Place, proc: Path) -> None:
-    assert reasons(place.look(place.begin(cpu.CpuInspection, proc=proc))) == []
+def test_a_kernel_that_does_not_say_how_long_is_waited(machine: SimulatedMachine, proc: Path) -> None:
+    assert reasons(machine.inspect(machine.begin(cpu.CpuInspection, proc=proc))) == []
 
 
-def test_processors_that_are_gone(place: Place, monkeypatch: pytest.MonkeyPatch, proc: Path) -> None:
+def test_processors_that_are_gone(machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch, proc: Path) -> None:
     monkeypatch.setattr(os, "sysconf", lambda name: 64)
-    place.look(place.begin(cpu.CpuInspection, proc=proc))
+    machine.inspect(machine.begin(cpu.CpuInspection, proc=proc))
     monkeypatch.setattr(os, "sysconf", lambda name: 60)
-    [found] = place.look(place.begin(cpu.CpuInspection, proc=proc)).findings
+    [found] = machine.inspect(machine.begin(cpu.CpuInspection, proc=proc)).findings
     assert (found.reason, found.text) == ("cpu-lost", "60 of 64 processors are there")
-    inspection = place.begin(cpu.CpuInspection, proc=proc)
+    inspection = machine.begin(cpu.CpuInspection, proc=proc)
     inspection.forget("cpu-lost")
-    assert reasons(place.look(inspection)) == []
+    assert reasons(machine.inspect(inspection)) == []
 
 
-def test_a_processor_that_is_too_hot_for_some_time(place: Place, tmp_path: Path, proc: Path) -> None:
+def test_a_processor_that_is_too_hot_for_some_time(machine: SimulatedMachine, tmp_path: Path, proc: Path) -> None:
     folder = tmp_path / "sys/devices/system/cpu/cpu0"
     for name in ("thermal_throttle", "topology"):
         (folder / name).mkdir(parents=True)
     counter = folder / "thermal_throttle/package_throttle_count"
     (folder / "topology/physical_package_id").write_text("1\n")
 
-    def look(count: int) -> list[tuple[str, str]]:
+    def inspect(count: int) -> list[tuple[str, str]]:
         counter.write_text(f"{count}\n")
-        return reasons(place.look(place.begin(cpu.CpuInspection, sys=tmp_path / "sys", proc=proc)))
+        return reasons(machine.inspect(machine.begin(cpu.CpuInspection, sys=tmp_path / "sys", proc=proc)))
 
-    assert look(500) == []  # since the machine was started: nothing is known of when
-    assert look(503) == [("cpu-hot", "processor 1")]
-    place.clock.pass_s(3600)
-    assert look(503) == []
-    assert look(2) == []  # it was set back
+    assert inspect(500) == []  # since the machine was started: nothing is known of when
+    assert inspect(503) == [("cpu-hot", "processor 1")]
+    machine.clock.pass_s(3600)
+    assert inspect(503) == []
+    assert inspect(2) == []  # it was set back
 
 
 @pytest.fixture
@@ -120,33 +120,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_is_full_and_has_room_again(place: Place, small_disk: Path) -> None:
+def test_a_disk_that_is_full_and_has_room_again(machine: SimulatedMachine, small_disk: Path) -> None:
     limits = disk_space.DiskSpaceLimits(paths=[str(small_disk), str(small_disk / "none")])
-    inspection = place.begin(disk_space.DiskSpaceInspection, limits)
-    assert reasons(place.look(inspection)) == []
+    inspection = machine.begin(disk_space.DiskSpaceInspection, limits)
+    assert reasons(machine.inspect(inspection)) == []
     (small_disk / "fill").write_bytes(bytes(4 << 20))
-    [found] = place.look(inspection).findings
+    [found] = machine.inspect(inspection).findings
     assert (found.reason, found.item, found.verdict) == ("disk-full", str(small_disk), Health.FAULTY)
     (small_disk / "fill").unlink()
     for number in range(63):
         (small_disk / str(number)).touch()
-    assert reasons(place.look(inspection)) == [("disk-full-of-files", str(small_disk))]
+    assert reasons(machine.inspect(inspection)) == [("disk-full-of-files", str(small_disk))]
 
 
-def test_a_file_system_that_turns_read_only(place: Place, small_disk: Path) -> None:
+def test_a_file_system_that_turns_read_only(machine: SimulatedMachine, small_disk: Path) -> None:
     needed = mounts.MountsLimits(required=[str(small_disk)])
-    inspection = place.begin(mounts.MountsInspection, needed)
-    nobodys = place.begin(mounts.MountsInspection)
-    assert reasons(inspection.look()) == reasons(nobodys.look()) == []
-    place.look(inspection)
+    inspection = machine.begin(mounts.MountsInspection, needed)
+    nobodys = machine.begin(mounts.MountsInspection)
+    assert reasons(inspection.inspect()) == reasons(nobodys.inspect()) == []
+    machine.inspect(inspection)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    assert reasons(nobodys.look()) == []  # it is on no disk, and nobody needs it
-    [found] = place.look(place.begin(mounts.MountsInspection, needed)).findings  # by the next agent too
+    assert reasons(nobodys.inspect()) == []  # it is on no disk, and nobody needs it
+    [found] = machine.inspect(machine.begin(mounts.MountsInspection, needed)).findings  # by the next agent too
     assert (found.reason, found.item, found.sure) == ("fs-readonly", str(small_disk), True)
-    elsewhere = place.begin(mounts.MountsInspection, mounts.MountsLimits(), beside=(small_disk.parent,))
-    assert reasons(elsewhere.look()) == []
+    elsewhere = machine.begin(mounts.MountsInspection, mounts.MountsLimits(), shared_folders=(small_disk.parent,))
+    assert reasons(elsewhere.inspect()) == []
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
-    assert reasons(place.look(inspection)) == []
+    assert reasons(machine.inspect(inspection)) == []
 
 
 MOUNTS = """\
@@ -157,95 +157,97 @@ MOUNTS = """\
 """
 
 
-def test_a_file_system_that_has_to_be_there_and_is_not(place: Place, proc: Path) -> None:
+def test_a_file_system_that_has_to_be_there_and_is_not(machine: SimulatedMachine, proc: Path) -> None:
     table = proc / "self/mountinfo"
     limits = mounts.MountsLimits(required=["/data/with space"])
     table.write_text(MOUNTS)
-    assert reasons(place.look(place.begin(mounts.MountsInspection, limits, proc=proc))) == []
+    assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, limits, proc=proc))) == []
     table.write_text("".join(line for line in MOUNTS.splitlines(keepends=True) if "nfs4" not in line))
-    assert reasons(place.look(place.begin(mounts.MountsInspection, proc=proc))) == []  # it comes and goes
-    place.boot = "boot-2"
+    assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, proc=proc))) == []  # it comes and goes
+    machine.boot = "boot-2"
     expected = [("mount-missing", "/data/with space")]
-    assert reasons(place.look(place.begin(mounts.MountsInspection, limits, proc=proc))) == expected
+    assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, limits, proc=proc))) == expected
 
 
-def test_mount_points_of_any_bytes(place: Place, proc: Path) -> None:
+def test_mount_points_of_any_bytes(machine: SimulatedMachine, proc: Path) -> None:
     table = proc / "self/mountinfo"
     row = b"28 24 8:3 / /d/\xc3\xa9\\040\xff\xc2\x85 %s - ext4 /dev/sd\xfe rw\n"
-    inspection = place.begin(mounts.MountsInspection, proc=proc)
+    inspection = machine.begin(mounts.MountsInspection, proc=proc)
     table.write_bytes(row % b"rw")
-    assert reasons(place.look(inspection)) == []
+    assert reasons(machine.inspect(inspection)) == []
     assert list(procfs.mounts(proc)) == [os.fsdecode(b"/d/\xc3\xa9 \xff\xc2\x85")]
     table.write_bytes(row % b"ro")
-    [found] = place.look(place.begin(mounts.MountsInspection, proc=proc)).findings
+    [found] = machine.inspect(machine.begin(mounts.MountsInspection, proc=proc)).findings
     assert (found.reason, found.item) == ("fs-readonly", "/d/é \\xff\x85")
     inspection.forget("fs-readonly")
-    assert reasons(place.look(inspection)) == []
-    assert finding_of(pb.Finding.FromString(to_message(found).SerializeToString())) == found
+    assert reasons(machine.inspect(inspection)) == []
+    assert finding_of(pb.Finding.FromString(finding_message(found).SerializeToString())) == found
 
 
-def test_hundreds_of_network_file_systems_that_answer(place: Place, proc: Path) -> None:
+def test_hundreds_of_network_file_systems_that_answer(machine: SimulatedMachine, proc: Path) -> None:
     rows = [f"{number} 24 0:{number} / /tmp rw - nfs4 10.0.0.5:/{number} rw\n" for number in range(300)]
     (proc / "self/mountinfo").write_text("".join(row.replace("/tmp", f"/tmp/{n}") for n, row in enumerate(rows)))
-    inspection = place.begin(mounts.MountsInspection, proc=proc)
+    inspection = machine.begin(mounts.MountsInspection, proc=proc)
     for _ in range(5):
-        assert reasons(inspection.look()) == []
+        assert reasons(inspection.inspect()) == []
         time.sleep(0.02)
 
 
 def test_a_network_file_system_that_hangs_holds_up_nobody(
-    place: Place, proc: Path, monkeypatch: pytest.MonkeyPatch
+    machine: SimulatedMachine, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (proc / "self/mountinfo").write_text(MOUNTS)
     monkeypatch.setattr(os, "statvfs", lambda path: time.sleep(1.5))
-    inspection = place.begin(mounts.MountsInspection, mounts.MountsLimits(answer_s=0.05), proc=proc)
-    assert reasons(inspection.look()) == []
+    inspection = machine.begin(mounts.MountsInspection, mounts.MountsLimits(answer_s=0.05), proc=proc)
+    assert reasons(inspection.inspect()) == []
     time.sleep(0.1)
-    [found] = inspection.look().findings
+    [found] = inspection.inspect().findings
     assert (found.reason, found.item, found.verdict) == ("mount-hangs", "/data/with space", Health.UNKNOWN)
 
 
-def test_a_clock_that_is_set_is_told_for_some_time(place: Place) -> None:
-    inspection = place.begin(clock.ClockInspection)
+def test_a_clock_that_is_set_is_told_for_some_time(machine: SimulatedMachine) -> None:
+    inspection = machine.begin(clock.ClockInspection)
     inspection.synced = lambda: True  # type: ignore[attr-defined]
-    place.clock.ns = time.time_ns()
-    assert reasons(place.look(inspection)) == []
-    place.clock.pass_s(30)
-    [found] = place.look(inspection).findings
+    machine.clock.ns = time.time_ns()
+    assert reasons(machine.inspect(inspection)) == []
+    machine.clock.pass_s(30)
+    [found] = machine.inspect(inspection).findings
     assert (found.reason, found.verdict) == ("clock-jumped", Health.UNKNOWN)
 
 
-def test_a_clock_that_was_never_held_is_none_that_was_lost(place: Place) -> None:
-    inspection = place.begin(clock.ClockInspection)
-    place.clock.ns = time.time_ns()
+def test_a_clock_that_was_never_held_is_none_that_was_lost(machine: SimulatedMachine) -> None:
+    inspection = machine.begin(clock.ClockInspection)
+    machine.clock.ns = time.time_ns()
     found = []
     for synced in (False, True, False):
         inspection.synced = lambda synced=synced: synced  # type: ignore[attr-defined]
-        found.append(reasons(place.look(inspection)))
+        found.append(reasons(machine.inspect(inspection)))
     assert found == [[], [], [("clock-unsynced", "")]]
 
 
-def test_kills_for_memory_are_counted_from_the_first_look_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_for_memory_are_counted_from_the_first_look_on(
+    machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = iter([7, 9, 9])
     monkeypatch.setattr(ranks, "oom_kills", lambda: next(counts))
-    assert reasons(place.look(place.begin(ranks.RanksInspection))) == []
-    assert reasons(place.look(place.begin(ranks.RanksInspection))) == [("oom-kill-counted", "")]
-    place.clock.pass_s(3600)
-    assert reasons(place.look(place.begin(ranks.RanksInspection))) == []
+    assert reasons(machine.inspect(machine.begin(ranks.RanksInspection))) == []
+    assert reasons(machine.inspect(machine.begin(ranks.RanksInspection))) == [("oom-kill-counted", "")]
+    machine.clock.pass_s(3600)
+    assert reasons(machine.inspect(machine.begin(ranks.RanksInspection))) == []
 
 
-def test_a_rank_that_is_stopped_is_named_and_its_time_is_measured(place: Place) -> None:
+def test_a_rank_that_is_stopped_is_named_and_its_time_is_measured(machine: SimulatedMachine) -> None:
     process = subprocess.Popen([shutil.which("sleep") or "sleep", "60"])
     try:
         process.send_signal(19)
         seen = [RankSeen("gpt", 3, process.pid, alive=True), RankSeen("gpt", 4, process.pid, alive=False)]
-        inspection = place.begin(ranks.RanksInspection, ranks.RanksLimits(waits_s=0.01), ranks=lambda: seen)
+        inspection = machine.begin(ranks.RanksInspection, ranks.RanksLimits(waits_s=0.01), ranks=lambda: seen)
         deadline = time.monotonic() + 20
-        while not (look := place.look(inspection)).findings:
+        while not (result := machine.inspect(inspection)).findings:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert reasons(look) == [("rank-stopped", "rank 3 of gpt")]
-        assert 'rank_cpu_seconds_total{job="gpt",rank="3"}' in look.measures
+        assert reasons(result) == [("rank-stopped", "rank 3 of gpt")]
+        assert 'rank_cpu_seconds_total{job="gpt",rank="3"}' in result.measures
     finally:
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ from agent.monitor.kernel import shared
 from agent.monitor.kernel.log import KernelLog, KernelLogInspection, KernelLogLimits
 from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner
-from tests.agent.monitor.sites import Place, reasons
+from tests.agent.monitor.sites import SimulatedMachine, reasons
 
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 EXCEPTION = "NVRM: Xid (PCI:0000:05:00): 13, pid=4711, name=python3, Graphics SM Warp Exception on (GPC 9, TPC 5, SM 0)"
@@ -49,82 +49,86 @@ def device(tmp_path: Path) -> Iterator[Device]:
     made.close()
 
 
-def begin(place: Place, device: Device, **site: Any) -> Inspection:
-    return place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path, **site)
+def begin(machine: SimulatedMachine, device: Device, **site: Any) -> Inspection:
+    return machine.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path, **site)
 
 
-def told(place: Place, device: Device, *lines: str, **site: Any) -> list[tuple[str, str]]:
-    inspection = begin(place, device, **site)
+def told(machine: SimulatedMachine, device: Device, *lines: str, **site: Any) -> list[tuple[str, str]]:
+    inspection = begin(machine, device, **site)
     for line in lines:
         device.write(line)
-        seen = place.look(inspection)
+        seen = machine.inspect(inspection)
     return reasons(seen)
 
 
-def test_a_gpu_that_fell_off_the_bus_names_the_machine_until_a_reboot(place: Place, device: Device) -> None:
-    assert told(place, device, FELL_OFF) == [("xid-79", "GPU 0000:05:00")]
-    place.clock.pass_s(30 * 24 * 3600)
-    inspection = begin(place, device)
-    [found] = place.look(inspection).findings
+def test_a_gpu_that_fell_off_the_bus_names_the_machine_until_a_reboot(
+    machine: SimulatedMachine, device: Device
+) -> None:
+    assert told(machine, device, FELL_OFF) == [("xid-79", "GPU 0000:05:00")]
+    machine.clock.pass_s(30 * 24 * 3600)
+    inspection = begin(machine, device)
+    [found] = machine.inspect(inspection).findings
     assert (found.verdict, found.owner, found.sure) == (Health.FAULTY, Owner.MACHINE, True)
-    place.boot = "boot-2"
-    assert place.look(begin(place, device)).findings == []
+    machine.boot = "boot-2"
+    assert machine.inspect(begin(machine, device)).findings == []
 
 
-def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     device.write(EXCEPTION)
-    [found] = place.look(inspection).findings
+    [found] = machine.inspect(inspection).findings
     assert (found.verdict, found.owner) == (Health.UNKNOWN, Owner.CODE)
-    place.clock.pass_s(3600)
-    assert place.look(inspection).findings == []
+    machine.clock.pass_s(3600)
+    assert machine.inspect(inspection).findings == []
 
 
-def test_work_that_is_removed_after_a_crash_concludes_nothing(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_work_that_is_removed_after_a_crash_concludes_nothing(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     for _ in range(8):
         device.write(REMOVED)
-        seen = place.look(inspection)
+        seen = machine.inspect(inspection)
     [found] = seen.findings
     assert (found.verdict, found.owner, found.sure) == (Health.UNKNOWN, Owner.UNKNOWN, False)
     assert found.text.endswith("(8 times)")
 
 
-def test_an_agent_that_begins_anew_reads_each_line_once(place: Place, device: Device) -> None:
-    assert told(place, device, EXCEPTION) == [("xid-13", "GPU 0000:05:00")]
-    inspection = begin(place, device)
+def test_an_agent_that_begins_anew_reads_each_line_once(machine: SimulatedMachine, device: Device) -> None:
+    assert told(machine, device, EXCEPTION) == [("xid-13", "GPU 0000:05:00")]
+    inspection = begin(machine, device)
     device.write(EXCEPTION, sequence=device.last)  # the device gives all from the oldest on
-    [found] = place.look(inspection).findings
+    [found] = machine.inspect(inspection).findings
     assert "times" not in found.text
 
 
-def test_what_a_process_wrote_counts_only_with_the_tag(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_what_a_process_wrote_counts_only_with_the_tag(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     device.write(FELL_OFF, priority=11)
-    assert place.look(inspection).findings == []
-    tagged = begin(place, device, kernel_log_tag="drill c1/m1")
+    assert machine.inspect(inspection).findings == []
+    tagged = begin(machine, device, kernel_log_tag="drill c1/m1")
     for owner in ("m2", "m1"):
         device.write(f"drill c1/{owner}: {FELL_OFF}", priority=11)
-        seen = place.look(tagged)
+        seen = machine.inspect(tagged)
     assert reasons(seen) == [("xid-79", "GPU 0000:05:00")]
 
 
 @pytest.mark.parametrize(
     ("cgroup", "expected"), [("Memory cgroup out of memory", "oom-kill-limit"), ("Out of memory", "oom-kill")]
 )
-def test_a_rank_that_was_killed_for_memory_is_named(place: Place, device: Device, cgroup: str, expected: str) -> None:
+def test_a_rank_that_was_killed_for_memory_is_named(
+    machine: SimulatedMachine, device: Device, cgroup: str, expected: str
+) -> None:
     ranks = [RankSeen("gpt", 5, 4711, alive=False)]
     line = f"{cgroup}: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB, UID:0 pgtables:1kB oom_score_adj:0"
-    assert told(place, device, line, ranks=lambda: ranks) == [(expected, "rank 5 of gpt")]
+    assert told(machine, device, line, ranks=lambda: ranks) == [(expected, "rank 5 of gpt")]
 
 
-def test_old_lines_count_from_when_they_were_written(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_old_lines_count_from_when_they_were_written(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     device.write(EXCEPTION, ago_s=7200)
-    assert place.look(inspection).findings == []
+    assert machine.inspect(inspection).findings == []
 
 
-def test_lines_that_were_overwritten_are_counted(place: Place, device: Device) -> None:
+def test_lines_that_were_overwritten_are_counted(machine: SimulatedMachine, device: Device) -> None:
     log = KernelLog(device.path)
     device.write("one")
     assert [line.text for line in log.read(1.0)] == ["one"]
@@ -134,49 +138,49 @@ def test_lines_that_were_overwritten_are_counted(place: Place, device: Device) -
     log.close()
 
 
-def test_a_look_that_is_hurried_does_not_wait(place: Place, device: Device) -> None:
-    inspection = place.begin(KernelLogInspection, KernelLogLimits(interval_s=3600), kernel_log=device.path)
+def test_a_look_that_is_hurried_does_not_wait(machine: SimulatedMachine, device: Device) -> None:
+    inspection = machine.begin(KernelLogInspection, KernelLogLimits(interval_s=3600), kernel_log=device.path)
     for _ in range(2):
         inspection.hurry()
-        assert inspection.look().findings == []
+        assert inspection.inspect().findings == []
 
 
-def test_what_was_repaired_and_happens_again_begins_anew(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_what_was_repaired_and_happens_again_begins_anew(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     for ago_s in (50, 40):
         device.write(FELL_OFF, ago_s=ago_s)
-        [first] = place.look(inspection).findings
+        [first] = machine.inspect(inspection).findings
     assert first.last_ns > first.since_ns
     inspection.forget("xid-79")
     device.write(FELL_OFF, ago_s=10)
-    [again] = place.look(inspection).findings
+    [again] = machine.inspect(inspection).findings
     assert (again.last_ns, "times" in again.text) == (0, False)
     assert again.since_ns > first.last_ns
 
 
-def test_lines_that_were_lost_are_a_finding_for_some_time(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_lines_that_were_lost_are_a_finding_for_some_time(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     device.write("one")
-    assert place.look(inspection).findings == []
+    assert machine.inspect(inspection).findings == []
     device.write("five", sequence=device.last + 4)
-    [found] = place.look(inspection).findings
+    [found] = machine.inspect(inspection).findings
     assert (found.reason, found.verdict, found.owner) == ("kernel-log-lost", Health.UNKNOWN, Owner.UNKNOWN)
     assert re.fullmatch(r"3 records \(101 to 103\), written after 20.* UTC and before 20.* UTC", found.evidence[0])
     device.write("seven", priority=14, sequence=device.last + 2)  # over a restart of the agent too
-    [found] = place.look(begin(place, device)).findings
+    [found] = machine.inspect(begin(machine, device)).findings
     assert found.evidence[1].startswith("record 105, written after 20")
-    place.clock.pass_s(3600)
-    assert place.look(begin(place, device)).findings == []
+    machine.clock.pass_s(3600)
+    assert machine.inspect(begin(machine, device)).findings == []
 
 
-def test_lines_that_were_gone_before_the_first_look_are_not_missed(place: Place, device: Device) -> None:
-    inspection = begin(place, device)
+def test_lines_that_were_gone_before_the_first_look_are_not_missed(machine: SimulatedMachine, device: Device) -> None:
+    inspection = begin(machine, device)
     device.write("old", sequence=5000)
-    assert place.look(inspection).findings == []
+    assert machine.inspect(inspection).findings == []
 
 
 @pytest.mark.parametrize("record", ["", "no record", "3,x,1,-;text", "3;text"])
-def test_what_is_no_record_is_left_out(place: Place, device: Device, record: str) -> None:
+def test_what_is_no_record_is_left_out(machine: SimulatedMachine, device: Device, record: str) -> None:
     log = KernelLog(device.path)
     os.write(device._file, (record or "\n").encode())
     assert list(log.read(1.0)) == []
@@ -188,25 +192,25 @@ def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
         list(KernelLog(tmp_path / "none").read(0))
 
 
-def test_the_real_device(place: Place) -> None:
+def test_the_real_device(machine: SimulatedMachine) -> None:
     """A line through /dev/kmsg, where this process may write there; else that it may not is what is seen."""
     tag = f"everstep test {os.getpid()}"
-    inspection = place.begin(KernelLogInspection, KernelLogLimits(interval_s=5), kernel_log_tag=tag)
-    place.clock.ns = time.time_ns()
+    inspection = machine.begin(KernelLogInspection, KernelLogLimits(interval_s=5), kernel_log_tag=tag)
+    machine.clock.ns = time.time_ns()
     try:
         Path("/dev/kmsg").write_text(f"<3>{tag}: {FELL_OFF}\n")
     except OSError:
         if not os.access("/dev/kmsg", os.R_OK):
             with pytest.raises(CannotInspect):
-                inspection.look()
+                inspection.inspect()
         return
     deadline = time.monotonic() + 20
-    while ("xid-79", "GPU 0000:05:00") not in reasons(inspection.look()):  # others may be in the log
+    while ("xid-79", "GPU 0000:05:00") not in reasons(inspection.inspect()):  # others may be in the log
         assert time.monotonic() < deadline
 
 
 def test_a_machine_of_a_local_cluster_hears_its_own_lines_since_it_is_on(
-    place: Place, device: Device, tmp_path: Path
+    machine: SimulatedMachine, device: Device, tmp_path: Path
 ) -> None:
     own, other = tmp_path / "m1", tmp_path / "m10"
     before, others = shared.tag_of("c", "m1", own), shared.tag_of("c", "m10", other)
@@ -215,9 +219,9 @@ def test_a_machine_of_a_local_cluster_hears_its_own_lines_since_it_is_on(
     assert len({before, after, others}) == 3
     lines = [f"{before} {EXCEPTION}", f"{others} {REMOVED}", f"{after} {FELL_OFF}"]
     for tag, reason in ((after, "xid-79"), (before, "xid-13"), (others, "xid-45")):
-        inspection = place.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path, kernel_log_tag=tag)
+        inspection = machine.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path, kernel_log_tag=tag)
         inspection.kept["events"] = []
         for line in lines:
             device.write(line, priority=11)
-            seen = place.look(inspection)
+            seen = machine.inspect(inspection)
         assert [code for code, _ in reasons(seen)] == [reason]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.monitor.inspection import Look, RankSeen, Site
+from agent.monitor.inspection import InspectionResult, RankSeen, Site
 from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
 from agent.monitor.network.infiniband_ports import number_at_start
 from everstep.model.finding import Health
@@ -56,12 +56,12 @@ class Machine:
         inspection.clock_ns = lambda: round(self.now_s * 1e9)
         return inspection
 
-    def look(self, after_s: float = 0.0) -> Look:
+    def inspect(self, after_s: float = 0.0) -> InspectionResult:
         self.now_s += after_s
-        return self.inspection.look()
+        return self.inspection.inspect()
 
     def verdicts(self, after_s: float = 0.0) -> dict[tuple[str, str], Health]:
-        return {(found.reason, found.item): found.verdict for found in self.look(after_s).findings}
+        return {(found.reason, found.item): found.verdict for found in self.inspect(after_s).findings}
 
 
 @pytest.fixture
@@ -72,23 +72,23 @@ def machine(tmp_path: Path) -> Machine:
 def test_a_port_that_is_well_is_measured_and_data_are_words(machine: Machine) -> None:
     machine.set(port_xmit_data=1000)
 
-    look = machine.look()
+    result = machine.inspect()
 
     label = '{device="mlx5_0",port="1"}'
-    assert look.findings == []
-    assert look.measures[f"node_infiniband_state_id{label}"] == 4
-    assert look.measures[f"node_infiniband_rate_bytes_per_second{label}"] == 50e9
-    assert look.measures[f"node_infiniband_port_data_transmitted_bytes_total{label}"] == 4000
+    assert result.findings == []
+    assert result.measures[f"node_infiniband_state_id{label}"] == 4
+    assert result.measures[f"node_infiniband_rate_bytes_per_second{label}"] == 50e9
+    assert result.measures[f"node_infiniband_port_data_transmitted_bytes_total{label}"] == 4000
 
 
 def test_a_machine_without_such_devices_has_nothing_to_inspect(tmp_path: Path) -> None:
-    look = InfinibandInspection(Site(sys=tmp_path), InfinibandLimits(), {}, same_boot=True).look()
+    result = InfinibandInspection(Site(sys=tmp_path), InfinibandLimits(), {}, same_boot=True).inspect()
 
-    assert (look.findings, look.note) == ([], "no InfiniBand or RoCE device")
+    assert (result.findings, result.note) == ([], "no InfiniBand or RoCE device")
 
 
 def test_a_port_that_stays_down_is_faulty_after_a_grace(machine: Machine) -> None:
-    machine.look()
+    machine.inspect()
     machine.set(state="1: DOWN", link_downed=1)
 
     assert machine.verdicts() == {("ib-port-flap", NAME): Health.UNKNOWN}
@@ -100,11 +100,11 @@ def test_a_port_that_stays_down_is_faulty_after_a_grace(machine: Machine) -> Non
 
 def test_a_port_in_doubt_is_looked_at_again_soon(machine: Machine) -> None:
     machine.restart(interval_s=30)
-    machine.look()
+    machine.inspect()
     assert machine.inspection._wait_s() == 30
     machine.inspection._looked = False
     machine.set(state="2: INIT")
-    machine.look()
+    machine.inspect()
 
     assert machine.inspection._wait_s() == 10
 
@@ -117,12 +117,12 @@ def test_a_port_that_never_was_active_has_no_cable_and_is_not_judged(machine: Ma
 
 
 def test_flaps_between_looks_and_between_agents_are_counted(machine: Machine) -> None:
-    machine.look()
+    machine.inspect()
     machine.set(link_downed=2)
-    found, repeated = machine.look().findings
+    found, repeated = machine.inspect().findings
     machine.restart()
     machine.set(link_downed=3)
-    later, _ = machine.look(30).findings
+    later, _ = machine.inspect(30).findings
 
     assert (found.reason, found.verdict) == ("ib-port-flap", Health.UNKNOWN)
     assert (repeated.reason, repeated.verdict) == ("ib-port-flap-repeated", Health.UNKNOWN)
@@ -131,7 +131,7 @@ def test_flaps_between_looks_and_between_agents_are_counted(machine: Machine) ->
 
 def test_after_a_reboot_counters_count_anew(machine: Machine) -> None:
     machine.set(link_downed=7)
-    machine.look()
+    machine.inspect()
     machine.set(link_downed=9)
     machine.restart(same_boot=False)
 
@@ -140,7 +140,7 @@ def test_after_a_reboot_counters_count_anew(machine: Machine) -> None:
 
 def test_a_counter_that_falls_concludes_nothing(machine: Machine) -> None:
     machine.set(link_downed=7, symbol_error=5000)
-    machine.look()
+    machine.inspect()
     machine.set(link_downed=0, symbol_error=0)
 
     assert machine.verdicts(30) == {}
@@ -148,12 +148,12 @@ def test_a_counter_that_falls_concludes_nothing(machine: Machine) -> None:
 
 @pytest.mark.parametrize("text", ["N/A (no PMA)", "", "what"])
 def test_a_counter_that_a_driver_does_not_have_concludes_nothing(machine: Machine, text: str) -> None:
-    machine.look()
+    machine.inspect()
     machine.set(link_downed=text, symbol_error=text)
-    look = machine.look(30)
+    result = machine.inspect(30)
 
-    assert look.findings == []
-    assert not [name for name in look.measures if "symbol" in name]
+    assert result.findings == []
+    assert not [name for name in result.measures if "symbol" in name]
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_errors_beyond_the_limits_are_told(
     machine: Machine, counter: str, by: int, after_s: float, reason: str
 ) -> None:
     machine.set(**{counter: 1000})
-    machine.look()
+    machine.inspect()
     machine.set(**{counter: 1000 + by})
 
-    found = machine.look(after_s).findings
+    found = machine.inspect(after_s).findings
 
     assert [one.reason for one in found] == ([reason] if reason else [])
     assert all(one.evidence == [f"{counter} grew by {by} in 30 s"] for one in found)
@@ -188,14 +188,14 @@ def test_errors_beyond_the_limits_are_told(
 
 def test_a_site_may_ignore_counters_and_devices(machine: Machine) -> None:
     machine.restart(ignore_counters=["symbol_error"])
-    machine.look()
+    machine.inspect()
     machine.set(symbol_error=10_000)
     assert machine.verdicts(30) == {}
 
     machine.restart(ignore=["mlx5_*"])
     machine.set(state="1: DOWN")
-    look = machine.look(100)
-    assert (look.findings, look.measures) == ([], {})
+    result = machine.inspect(100)
+    assert (result.findings, result.measures) == ([], {})
 
 
 def test_a_device_that_the_settings_name_and_that_never_was_there_is_told(machine: Machine) -> None:
@@ -205,25 +205,25 @@ def test_a_device_that_the_settings_name_and_that_never_was_there_is_told(machin
 
 
 def test_a_slower_port_is_faulty(machine: Machine) -> None:
-    machine.look()
+    machine.inspect()
     machine.set(rate="200 Gb/sec (2X NDR)")
 
-    (found,) = machine.look().findings
+    (found,) = machine.inspect().findings
 
     assert (found.reason, found.verdict) == ("ib-rate", Health.FAULTY)
     assert found.evidence == ["200 Gbit/s, and it had 400"]
 
 
 def test_a_device_that_is_gone_is_missing(machine: Machine) -> None:
-    machine.look()
+    machine.inspect()
     shutil.rmtree(machine.sys / "class/infiniband/mlx5_0")
-    machine.look()
+    machine.inspect()
 
     assert machine.verdicts(10) == {("ib-port-missing", NAME): Health.FAULTY}
 
 
 def test_a_state_that_cannot_be_read_is_not_down(machine: Machine) -> None:
-    machine.look()
+    machine.inspect()
     machine.set(state="")
 
     assert machine.verdicts(100) == {("ib-unreadable", NAME): Health.UNKNOWN}
@@ -231,7 +231,7 @@ def test_a_state_that_cannot_be_read_is_not_down(machine: Machine) -> None:
 
 def test_traffic_that_ceases_while_the_same_ranks_live_is_told(machine: Machine) -> None:
     machine.ranks = [RankSeen("gpt", 0, 41, alive=True)]
-    machine.look()
+    machine.inspect()
     machine.set(port_xmit_data=10**9)
     assert machine.verdicts(30) == {}
     machine.set(port_xmit_data=10**9 + 100)
@@ -246,9 +246,9 @@ def test_traffic_that_ceases_while_the_same_ranks_live_is_told(machine: Machine)
 @pytest.mark.parametrize("pids", [[], [42]])
 def test_other_ranks_may_be_quiet(machine: Machine, pids: list[int]) -> None:
     machine.ranks = [RankSeen("gpt", 0, 41, alive=True)]
-    machine.look()
+    machine.inspect()
     machine.set(port_rcv_data=10**9)
-    machine.look(30)
+    machine.inspect(30)
     machine.ranks = [RankSeen("gpt", 0, pid, alive=True) for pid in pids]
 
     assert machine.verdicts(700) == {}
@@ -257,8 +257,8 @@ def test_other_ranks_may_be_quiet(machine: Machine, pids: list[int]) -> None:
 
 def test_who_waits_returns_when_it_is_closed(machine: Machine) -> None:
     machine.restart(interval_s=600)
-    machine.look()
-    waiting = threading.Thread(target=machine.look)
+    machine.inspect()
+    waiting = threading.Thread(target=machine.inspect)
     waiting.start()
 
     machine.inspection.close()
@@ -276,7 +276,7 @@ def test_numbers_of_drivers_are_read(text: str, number: float | None) -> None:
 
 def test_what_was_repaired_begins_anew(machine: Machine) -> None:
     machine.restart(down_s=10)
-    machine.look()
+    machine.inspect()
     machine.set(symbol_error=1000, rate="200 Gb/sec (4X HDR)", link_downed=1)
     found = {reason for reason, _ in machine.verdicts(1)}
     assert found == {"ib-link-errors", "ib-errors", "ib-rate", "ib-port-flap"}
@@ -285,7 +285,7 @@ def test_what_was_repaired_begins_anew(machine: Machine) -> None:
         found.discard(reason)
         assert {one for one, _ in machine.verdicts(1)} == found
     machine.set(state="1: DOWN")
-    machine.look(1)
+    machine.inspect(1)
     assert {reason for reason, _ in machine.verdicts(20)} == {"ib-port-down"}
     machine.inspection.forget("ib-port-down")
     assert machine.verdicts(20) == {}
@@ -293,7 +293,7 @@ def test_what_was_repaired_begins_anew(machine: Machine) -> None:
 
 def test_a_look_that_is_hurried_does_not_wait(machine: Machine) -> None:
     machine.restart(interval_s=3600)
-    machine.look()
+    machine.inspect()
     for _ in range(2):
         machine.inspection.hurry()
-        machine.look()
+        machine.inspect()

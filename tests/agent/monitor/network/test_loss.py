@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.monitor.inspection import Look, Site
+from agent.monitor.inspection import InspectionResult, Site
 from agent.monitor.network import netlink
 from agent.monitor.network.loss import LossLimits, PacketLossInspection, tcp_counters
 from agent.monitor.network.netlink import Link
@@ -41,11 +41,11 @@ class Machine:
     def counters(self, **counters: int) -> None:
         self.link = replace(self.link, statistics={**self.link.statistics, **counters})
 
-    def look(self) -> Look:
-        return self.inspection.look()
+    def inspect(self) -> InspectionResult:
+        return self.inspection.inspect()
 
     def reasons(self) -> list[str]:
-        return [found.reason for found in self.look().findings]
+        return [found.reason for found in self.inspect().findings]
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_loss_is_told_when_two_looks_in_a_row_see_it_and_blames_nobody(machine: Machine) -> None:
-    machine.look()
+    machine.inspect()
     machine.tcp(100_000, 2_000)
     assert machine.reasons() == []
     machine.restart()
     machine.tcp(200_000, 4_000)
 
-    (found,) = machine.look().findings
+    (found,) = machine.inspect().findings
 
     assert (found.reason, found.verdict, found.owner) == ("packet-loss", Health.UNKNOWN, "network")
     assert found.evidence == ["2000 of 100000 segments were sent again (2.0%)"]
@@ -71,30 +71,30 @@ def test_loss_is_told_when_two_looks_in_a_row_see_it_and_blames_nobody(machine: 
 
 
 def test_few_segments_say_nothing(machine: Machine) -> None:
-    machine.restart(looks=1)
-    machine.look()
+    machine.restart(consecutive=1)
+    machine.inspect()
     machine.tcp(9_999, 9_999)
 
     assert machine.reasons() == []
 
 
 def test_counters_that_fall_and_a_reboot_conclude_nothing(machine: Machine) -> None:
-    machine.restart(looks=1)
+    machine.restart(consecutive=1)
     machine.tcp(10**6, 10**5)
-    machine.look()
+    machine.inspect()
     machine.tcp(10**5, 5 * 10**4)
     assert machine.reasons() == []
     machine.tcp(2 * 10**5, 10**5)
-    machine.restart(looks=1, same_boot=False)
+    machine.restart(consecutive=1, same_boot=False)
     assert machine.reasons() == []
 
 
 def test_damaged_and_dropped_packets_of_an_interface_are_told(machine: Machine) -> None:
-    machine.restart(looks=1)
-    machine.look()
+    machine.restart(consecutive=1)
+    machine.inspect()
     machine.counters(rx_packets=100_000, rx_errors=200, rx_missed_errors=2_000, tx_dropped=5)
 
-    found = machine.look().findings
+    found = machine.inspect().findings
 
     assert [(one.reason, one.item, one.verdict) for one in found] == [
         ("nic-errors", "eth0", Health.UNKNOWN),
@@ -104,16 +104,16 @@ def test_damaged_and_dropped_packets_of_an_interface_are_told(machine: Machine) 
 
 
 def test_packets_that_nobody_wants_are_no_loss(machine: Machine) -> None:
-    machine.restart(looks=1)
-    machine.look()
+    machine.restart(consecutive=1)
+    machine.inspect()
     machine.counters(rx_packets=100_000, rx_dropped=50_000)
 
     assert machine.reasons() == []
 
 
 def test_an_interface_that_was_made_anew_is_not_compared(machine: Machine) -> None:
-    machine.restart(looks=1)
-    machine.look()
+    machine.restart(consecutive=1)
+    machine.inspect()
     machine.link = replace(machine.link, index=9)
     machine.counters(rx_packets=100_000, rx_errors=90_000)
 
@@ -129,8 +129,8 @@ def test_a_kernel_that_does_not_count_is_told(text: str, tmp_path: Path) -> None
 
 
 def test_real_counters_are_measured(ip: Ip) -> None:
-    look = PacketLossInspection(Site(host="10.98.0.1"), LossLimits(), {}, same_boot=True).look()
+    result = PacketLossInspection(Site(host="10.98.0.1"), LossLimits(), {}, same_boot=True).inspect()
 
-    assert look.measures['node_network_receive_bytes_total{device="eth0"}'] >= 0
-    assert look.measures["node_netstat_Tcp_OutSegs"] >= 0
-    assert look.findings == []
+    assert result.measures['node_network_receive_bytes_total{device="eth0"}'] >= 0
+    assert result.measures["node_netstat_Tcp_OutSegs"] >= 0
+    assert result.findings == []
