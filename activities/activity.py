@@ -1,9 +1,9 @@
 """The base of all activities: an activity is an effect on the outside world that a workflow asks for.
 
-Each activity is one file, with a class derived from :class:`Activity`: its fields are the input, and the class has the
-name, the bounds, the line for people and the code. ``activities/registry.py`` lists all of them, and workflows start
-them by ``workflows.start_activity`` (ADR 0049). Workflows load these files, so the code imports what is heavy (agents,
-the ledger, stores) where it runs. Inputs are stored in histories: fields are only added, with defaults.
+Each activity is a class derived from :class:`Activity`: its fields are the input, and the class has the name, the
+bounds, the line for people and the code. ``activities/registry.py`` lists all of them, and workflows start them by
+``workflows.start_activity`` (ADR 0049). Workflows load these files, so the code imports what is heavy (agents, the
+ledger, stores) where it runs. Inputs are stored in histories: fields are only added, with defaults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All activities, as a worker registers them. A new activity is a file and a line here."""
+"""All activities, as a worker registers them. A new activity is a class and a line here."""
 
 from __future__ import annotations
 
@@ -24,19 +24,15 @@ from activities.agents.restore_checkpoints import RestoreCheckpoints
 from activities.agents.stop_ranks import StopRanks
 from activities.agents.trace_ranks import TraceRanks
 from activities.agents.vote_round import VoteRound
+from activities.deliver_notice import DeliverNotice
 from activities.heartbeat import heartbeating
-from activities.ledger.record_job import RecordJob
-from activities.ledger.write_conclusion import WriteConclusion
-from activities.notices.deliver_notice import DeliverNotice
-from activities.pool.await_standbys import AwaitStandbys
-from activities.pool.give_machines_back import GiveMachinesBack
-from activities.pool.lease_machines import LeaseMachines
+from activities.make_version import MakeVersion
 from activities.pool.look_at_machines import LookAtMachines
 from activities.pool.provision_machines import ProvisionMachines
 from activities.pool.ready_standbys import ReadyStandbys
-from activities.pool.replace_machines import ReplaceMachines
+from activities.pool.requests import AwaitStandbys, GiveMachinesBack, LeaseMachines, ReplaceMachines
 from activities.read_closed_incident import ReadClosedIncident
-from activities.versions.make_version import MakeVersion
+from activities.write_to_ledger import RecordJob, WriteConclusion
 
 if TYPE_CHECKING:
     from activities.tools import Tools

@@ -11,7 +11,7 @@ from activities.agents.align_ranks import AlignRanks
 from activities.agents.check_version import CheckVersion
 from activities.agents.launch_ranks import LaunchRanks
 from activities.agents.stop_ranks import StopRanks
-from activities.versions.make_version import MakeVersion
+from activities.make_version import MakeVersion
 from benchmarks.timeline import PARTS as RECOVERY_PARTS
 from benchmarks.timeline import parts_between
 from everstep.model.launch import Confirmation

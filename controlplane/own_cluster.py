@@ -6,8 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from activities.clusters.cluster import Cluster, Listing
-from activities.clusters.listed import ListedCluster
+from activities.clusters.cluster import Cluster, ListedCluster, Listing
 from activities.notices import program
 from controlplane.inventory import load
 from controlplane.local.cluster_file import ClusterFile

@@ -24,7 +24,7 @@ from activities.ledger.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
 from activities.notices.announcer import Announcer
 from activities.payloads import data_converter
-from activities.pool.update_pool import keep_pool
+from activities.pool.requests import keep_pool
 from activities.registry import functions
 from activities.tools import Tools
 from activities.versions.store import VersionStore

@@ -12,7 +12,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.agents.prepare_machines import PrepareMachines
     from activities.agents.read_folder import ReadFolder
     from activities.agents.restore_checkpoints import RestoreCheckpoints
-    from activities.pool.lease_machines import LeaseMachines
+    from activities.pool.requests import LeaseMachines
     from everstep.base.text import listed
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.keep.choose_restore import NOTHING_HELD, Restore

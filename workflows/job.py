@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.agents.release_machines import ReleaseMachines
     from activities.agents.stop_ranks import StopRanks
     from activities.ledger.records import NumbersUsed
-    from activities.pool.give_machines_back import GiveMachinesBack
+    from activities.pool.requests import GiveMachinesBack
     from everstep.base.text import listed
     from everstep.model.incident import CLOSED_OUTSIDE, STILL_RUNNING, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained

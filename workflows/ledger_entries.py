@@ -10,10 +10,8 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from activities.activity import Bounds
-    from activities.ledger.bounds import ON_LEDGER_WHEN_BACK
-    from activities.ledger.record_job import RecordJob
     from activities.ledger.records import NumbersUsed
-    from activities.ledger.write_conclusion import WriteConclusion
+    from activities.write_to_ledger import ON_LEDGER_WHEN_BACK, RecordJob, WriteConclusion
     from everstep.base.text import listed
     from everstep.model.incident import Anomaly, IncidentReport
     from everstep.model.job_state import JobState

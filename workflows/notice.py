@@ -11,7 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.notices.deliver_notice import DeliverNotice
+    from activities.deliver_notice import DeliverNotice
     from everstep.model.notice import NOTICE_WORKFLOW, NoticeInput, NoticeResult
     from workflows import attributes, web_ui
     from workflows.start_activity import start_activity

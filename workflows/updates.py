@@ -16,7 +16,7 @@ from temporalio.exceptions import ActivityError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.check_version import CheckVersion
-    from activities.versions.make_version import MakeVersion
+    from activities.make_version import MakeVersion
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.act.versions.request import RequestAnswer, answer_to, same_as
     from everstep.model.incident import Anomaly, IncidentReport, Symptom

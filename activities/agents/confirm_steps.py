@@ -16,6 +16,7 @@ from activities.heartbeat import Say, now_ns
 from activities.turns import ShareOfTime, in_turns
 from everstep.base.backoff import Backoff
 from everstep.decisions.act.recover.confirm import RankState, judge_confirmation, judge_timeout
+from everstep.decisions.clocks import stream_shift_ns
 from everstep.errors import AgentError
 from everstep.model.job import PlacedJob
 from everstep.model.launch import Confirmation, Launched, Showing
@@ -167,8 +168,6 @@ class Seen:
 
     def note(self, machine: str, reply: pb.ProgressReply) -> None:
         """Note what a machine's agent reports."""
-        from activities.agents.clocks import fit_milestones
-
         self.heard.note(machine)
         # The agent answered the launch, so an agent with an older generation only has lost this one.
         if reply.generation < self._generation:
@@ -240,3 +239,11 @@ def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankSta
         for rank in ranks
         if rank.generation == generation
     ]
+
+
+def fit_milestones(reply: pb.ProgressReply, *, heard_ns: int) -> None:
+    """Correct the times of the ranks' milestones, so that the slowest rank of all machines can be identified."""
+    shift = stream_shift_ns(reply.time_ns, heard_ns)
+    for rank in reply.ranks if shift else ():
+        for mark, at_ns in rank.milestones.ListFields():
+            setattr(rank.milestones, mark.name, at_ns + shift)

@@ -9,6 +9,9 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from temporalio import activity
 
 from activities.heartbeat import Say
 from activities.turns import gathered
@@ -21,15 +24,23 @@ from everstep.decisions.blame.hang.progress import HangCheck, UsedUp, check_hang
 from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.dumps.folder import STOPPED, FolderReader, samples_of
 from everstep.dumps.py_spy import StackReader
-from everstep.errors import DumpError, EverstepError
+from everstep.errors import DumpError, EverstepError, LedgerError
 from everstep.model.hang import HangResult
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+
+if TYPE_CHECKING:
+    from activities.ledger.ledger import Ledger
 
 LOOK_S = 5.0
 """The time limit of one sample, seconds."""
 ANSWERS_S = 1.0
 """The extra time for an agent's answer, seconds."""
+KEEP_S = 0.2
+"""The longest wait for the ledger, seconds; the write continues after that."""
+
+_writing: set[asyncio.Future[None]] = set()
+"""Writes that continue after the wait for them has ended."""
 
 
 @dataclass
@@ -190,3 +201,34 @@ def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machine
         seconds=time.monotonic() - looks[0].at_s,
     )
     return found.model_copy(update={"silent": sorted(last.silent)[:8]})
+
+
+async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], first: int = 1) -> str:
+    """Write samples into the ledger, without waiting for a slow ledger; returns why some are missing.
+
+    Args:
+        ledger: The cluster's ledger.
+        incident: The incident that the samples belong to.
+        looks: The samples, in order.
+        first: The first sample's number within the incident.
+    """
+    from activities.ledger.ledger import Ledger
+
+    rows = [
+        (number, machine, reply.time_ns, reply.SerializeToString())
+        for number, look in enumerate(looks, first)
+        for machine, reply in look.replies.items()
+    ]
+    writing = asyncio.ensure_future(ledger.call(Ledger.looks_taken, incident, rows))
+    _writing.add(writing)
+    writing.add_done_callback(_written)
+    await asyncio.wait([writing], timeout=KEEP_S)
+    if not writing.done():
+        return "the ledger did not take the stacks in time"
+    return str(writing.exception() or "")
+
+
+def _written(writing: asyncio.Future[None]) -> None:
+    _writing.discard(writing)
+    if not writing.cancelled() and isinstance(error := writing.exception(), LedgerError):
+        activity.logger.warning("the ledger did not take the stacks", extra={"error": str(error)})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from activities.activity import Activity, Bounds, twice
 from activities.heartbeat import Say, now_ns, request_id
+from everstep.decisions.clocks import shift_ns
 from everstep.model.evidence import Evidence
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
@@ -16,6 +17,7 @@ from everstep.model.machine import Machine
 if TYPE_CHECKING:
     from activities.tools import Tools
     from agent.client import AgentClient
+    from agent.v1 import agent_pb2 as pb
 
 DYING_NAMED = 16
 """The largest number of machines with ranks that do not die that an answer names."""
@@ -47,7 +49,6 @@ class StopRanks(Activity[Evidence]):
 
     async def perform(self, tools: Tools, say: Say) -> Evidence:
         from activities.agents.call_all import asked_of, on_all
-        from activities.agents.clocks import fit_stop
         from activities.agents.evidence import evidence_of
         from agent.v1 import agent_pb2 as pb
 
@@ -84,3 +85,11 @@ class StopRanks(Activity[Evidence]):
         homes = spec.assignment([machine.name for machine in machines]).homes()
         # This runs in a thread: for 16,000 ranks it takes most of a second, and heartbeats must continue.
         return await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)
+
+
+def fit_stop(reply: pb.StopReply, *, asked_ns: int, heard_ns: int) -> None:
+    """Correct the times at which ranks ended, so that they can be compared across machines."""
+    shift = shift_ns(reply.now_ns, asked_ns=asked_ns, heard_ns=heard_ns)
+    for rank in reply.ranks if shift else ():
+        if rank.exit.time_ns:
+            rank.exit.time_ns += shift

@@ -51,8 +51,7 @@ class TraceRanks(Activity[HangResult]):
         return within(timedelta(seconds=self.job.spec.policy.hang.trace_s))
 
     async def perform(self, tools: Tools, say: Say) -> HangResult:
-        from activities.agents.kept_looks import keep_looks
-        from activities.agents.looks import hang_found, trace
+        from activities.agents.looks import hang_found, keep_looks, trace
 
         spec, machines = self.job.spec, self.job.machines
         looks, judged = await trace(

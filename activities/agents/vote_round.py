@@ -72,8 +72,7 @@ class VoteRound(Activity[SlowRound]):
         return within(timedelta(seconds=3 * self.round_s) + ROOM)
 
     async def perform(self, tools: Tools, say: Say) -> SlowRound:
-        from activities.agents.kept_looks import keep_looks
-        from activities.agents.looks import LOOK_S, look
+        from activities.agents.looks import LOOK_S, keep_looks, look
 
         spec, machines = self.job.spec, self.job.machines
         topology, stacks = spec.topology(), StackReader()

@@ -13,10 +13,9 @@ from activities.agents.restore_checkpoints import RestoreCheckpoints
 from activities.agents.stop_ranks import StopRanks
 from activities.agents.trace_ranks import TraceRanks
 from activities.agents.vote_round import VoteRound
-from activities.ledger.write_conclusion import WriteConclusion
-from activities.pool.await_standbys import AwaitStandbys
-from activities.pool.replace_machines import ReplaceMachines
-from activities.versions.make_version import MakeVersion
+from activities.make_version import MakeVersion
+from activities.pool.requests import AwaitStandbys, ReplaceMachines
+from activities.write_to_ledger import WriteConclusion
 
 BEFORE_AN_UPDATE = {"make": MakeVersion.name, "try": CheckVersion.name}
 """Stage of a version before an incident applies it → the activity of the stage."""

@@ -9,7 +9,7 @@ from activities.agents.diagnose_machines import DiagnoseMachines
 from activities.agents.replay_on_group import ReplayOnGroup
 from activities.agents.trace_ranks import TraceRanks
 from activities.agents.vote_round import VoteRound
-from activities.versions.make_version import MakeVersion, VersionMade
+from activities.make_version import MakeVersion, VersionMade
 from everstep.model.diagnosis import Diagnosis, MachineDiagnosis
 from everstep.model.finding import Health
 from everstep.model.hang import HangResult

@@ -35,16 +35,12 @@ from activities.agents.stop_ranks import StopRanks
 from activities.agents.trace_ranks import TraceRanks
 from activities.agents.vote_round import VoteRound
 from activities.heartbeat import heartbeating
-from activities.ledger.record_job import RecordJob
 from activities.ledger.records import NumbersUsed
-from activities.ledger.write_conclusion import WriteConclusion
-from activities.pool.await_standbys import AwaitStandbys
-from activities.pool.give_machines_back import GiveMachinesBack
-from activities.pool.lease_machines import LeaseMachines
-from activities.pool.replace_machines import ReplaceMachines
+from activities.make_version import MakeVersion, VersionMade
+from activities.pool.requests import AwaitStandbys, GiveMachinesBack, LeaseMachines, ReplaceMachines
 from activities.read_closed_incident import ReadClosedIncident
 from activities.registry import function
-from activities.versions.make_version import MakeVersion, VersionMade
+from activities.write_to_ledger import RecordJob, WriteConclusion
 from everstep.errors import LedgerError
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.diagnosis import Diagnosis

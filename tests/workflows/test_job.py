@@ -14,9 +14,8 @@ from temporalio.service import RPCError
 
 from activities.agents.confirm_steps import ConfirmSteps
 from activities.agents.stop_ranks import StopRanks
-from activities.ledger import write_conclusion
-from activities.ledger.bounds import ON_LEDGER_WHEN_BACK
 from activities.ledger.records import NumbersUsed
+from activities.write_to_ledger import ON_LEDGER_WHEN_BACK
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import incident_workflow_id
@@ -219,7 +218,7 @@ async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
 
 async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is tried: else the incident, and with it the next one, would be over only when it is given up."""
-    monkeypatch.setattr(write_conclusion, "ON_LEDGER", ON_LEDGER_WHEN_BACK)
+    monkeypatch.setattr(write_to_ledger, "ON_LEDGER", ON_LEDGER_WHEN_BACK)
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
     jobs.cluster.blocked.add("ledger")

@@ -13,7 +13,7 @@ import pytest
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.notices.deliver_notice import DeliverNotice
+from activities.deliver_notice import DeliverNotice
 from activities.notices.settings import NoticeSettings, Receiver
 from activities.registry import function
 from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, NoticeResult, notice_workflow_id

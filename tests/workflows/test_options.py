@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from activities.activity import HEARTBEAT_TIMEOUT, Bounds, twice
-from activities.ledger.bounds import ON_LEDGER
+from activities.write_to_ledger import ON_LEDGER
 
 
 @pytest.mark.parametrize("bounds", [twice(timedelta(minutes=1)), ON_LEDGER])

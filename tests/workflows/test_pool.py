@@ -15,16 +15,18 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, W
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.clusters.cluster import Listing
-from activities.clusters.listed import ListedCluster
-from activities.pool.await_standbys import AwaitStandbys
-from activities.pool.give_machines_back import GiveMachinesBack
-from activities.pool.lease_machines import LeaseMachines
+from activities.clusters.cluster import ListedCluster, Listing
 from activities.pool.look_at_machines import LookAtMachines
 from activities.pool.provision_machines import ProvisionMachines
 from activities.pool.ready_standbys import ReadyStandbys
-from activities.pool.replace_machines import ReplaceMachines
-from activities.pool.update_pool import keep_pool, update_pool
+from activities.pool.requests import (
+    AwaitStandbys,
+    GiveMachinesBack,
+    LeaseMachines,
+    ReplaceMachines,
+    keep_pool,
+    update_pool,
+)
 from activities.registry import function
 from agent.client import AgentClients
 from agent.fake import FakeAgent

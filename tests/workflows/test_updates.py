@@ -13,7 +13,7 @@ from activities.agents.check_version import VersionChecked
 from activities.agents.confirm_steps import ConfirmSteps
 from activities.agents.restore_checkpoints import RestoreCheckpoints
 from activities.agents.stop_ranks import StopRanks
-from activities.versions.make_version import MakeVersion, VersionMade
+from activities.make_version import MakeVersion, VersionMade
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import JobState, incident_workflow_id

@@ -9,7 +9,7 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities.ledger.write_conclusion import WriteConclusion
+    from activities.write_to_ledger import WriteConclusion
     from everstep.decisions.act.recover.incident_state import IncidentState
     from everstep.model.evidence import Evidence
     from everstep.model.incident import IncidentReport

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.agents.clocks import fit_milestones, fit_stop
-from activities.agents.confirm_steps import states_of
+from activities.agents.confirm_steps import fit_milestones, states_of
 from activities.agents.evidence import evidence_of
+from activities.agents.stop_ranks import fit_stop
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.first_failure import first_failure

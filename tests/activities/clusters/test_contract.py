@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.clusters.cluster import Cluster, Listing
-from activities.clusters.listed import ListedCluster
+from activities.clusters.cluster import Cluster, ListedCluster, Listing
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.own_cluster import own_cluster
 from everstep.errors import ConfigError, EverstepError

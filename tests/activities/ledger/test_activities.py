@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from activities.ledger.ledger import Ledger
-from activities.ledger.write_conclusion import WriteConclusion
+from activities.write_to_ledger import WriteConclusion
 from everstep.decisions.training_time.ettr import Interval
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec

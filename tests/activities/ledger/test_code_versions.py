@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from activities.ledger.ledger import Ledger
-from activities.ledger.record_job import RecordJob
+from activities.write_to_ledger import RecordJob
 from everstep.base.redaction import HIDDEN
 from everstep.model.job import JobSpec
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, VersionStatus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from activities.ledger.ledger import Ledger
-from activities.ledger.record_job import RecordJob
+from activities.write_to_ledger import RecordJob
 from everstep.model.job import JobSpec
 from everstep.model.launch import Launched
 from tests.activities.performing import perform

@@ -15,8 +15,8 @@ from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
+from activities.deliver_notice import DeliverNotice
 from activities.notices.announcer import Announcer
-from activities.notices.deliver_notice import DeliverNotice
 from activities.notices.settings import NoticeSettings, Receiver
 from activities.registry import function
 from everstep.model.machine import Machine

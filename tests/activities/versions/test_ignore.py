@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from activities.versions import listing
-from activities.versions.ignore import IgnoreFile
+from activities.versions.listing import IgnoreFile
 from tests.activities.versions.repository import Repository
 
 PARTS = ["a", "b", "ab", "a.py", "b.bin", "a b", "-", "]", "\\", "x!"]

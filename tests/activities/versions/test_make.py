@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import pytest
 from temporalio.exceptions import ApplicationError
 
+from activities.make_version import MakeVersion, VersionMade
 from activities.versions import changes, make
 from activities.versions.make import changed, first_version, next_version
-from activities.versions.make_version import MakeVersion, VersionMade
 from activities.versions.store import VersionStore
 from everstep.base.redaction import PATTERNS
 from everstep.errors import ConfigError

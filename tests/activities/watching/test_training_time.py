@@ -13,10 +13,10 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
 from activities.ledger.ledger import Ledger
-from activities.ledger.record_job import RecordJob
 from activities.ledger.records import NumbersUsed
 from activities.watching.job_view import JobView
 from activities.watching.training_time import TrainingTimes
+from activities.write_to_ledger import RecordJob
 from everstep.model.job import JobSpec
 from everstep.model.job_state import ShareTrained
 from tests.activities.performing import perform

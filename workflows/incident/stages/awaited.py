@@ -9,7 +9,7 @@ from temporalio.workflow import ActivityHandle
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.await_machines import AwaitMachines
-    from activities.pool.await_standbys import AwaitStandbys
+    from activities.pool.requests import AwaitStandbys
     from everstep.model.machine import Machine
     from workflows.start_activity import start_activity
 

@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.prepare_machines import PrepareMachines
-    from activities.pool.replace_machines import ReplaceMachines
+    from activities.pool.requests import ReplaceMachines
     from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
     from everstep.decisions.act.evict.rules import waits_for_another
     from everstep.decisions.blame.hang.analysis import findings_of_hang

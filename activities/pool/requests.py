@@ -1,0 +1,176 @@
+"""The requests of jobs and incidents to the machine pool: lease, replace and give back machines, and await standbys.
+
+A workflow cannot send an update to another workflow, so activities send them. An update may be sent twice: the pool
+knows a lease by its run and a replacement by its id, and gives the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+from temporalio import activity
+from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateFailedError
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+
+from activities.activity import Activity, Bounds, twice, within
+from activities.heartbeat import Say
+from everstep.base.text import listed
+from everstep.model.pool import (
+    POOL_WORKFLOW,
+    GiveBack,
+    Leased,
+    LeaseRequest,
+    PoolState,
+    Replaced,
+    ReplaceRequest,
+    pool_workflow_id,
+)
+
+if TYPE_CHECKING:
+    from activities.tools import Tools
+
+ASK_AGAIN_S = 1.0
+"""The time between two questions whether a machine is free, seconds."""
+POOL_LIMIT = timedelta(seconds=15)
+"""A pool that does not answer within this time is not awaited: it delays no incident, and no end of a job."""
+ANSWER_LIMIT = timedelta(seconds=10)
+"""The request is repeated after this time without an answer."""
+POOL_TASK_TIMEOUT = timedelta(seconds=3)
+"""A worker that dies during a workflow task of the pool delays the pool by this long."""
+REFUSED_S = 10.0
+"""A machine that belongs to another job is requested again for this long, seconds: that job may just have ended."""
+KEEP_S = 30.0
+"""The time between two checks that the pool runs, seconds."""
+
+T = TypeVar("T", bound=BaseModel | int)
+
+
+class LeaseMachines(Activity[Leased]):
+    """Lease the machines of a job that starts; machines of other jobs are requested again for a while.
+
+    The activity waits for a pool that does not answer, because no two jobs may share a machine.
+    """
+
+    name = "Lease machines"
+
+    request: LeaseRequest
+
+    def line(self) -> str:
+        return listed([machine.name for machine in self.request.machines])
+
+    def bounds(self) -> Bounds:
+        return Bounds(timedelta(minutes=1), None)
+
+    async def perform(self, tools: Tools, say: Say) -> Leased:
+        clock = asyncio.get_running_loop()
+        until_s = clock.time() + REFUSED_S
+        while True:
+            leased = await update_pool(activity.client(), activity.info().task_queue, "lease", self.request, Leased)
+            if not leased.may_change or clock.time() >= until_s:
+                return leased
+            say("; ".join(f"{name}: {why}" for name, why in leased.refused.items())[:300])
+            await asyncio.sleep(ASK_AGAIN_S)
+
+
+class ReplaceMachines(Activity[Replaced]):
+    """Lease the replacements: all of them, or none."""
+
+    name = "Replace machines"
+
+    request: ReplaceRequest
+
+    def line(self) -> str:
+        return listed([f"{eviction.machine} ({eviction.reason})" for eviction in self.request.evict], 4)
+
+    def bounds(self) -> Bounds:
+        return within(POOL_LIMIT)
+
+    async def perform(self, tools: Tools, say: Say) -> Replaced:
+        return await update_pool(activity.client(), activity.info().task_queue, "replace", self.request, Replaced)
+
+
+class GiveMachinesBack(Activity[int]):
+    """Report to the pool that a job has left its machines; the result is how many the job had."""
+
+    name = "Give machines back"
+
+    request: GiveBack
+
+    def line(self) -> str:
+        return self.request.job
+
+    def bounds(self) -> Bounds:
+        return within(POOL_LIMIT)
+
+    async def perform(self, tools: Tools, say: Say) -> int:
+        return await update_pool(activity.client(), activity.info().task_queue, "give_back", self.request, int)
+
+
+class AwaitStandbys(Activity[int]):
+    """Wait until the pool has a number of free machines; the result is how many it has."""
+
+    name = "Await standbys"
+
+    count: int
+    patience_s: float
+
+    def line(self) -> str:
+        return f"{self.count} to spare"
+
+    def bounds(self) -> Bounds:
+        return twice(timedelta(seconds=self.patience_s) + timedelta(minutes=1))
+
+    async def perform(self, tools: Tools, say: Say) -> int:
+        clock = asyncio.get_running_loop()
+        until_s = clock.time() + self.patience_s
+        handle = activity.client().get_workflow_handle(pool_workflow_id(activity.info().task_queue))
+        while True:
+            state: PoolState = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
+            if state.spare >= self.count or clock.time() >= until_s:
+                return state.spare
+            say(f"{state.spare} of {self.count} machines are to spare")
+            await asyncio.sleep(ASK_AGAIN_S)
+
+
+async def update_pool(client: Client, task_queue: str, name: str, request: BaseModel, result: type[T]) -> T:
+    """Send an update to the pool of a cluster.
+
+    Raises:
+        ApplicationError: the pool cannot answer now; the request may be repeated.
+        temporalio.service.RPCError: Temporal does not answer.
+    """
+    try:
+        answer: T = await client.execute_update_with_start_workflow(
+            name,
+            request,
+            start_workflow_operation=WithStartWorkflowOperation(POOL_WORKFLOW, PoolState(), **_start(task_queue)),
+            result_type=result,
+            rpc_timeout=ANSWER_LIMIT,
+        )
+    except WorkflowUpdateFailedError as error:
+        raise ApplicationError(str(error.cause), type="PoolUnknown") from error
+    return answer
+
+
+async def keep_pool(client: Client, task_queue: str) -> None:
+    """Keep the pool of a cluster running, until cancelled: it is started again if it was ended."""
+    while True:
+        with contextlib.suppress(RPCError):
+            await client.start_workflow(POOL_WORKFLOW, PoolState(), **_start(task_queue))
+        await asyncio.sleep(KEEP_S)
+
+
+def _start(task_queue: str) -> dict[str, Any]:
+    return {
+        "id": pool_workflow_id(task_queue),
+        "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
+        "task_queue": task_queue,
+        "task_timeout": POOL_TASK_TIMEOUT,
+        "static_summary": "The machines of the cluster, and whose they are",
+    }
