@@ -14,14 +14,14 @@ from typing import NamedTuple
 from activities.agents.convert import exit_of
 from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
-from activities.watching.pending_faults import PendingFaults
 from activities.watching.shown import FirstShown, Shown, stored
+from agent.reporting.observations import finding_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.hang import bound_s
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, ObservedExit
-from everstep.decisions.detect.machine_fault import due
+from everstep.decisions.detect.machine_fault import PendingFaults, due
 from everstep.decisions.detect.rank_ends import has_finished
 from everstep.decisions.detect.rules import anomalies
 from everstep.decisions.detect.slow_steps import SlowWatch
@@ -145,7 +145,9 @@ class JobView:
 
     def found(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
         """Note an inspection's finding on a machine, or the end of a finding."""
-        self.faults.found(machine, observation, now_ns)
+        message = observation.machine_finding
+        seen = FindingSeen(observation.id, machine, finding_of(message.finding), now_ns, observation.sequence)
+        self.faults.note(seen, over=message.over)
         self._drop_those_of_the_incident()
 
     def needs_no_more(self, machine: str) -> int | None:

@@ -12,6 +12,7 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 from temporalio.service import RPCError
 
+from activities import write_to_ledger
 from activities.agents.confirm_steps import ConfirmSteps
 from activities.agents.stop_ranks import StopRanks
 from activities.ledger.records import NumbersUsed

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, Rule
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.pool import OperatorMove
 
+FINDINGS_KEPT = 1000
+"""The largest number of pending findings of a job; more add nothing."""
 WAIT_S = 1.0
 """A rank that the same fault ends does so within this time, and its incident reports both."""
 GATHER_S = 10.0
@@ -25,6 +27,64 @@ FINDINGS_LISTED = 64
 """The number of findings of one anomaly that are listed; further findings are counted."""
 EVIDENCE_OF_OTHERS = 1
 """The number of lines of evidence of each finding after the first, if there are several."""
+
+
+class PendingFaults:
+    """The faults of a job's machines that its workflow has not accepted yet."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[tuple[str, str, str], FindingSeen]] = defaultdict(dict)
+        """Machine → subject of a finding → the active finding."""
+        self._offered: dict[str, set[str]] = {}
+        """Id of the newest anomaly that reports findings → ids of their observations."""
+        self.accepted_ns: dict[str, int] = {}
+        """Reason code → when the job's workflow last accepted such a fault."""
+        self.known: Mapping[str, int] = {}
+        """Subject of a fault → when the job's workflow last accepted it, nanoseconds of the wall clock."""
+
+    def note(self, seen: FindingSeen, *, over: bool) -> None:
+        """Note an inspection's finding, or with ``over`` the end of a finding.
+
+        A finding that was active when the stream began may have been reported before any watcher was connected.
+        """
+        if over or seen.finding.verdict is not Health.FAULTY:
+            self._seen[seen.machine].pop(seen.finding.key, None)
+        elif seen.sequence or not self._is_known(seen):
+            self._keep(seen)
+
+    def _is_known(self, seen: FindingSeen) -> bool:
+        about = MachineFinding(machine=seen.machine, finding=seen.finding).about
+        return seen.finding.key in self._seen[seen.machine] or self.known.get(about, -1) >= seen.finding.since_ns
+
+    def offered(self, anomaly: Anomaly, faults: Iterable[FindingSeen]) -> None:
+        """Note which faults an anomaly reports."""
+        self._offered = {anomaly.id: {seen.id for seen in faults}}
+
+    def accepted(self, anomaly: Anomaly, now_ns: int) -> None:
+        """Note that the job's workflow accepted an anomaly: the faults that it reports are not pending any more."""
+        self.accepted_ns |= {found.finding.reason: now_ns for found in anomaly.findings}
+        self.known = {**self.known, **{found.about: found.finding.since_ns for found in anomaly.findings}}
+        gone = self._offered.get(anomaly.id, {anomaly.id})
+        self.drop(lambda seen: seen.id in gone)
+
+    def drop(self, is_gone: Callable[[FindingSeen], bool]) -> None:
+        """Drop faults that need not be reported."""
+        for machine, findings in self._seen.items():
+            self._seen[machine] = {key: seen for key, seen in findings.items() if not is_gone(seen)}
+
+    def first(self, machine: str) -> int | None:
+        """Return the number of a machine's oldest observation with a pending fault; None: there is none."""
+        return min((seen.sequence for seen in self._seen[machine].values() if seen.sequence), default=None)
+
+    def all(self) -> list[FindingSeen]:
+        """Return all pending faults, in the order of their arrival."""
+        found = [seen for findings in self._seen.values() for seen in findings.values()]
+        return sorted(found, key=lambda seen: seen.heard_ns)
+
+    def _keep(self, seen: FindingSeen) -> None:
+        known = self._seen[seen.machine]
+        if seen.finding.key in known or sum(map(len, self._seen.values())) < FINDINGS_KEPT:
+            known[seen.finding.key] = seen
 
 
 def due(facts: JobFacts) -> list[FindingSeen]:

@@ -12,10 +12,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.watching.job_view import JobView
-from activities.watching.pending_faults import FINDINGS_KEPT
 from activities.watching.watcher import Watcher
 from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.detect.machine_fault import FINDINGS_KEPT
 from everstep.model.incident import Anomaly, Symptom
 from tests.activities.watching.test_job_view import S, anomalies, show, watched
 
