@@ -13,9 +13,10 @@ from pathlib import Path
 
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import IncidentRecord
+from console.terminal import aligned
 from console.views.display import Display, Ending, Lines, Terminal
 from console.views.follower import EXIT_DETACHED, Follower
-from console.views.incident_report import aligned, report_blocks
+from console.views.incident_report import report_blocks
 from controlplane import text
 from controlplane.local import cluster as local
 from controlplane.local.cluster_file import everstep_home
@@ -26,21 +27,22 @@ from everstep.errors import EverstepError
 
 NAME = "demo"
 """Name of the cluster, and of the job whose rank is killed."""
-STRUCK_RANK, AT_STEP, STEPS = 5, 20, 60
+KILLED_RANK, AT_STEP, STEPS = 5, 20, 60
 START_LIMIT_S = 60.0
+"""Time limit for the start of the job that is followed, seconds."""
 
 
-class DemoInterrupted(Exception):  # control flow: the person at the terminal pressed Ctrl-C
-    """The user or the system has asked the demonstration to end."""
+class DemoInterrupted(Exception):  # control flow, not an error
+    """The user interrupted the demonstration by Ctrl-C."""
 
 
 class DemoCluster(DrillCluster):
-    """The demonstration's cluster: always fresh, under its own name in the user's everstep home."""
+    """The cluster of the demonstration: always a new one, with its own name in the user's everstep home."""
 
     def place(self) -> tuple[Path, str]:
         """The cluster's everstep home and name; its old folder is removed."""
         if local.down(NAME, progress=self.say, purge=True):
-            self.say("the cluster of an earlier demonstration was still up: it was taken down")
+            self.say("took down the cluster of an earlier demonstration, which was still up")
         return everstep_home().resolve(), NAME
 
     def clear(self) -> None:
@@ -48,19 +50,19 @@ class DemoCluster(DrillCluster):
         shutil.rmtree(self.home, ignore_errors=True)
 
     def next_name(self, what: str) -> str:
-        """A short name for the next job, easy to type."""
+        """A short name for the next job, which is easy to type."""
         return what if what == "reference" else NAME
 
 
 class Narrator:
-    """Prints each step with the seconds since the beginning."""
+    """Prints the parts of the demonstration with the seconds since its start."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.out = sys.stderr if as_json else sys.stdout
         self._began = time.monotonic()
         self._number = 0
 
-    def step(self, line: str) -> None:
+    def part(self, line: str) -> None:
         """Print the title of a new part of the demonstration."""
         self._number += 1
         print(f"\n[{self._seconds()}]  {self._number}. {line}", file=self.out, flush=True)
@@ -70,15 +72,15 @@ class Narrator:
         print(f"{'':10}  {line}", file=self.out, flush=True)
 
     def lines(self, lines: Sequence[str]) -> None:
-        """Print lines without the clock."""
+        """Print lines without the time."""
         print("\n".join(lines), file=self.out, flush=True)
 
     def _seconds(self) -> str:
         return f"{time.monotonic() - self._began:7.1f} s"
 
 
-class Watching:
-    """Shows a followed job between the lines of the narrator."""
+class DemoDisplay:
+    """The display of the followed job, without the lines at its end."""
 
     def __init__(self, inner: Display) -> None:
         self.tick = inner.tick
@@ -89,7 +91,7 @@ class Watching:
         self._inner = inner
 
     def ended(self, ending: Ending) -> None:
-        """Remove the progress bar; the narrator prints the rest."""
+        """Remove the progress bar; the narrator prints the result."""
         self._inner.ended(Ending(ending.outcome, ending.headline, (), ending.exit_code))
 
 
@@ -97,29 +99,29 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
     """Run the demonstration; returns the exit code.
 
     Raises:
-        EverstepError: the cluster does not come up, or the job does not run even without a fault.
+        EverstepError: the cluster does not start, or the job does not even run without a fault.
     """
     narrator = Narrator(as_json=as_json)
-    request = drill_request(fault="kill-rank", ranks=[STRUCK_RANK], at_step=AT_STEP, steps=STEPS)
+    request = drill_request(fault="kill-rank", ranks=[KILLED_RANK], at_step=AT_STEP, steps=STEPS)
     cluster = DemoCluster(keep=keep, say=narrator.say)
     _end_orderly()
-    narrator.step("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")
+    narrator.part("A local cluster: Temporal, two workers, one agent for each of 4 machines and 1 standby")
     try:
         async with cluster:
             try:
                 result, incident, link = await _act(cluster, request, narrator)
             except BaseException:
-                cluster.keep = False  # an interrupted demonstration leaves nothing to look at
+                cluster.keep = False  # an interrupted demonstration has no result to inspect
                 raise
-            narrator.step("What came of it")
+            narrator.part("The result")
             narrator.lines(summary_lines(result, incident, link))
             narrator.lines(_afterwards(cluster, keep=keep))
             if keep:
-                cluster.say = silent  # how to take it down is printed already
+                cluster.say = silent  # the command that takes it down was printed above
             else:
-                narrator.step("Everything is taken down again")
+                narrator.part("The cluster is taken down")
     except (DemoInterrupted, asyncio.CancelledError):
-        narrator.say("interrupted; nothing runs any more")
+        narrator.say("interrupted: the cluster was taken down, and no process is left")
         return EXIT_DETACHED
     if cluster.leaked:
         result.leaked += cluster.leaked
@@ -128,13 +130,13 @@ async def run_demo(*, keep: bool, as_json: bool) -> int:
         narrator.say(result.problems[-1])
     if as_json:
         print(result.model_dump_json(indent=2))
-    verdict = "recovered, and equal to the run without a fault" if result.ok else "NOT as it should have been"
+    verdict = "the job recovered, and its losses equal those without a fault" if result.ok else "NOT as expected"
     narrator.lines(["", f"demo: {verdict}"])
     return 0 if result.ok and result.losses_match else 1
 
 
 def _end_orderly() -> None:
-    """SIGTERM and a closed terminal end the demonstration as Ctrl-C does: the cluster is taken down."""
+    """Let SIGTERM and a closed terminal end the demonstration like Ctrl-C: the cluster is taken down."""
     task = asyncio.current_task()
     if task is not None:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -146,18 +148,18 @@ async def _act(
 ) -> tuple[DrillResult, IncidentRecord | None, str]:
     spec = request.spec(NAME, {})
     topology = spec.topology()
-    machine = cluster.machines[topology.machine(STRUCK_RANK)].name
+    machine = cluster.machines[topology.machine(KILLED_RANK)].name
     narrator.say(f"Web UI: {cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows")
-    narrator.step(f"A GPT is trained on {topology.world_size} ranks ({topology.text}), {STEPS} steps, undisturbed")
+    narrator.part(f"A GPT is trained without a fault: {topology.world_size} ranks ({topology.text}), {STEPS} steps")
     references = References()
     began = time.monotonic()
     await references.of(cluster, spec)
-    narrator.say(f"{STEPS} steps done in {time.monotonic() - began:.1f} s; the losses of every rank are kept")
-    narrator.step(f"The same job again, and in step {AT_STEP} rank {STRUCK_RANK} on {machine} is killed: SIGKILL")
+    narrator.say(f"{STEPS} steps done in {time.monotonic() - began:.1f} s; the losses of every rank are recorded")
+    narrator.part(f"The same job again; in step {AT_STEP} rank {KILLED_RANK} on {machine} is killed by SIGKILL")
     drill = asyncio.create_task(Drill(cluster, request, references).run())
     try:
         await _follow(cluster, drill, as_json=narrator.out is sys.stderr)
-        narrator.say("comparing all losses, looking for what was left behind")
+        narrator.say("comparing all losses, and searching for processes and files that were left behind")
         result = await drill
     finally:
         drill.cancel()
@@ -183,11 +185,11 @@ async def _follow(cluster: DemoCluster, drill: asyncio.Task[DrillResult], *, as_
             break
         await asyncio.sleep(0.1)
     inner: Display = Terminal() if sys.stdout.isatty() and not as_json else Lines(sys.stderr if as_json else None)
-    display = Watching(inner)
+    display = DemoDisplay(inner)
     display.started(NAME, {}, [])
     ending = await Follower(cluster.control, state, display, attached=False).follow()
     display.ended(ending)
-    _end_orderly()  # following had replaced the signal handlers
+    _end_orderly()  # the follower has removed the signal handlers
     if ending.outcome == "detached":
         raise DemoInterrupted
 
@@ -196,12 +198,15 @@ def summary_lines(result: DrillResult, incident: IncidentRecord | None, link: st
     """The table at the end, and the incident's report."""
     fault_ns = incident.fault_ns if incident else None
     rows = [
-        ("crash", f"rank {STRUCK_RANK} killed by SIGKILL in step {AT_STEP}, at {text.clock(fault_ns)}"),
+        ("crash", f"rank {KILLED_RANK} killed by SIGKILL in step {AT_STEP}, at {text.clock(fault_ns)}"),
         ("detected", f"{text.duration(result.detected_s)} after the fault, {', '.join(result.incidents)}"),
         ("recovered", f"{text.duration(result.recovered_s)} after the fault every rank had completed a step again"),
         ("steps lost", text.DASH if result.steps_lost is None else str(result.steps_lost)),
         ("losses", _losses(result)),
-        ("copies", "no rank ever ran twice" if not result.duplicates else f"{result.duplicates} RANKS RAN TWICE"),
+        (
+            "copies",
+            f"{result.duplicates} RANKS RAN TWICE at the same time" if result.duplicates else "no rank ran twice",
+        ),
         ("left behind", "nothing" if not result.leaked else ", ".join(result.leaked[:5])),
         ("ETTR", text.ratio(result.ettr)),
         *([("incident", link)] if link else []),
@@ -216,22 +221,19 @@ def summary_lines(result: DrillResult, incident: IncidentRecord | None, link: st
 
 def _losses(result: DrillResult) -> str:
     if result.losses_match is None:
-        return "could not be compared"
-    word = "equal bit for bit" if result.losses_match else "DIFFERENT"
-    return f"{word} to the run without a fault: {result.steps} steps, all ranks"
+        return "not compared"
+    word = "equal bit for bit to those" if result.losses_match else "DIFFERENT from those"
+    return f"{word} without a fault: {result.steps} steps, all ranks"
 
 
 def _afterwards(cluster: DemoCluster, *, keep: bool) -> list[str]:
     if not keep:
-        return [
-            "",
-            "  The links end with the cluster. To keep it and look around: everstep demo --keep",
-        ]
+        return ["", "  The links above end with the cluster. 'everstep demo --keep' leaves it up."]
     rows = [
-        ("look", f"{cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows"),
+        ("see", f"{cluster.file.ui_url}/namespaces/{cluster.file.namespace}/workflows"),
         ("", f"everstep status --cluster {NAME}"),
         ("", f"everstep incident {NAME}/1 --cluster {NAME}"),
-        ("", f"everstep logs {NAME} --rank {STRUCK_RANK} --cluster {NAME}"),
-        ("end it", f"everstep down --cluster {NAME} --purge"),
+        ("", f"everstep logs {NAME} --rank {KILLED_RANK} --cluster {NAME}"),
+        ("take it down", f"everstep down --cluster {NAME} --purge"),
     ]
-    return ["", "  The cluster stays up for you:", *aligned(rows, "    ")]
+    return ["", "  The cluster stays up:", *aligned(rows, "    ")]

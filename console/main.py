@@ -1,4 +1,7 @@
-"""The command ``everstep``. Each command lies in a module of its own and is imported when it is used."""
+"""The command ``everstep``: its table of commands, and its errors and exit codes.
+
+Each command is in a module of its own, which is imported when the command is used.
+"""
 
 from __future__ import annotations
 
@@ -17,59 +20,59 @@ from controlplane.shown import clean
 from everstep.errors import ConfigError, EverstepError, TopologyError
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    # command: (module below console.commands, panel in the help, one line)
-    "demo": ("demo", "Start here", "A training job crashes, goes on, and is compared bit for bit."),
+    # command: (module in console.commands, panel in the help, one line)
+    "demo": ("demo", "Start here", "Run a training job that crashes, recovers and continues."),
     "up": ("cluster", "Local cluster", "Start a local cluster: Temporal, workers, one agent per machine."),
-    "down": ("cluster", "Local cluster", "Stop it, and every process of its jobs."),
-    "doctor": ("cluster", "Local cluster", "What everstep needs on this machine, what is missing, how to get it."),
+    "down": ("cluster", "Local cluster", "Stop the local cluster and every process of its jobs."),
+    "doctor": ("cluster", "Local cluster", "Show what everstep needs on this machine, and what is missing."),
     "run": ("run", "Jobs", "Run a training job and follow it; Ctrl-C detaches."),
-    "attach": ("run", "Jobs", "Follow a job that runs already."),
-    "status": ("jobs", "Jobs", "Where jobs stand."),
-    "checkpoints": ("checkpoints", "Jobs", "Which checkpoints of a job exist, and where."),
-    "logs": ("jobs", "Jobs", "The output of a job's ranks."),
-    "machines": ("machines", "Jobs", "Whose the machines are, and what their inspections say."),
+    "attach": ("run", "Jobs", "Follow a running job."),
+    "status": ("jobs", "Jobs", "Show the status of jobs."),
+    "checkpoints": ("checkpoints", "Jobs", "Show which checkpoints of a job exist, and where."),
+    "logs": ("jobs", "Jobs", "Show the output of a job's ranks."),
+    "machines": ("machines", "Jobs", "Show which job has each machine, and the findings of its inspections."),
     "diagnose": ("diagnose", "Jobs", "Run diagnostic tests on machines that no job has."),
-    "evict": ("pool", "Jobs", "Keep machines away from jobs; another takes the place."),
-    "release": ("pool", "Jobs", "Let jobs have machines again."),
-    "standbys": ("standbys", "Jobs", "How many standbys a cluster should have."),
+    "evict": ("pool", "Jobs", "Keep machines away from jobs; other machines replace them."),
+    "release": ("pool", "Jobs", "Let jobs have evicted machines again."),
+    "standbys": ("standbys", "Jobs", "Show how many standbys a cluster should have."),
     "stop": ("jobs", "Jobs", "End a job."),
     "resume": ("jobs", "Jobs", "Let a parked job try again."),
-    "approve": ("jobs", "Jobs", "Let machines leave a parked job that wait for an operator."),
-    "abandon": ("jobs", "Jobs", "Give a parked job up."),
-    "update": ("updates", "Jobs", "Other code for a running job: now, or with the next recovery."),
-    "rollback": ("updates", "Jobs", "Take back the code that a job runs."),
-    "versions": ("updates", "Jobs", "Which code ran when, who changed it and why."),
-    "incidents": ("incidents", "Jobs", "What went wrong, and what was done."),
-    "classify": ("classify", "Jobs", "What ended a job, from its logs alone; no cluster is needed."),
-    "incident": ("incidents", "Jobs", "One incident: seen, decided, done, with times."),
-    "trace": ("trace", "Jobs", "What the ranks of a job do now, and on which machine it hangs."),
-    "stacks": ("trace", "Jobs", "What ranks were seen to do before an incident stopped them."),
-    "analyze": ("analyze", "Jobs", "Which machine a job hangs on, or is slowed by, from dumps; no cluster is needed."),
-    "policy": ("policy", "Jobs", "Which machines leave a job, by which rules; explain and simulate."),
-    "report": ("report", "Jobs", "The last days: incidents, lost time, evictions, ETTR; for a meeting."),
+    "approve": ("jobs", "Jobs", "Approve the evictions for which a parked job waits."),
+    "abandon": ("jobs", "Jobs", "Give up a job whose incident is open."),
+    "update": ("updates", "Jobs", "Change the code of a running job, now or with the next recovery."),
+    "rollback": ("updates", "Jobs", "Return a job to an earlier version of its code."),
+    "versions": ("versions", "Jobs", "Show which code a job ran when, who changed it, and why."),
+    "incidents": ("incidents", "Jobs", "List incidents with their outcomes."),
+    "incident": ("incidents", "Jobs", "Show one incident: observations, decisions and actions, with times."),
+    "classify": ("classify", "Jobs", "Find what ended a job, from its logs alone; no cluster is needed."),
+    "trace": ("trace", "Jobs", "Show what the ranks of a job do now, and on which machine it hangs."),
+    "stacks": ("trace", "Jobs", "Show the stacks of ranks before an incident stopped them."),
+    "analyze": ("analyze", "Jobs", "Find the machine that hangs or slows a job, from dumps; no cluster is needed."),
+    "policy": ("policy", "Jobs", "Show which machines leave a job by which rules; explain and simulate."),
+    "report": ("report", "Jobs", "Summarize the last days: incidents, lost time, evictions, ETTR."),
     "drill": ("drill", "Game days", "Inject a real fault and judge the recovery."),
     "worker": ("worker", "Deployment", "Run a worker: workflows, activities, watcher."),
-    "notices": ("notices", "Deployment", "Who is told of events: try whether notices arrive."),
+    "notices": ("notices", "Deployment", "Test whether notices about events arrive."),
     "agent": ("agent", "Deployment", "Run the agent of one machine."),
 }
-"""Every command. A line here costs nothing until the command is used."""
+"""All commands, in the order of the help."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 COLLECT_AFTER = (20_000, 20, 50)
-"""Thresholds of Python's garbage collector. Nearly all objects that a command imports stay alive: with the
-defaults, garbage collection is a sixth of a command's start."""
+"""Thresholds of Python's garbage collector. With the defaults, a sixth of a command's start would be garbage
+collection, which frees almost nothing: nearly all imported objects stay alive."""
 
 
 class LazyCommand(TyperCommand):
-    """A placeholder for a command in the help; the real command is imported when it is used."""
+    """A placeholder for a command in the help; the command itself is imported when it is used."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        """Import the real command and make its context."""
+        """Import the command and make its context."""
         return load(self.name or "").make_context(info_name, args, parent, **extra)
 
 
 class LazyGroup(TyperGroup):
-    """A command group of all commands in the table whose module exists."""
+    """The group of all commands in the table whose module exists."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the table's order."""
@@ -125,8 +128,8 @@ def everstep(
 
     Start with `everstep demo`, or with `everstep up` and `everstep run`. Every command has `--help` with examples.
 
-    Exit codes: 0 done; 1 it failed (the message says why and what to do);
-    2 wrong usage or a wrong job file; 3 this machine cannot do it.
+    Exit codes: 0 done; 1 failed (the message explains why and what to do); 2 wrong usage or a wrong job file;
+    3 this machine cannot do it.
     """
 
 
@@ -156,7 +159,7 @@ def main(commands: typer.Typer | None = None) -> None:
     code = run(commands=commands)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A plain exit crashes in about half of the runs that used Temporal's client: its runtime's threads outlive Python.
+    # After Temporal's client was used, a plain exit crashes about half the time: its threads outlive Python.
     os._exit(code)
 
 

@@ -338,7 +338,7 @@ class Control:
             known: EvictionState = await handle.query("evictions", result_type=EvictionState, rpc_timeout=ANSWER_LIMIT)
             return known
 
-    async def tell(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
+    async def answer(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
         """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: give up newer steps that may exist.
 
         Raises:

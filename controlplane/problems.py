@@ -101,7 +101,7 @@ def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
 
 
 @dataclass(slots=True)
-class ProblemTeller:
+class ProblemTracker:
     """Finds the events between successive states of the copies."""
 
     _failing: dict[_Key, tuple[int, str]] = field(default_factory=dict)

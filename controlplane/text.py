@@ -1,15 +1,15 @@
-"""Numbers and times as people read them."""
+"""Numbers and times as text for people."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 DASH = "-"
-"""Shown for a value that is not known."""
+"""Stands for a value that is not known."""
 
 
 def count(value: float | None) -> str:
-    """A count, short: 950, 12.3k, 4.56M."""
+    """A count in short form: 950, 12.3k, 4.56M."""
     if value is None:
         return DASH
     for limit, divisor, unit in ((1e4, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "G")):
@@ -19,7 +19,7 @@ def count(value: float | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with what it counts: ``1 machine``, ``2 machines``."""
+    """A number with its noun: ``1 machine``, ``2 machines``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -31,7 +31,7 @@ def per_second(value: float | None, what: str) -> str:
 
 
 def size(value: int) -> str:
-    """A number of bytes, short: 950 B, 12.3 kB, 4.56 GB."""
+    """A number of bytes in short form: 950 B, 12.3 kB, 4.56 GB."""
     for limit, unit in ((1e3, "B"), (1e6, "kB"), (1e9, "MB"), (1e12, "GB")):
         if value < limit:
             return f"{value} B" if unit == "B" else f"{value / (limit / 1e3):.3g} {unit}"
@@ -44,7 +44,7 @@ def ratio(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss, with the digits that change from step to step."""
+    """A loss with four decimals, which change from step to step."""
     return DASH if value is None else f"{value:.4f}"
 
 
@@ -65,7 +65,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(time_ns: int | None) -> str:
-    """Local time of day with milliseconds; DASH when not known."""
+    """Local time of day with milliseconds; DASH if it is not known."""
     if not time_ns:
         return DASH
     return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
@@ -74,3 +74,13 @@ def clock(time_ns: int | None) -> str:
 def moment(when: datetime | None) -> str:
     """Local date and time to the second."""
     return DASH if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment_ns(time_ns: int | None) -> str:
+    """Local date and time to the second, of a time in nanoseconds since 1970; DASH if it is 0 or None."""
+    return moment(datetime.fromtimestamp(time_ns / 1e9).astimezone() if time_ns else None)
+
+
+def since(time_ns: int, start_ns: int | None) -> str:
+    """The time since a start, such as ``+0.412 s``; ``+0.000 s`` if the start is not known."""
+    return f"{(time_ns - (start_ns or time_ns)) / 1e9:+.3f} s"

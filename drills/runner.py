@@ -170,7 +170,7 @@ class Drill:
             if state.status == "parked" and not facts.parked:
                 facts.parked = True
                 open_one = await control.open_incident(spec.name)
-                await control.tell(open_one.id, "abandon", "the drill is over")
+                await control.answer(open_one.id, "abandon", "the drill is over")
 
     async def _gather(self, context: DrillContext, facts: DrillFacts) -> None:
         cluster, spec = self.cluster, context.spec

@@ -78,5 +78,5 @@ def show(result: SoakResult, folder: Path) -> None:
         met = {episode.number: episode.meeting for episode in result.episodes}
         for number in result.reduced:
             out.print(f"  episode {number}: {met.get(number, 'of the network')}")
-    for line in drill.places(result.kept, before=result.prefix):
+    for line in drill.commands(result.kept, before=result.prefix):
         out.print(f"  {line}", soft_wrap=True)

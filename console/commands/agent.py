@@ -1,4 +1,4 @@
-"""``everstep agent``: the process that runs on every machine."""
+"""``everstep agent``: run the agent of one machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ import typer
 
 def agent(  # noqa: PLR0917
     machine: Annotated[str, typer.Option(help="Name of this machine, unique in the cluster.")],
-    listen: Annotated[str, typer.Option(help="host:port to listen on; rendezvous stores use the same host.")],
+    listen: Annotated[
+        str, typer.Option(help="host:port to listen on; the rendezvous stores of jobs use this host too.")
+    ],
     state_dir: Annotated[Path, typer.Option(help="Folder for observations, job records, step records and logs.")],
-    shm_dir: Annotated[Path, typer.Option(help="Folder in /dev/shm for reports and checkpoints, this machine's own.")],
-    prewarm: Annotated[bool, typer.Option("--prewarm", help="Have a fork server ready for the first job.")] = False,
+    shm_dir: Annotated[
+        Path, typer.Option(help="Folder in /dev/shm for reports and checkpoints of this machine alone.")
+    ],
+    prewarm: Annotated[bool, typer.Option("--prewarm", help="Start a fork server before the first job.")] = False,
     template: Annotated[
         Path | None,
-        typer.Option(envvar="EVERSTEP_TEMPLATE", help="Socket of a template to fork fork servers from: 'everstep up'."),
+        typer.Option(
+            envvar="EVERSTEP_TEMPLATE", help="Socket of the template that forks fork servers; 'everstep up' sets it."
+        ),
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM); turns TLS on.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="Ask callers for certificates of this authority.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Require that callers have certificates of this authority (PEM).")
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(envvar="EVERSTEP_AGENT_TOKEN_FILE", help="File with the token that every call must carry."),
@@ -37,23 +45,24 @@ def agent(  # noqa: PLR0917
     monitor: Annotated[
         Path | None,
         typer.Option(
-            envvar="EVERSTEP_MONITOR", help="TOML file with settings of the inspections: docs/concepts/inspections.md."
+            envvar="EVERSTEP_MONITOR", help="TOML file with inspection settings: docs/concepts/inspections.md."
         ),
     ] = None,
     metrics: Annotated[
         str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/reference/metrics.md.")
     ] = "",
     log_mib: Annotated[int, typer.Option(help="Rotate a rank's log beyond this size, MiB.", min=1)] = 64,
-    log_backups: Annotated[int, typer.Option(help="Rotated logs to keep.", min=1)] = 3,
+    log_backups: Annotated[int, typer.Option(help="Number of rotated logs to keep.", min=1)] = 3,
     log_format: Annotated[
-        str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
+        str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="Format of the log: text or json. Default: text.")
     ] = "",
 ) -> None:
-    """Run the node agent of one machine, in the foreground, until SIGTERM.
+    """Run the agent of one machine, in the foreground, until SIGTERM.
 
-    The ranks that it started live on when it ends or is killed; the next agent with the same --state-dir takes them
-    over. Every call must carry the token of --token-file; workers and commands find it by EVERSTEP_AGENT_TOKEN_FILE.
-    Beyond loopback TLS is required as well. Both folders must be this user's alone: docs/guides/security.md.
+    When the agent ends or is killed, the ranks that it started continue; the next agent with the same --state-dir
+    adopts them. Every call must carry the token in --token-file; workers and commands read it from the file that
+    EVERSTEP_AGENT_TOKEN_FILE names. On addresses other than loopback, TLS is required as well. Only this user may have
+    access to both folders: docs/guides/security.md.
 
     Example:
 
@@ -62,7 +71,6 @@ def agent(  # noqa: PLR0917
         everstep agent --machine m1 --listen 127.0.0.1:7070 --token-file ~/everstep-token --state-dir
         /var/lib/everstep --shm-dir /dev/shm/m1
     """
-    # Here, so that the other commands need not wait for gRPC.
     from agent.main import AgentOptions, serve
     from agent.security import ServerSecurity
     from controlplane.logging_setup import configure

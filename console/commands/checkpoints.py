@@ -1,4 +1,4 @@
-"""``everstep checkpoints``: which steps of a job exist, where, and which of them every rank can restore."""
+"""``everstep checkpoints``: which steps of a job are saved, where, and which of them every rank can restore."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from console.commands.shared import ClusterOption, JsonOption, finish
+from console.terminal import PlainConsole
 from everstep.base.text import listed
 
 if TYPE_CHECKING:
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 
     from controlplane.queries.checkpoints import CheckpointsReport, StepCopies
     from controlplane.queries.saved import SavedReport
-
-Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
 
 NAMED = 8
 """At most this many ranks, machines or damaged copies are listed by name; the rest are counted."""
@@ -25,16 +25,16 @@ HEADINGS = {"own memory": "Own", "backup": "Backup", "disk": "Disk", "remote": "
 def checkpoints(
     job: Annotated[str, typer.Argument(help="Name of the job; it may be parked or have ended.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,
-    cluster: Cluster = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cluster: ClusterOption = "default",
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the checkpoints of a job: steps, how old, where they lie, and whether every rank can restore them.
+    """Show the checkpoints of a job: their steps, age and location, and whether every rank can restore them.
 
-    Own is the memory of the machine that runs a rank, backup the memory of its peer. 8/8 says that copies of 8 of 8
-    ranks are there. When a job has ended, its memory is given back; what is on disk and on remote storage stays. What
-    could not be listed is unknown, and not damaged.
+    Own is the memory of the machine that runs a rank, and Backup is the memory of its peer. 8/8 means that copies of 8
+    of 8 ranks are there. When a job ends, its memory is freed, and the copies on disk and on remote storage stay.
+    Copies that could not be listed are unknown, and do not count as damaged.
 
-    While a job runs, its oldest step in memory may lack ranks: it is being replaced by the next one.
+    While a job runs, some ranks may be missing in its oldest step in memory, since the next step is replacing it.
 
     Examples:
 
@@ -48,13 +48,10 @@ def checkpoints(
 
     Exit codes: 0 shown; 1 with --verify: a copy is damaged; 2 no such job; 3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
-
     finish(_checkpoints(job, cluster, verify=verify, as_json=as_json))
 
 
 async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -> int:
-    from console.terminal import PlainConsole
     from controlplane.client import Control
     from controlplane.queries.checkpoints import ask_for_copies, report_of
     from controlplane.queries.status import saved_of
@@ -87,7 +84,7 @@ async def _checkpoints(job: str, cluster: str, *, verify: bool, as_json: bool) -
 
 
 def table(report: CheckpointsReport, now_ns: int) -> Table:
-    """A table of the steps, newest first; empty tiers are left out."""
+    """A table of the steps, newest first; tiers without copies have no column."""
     from rich.table import Table
 
     from controlplane import text
@@ -111,53 +108,51 @@ def table(report: CheckpointsReport, now_ns: int) -> Table:
 def _restorable(step: StepCopies) -> str:
     if step.restorable:
         return "yes"
-    return f"no: lacks rank {listed(step.missing, NAMED)}"
+    return f"no: rank {listed(step.missing, NAMED)} is missing"
 
 
 def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
     """The lines below the table."""
     texts = []
-    if not report.steps:
-        why = ": it has ended, and nothing of it is on disk or on remote storage" if ended else ""
-        known = " that can be seen from here" if report.unlisted or report.silent else why
-        texts.append(f"{report.job} has no checkpoint{known}")
-    if ended:
-        pass  # no backups are left in any place
-    elif report.backup_machines:
-        texts.append(f"backups   {pairs(report.backup_machines)}: {report.backups}")
-    else:
-        texts.append(f"backups   {report.backups}")
+    if not report.steps and (report.unlisted or report.silent):
+        texts.append(f"no checkpoint of job {report.job} was found, but not every location could be listed")
+    elif not report.steps:
+        why = ": it has ended, and has no copy on disk or on remote storage" if ended else ""
+        texts.append(f"job {report.job} has no checkpoint{why}")
+    if not ended:  # an ended job has no backups
+        machines = f"{pairs(report.backup_machines)}: " if report.backup_machines else ""
+        texts.append(f"backups   {machines}{report.backups}")
     if saved and saved.backup_lag is not None:
-        texts.append(f"lag       {saved.backup_lag} steps from own memory to the slowest backup")
+        texts.append(f"lag       the slowest backup is {saved.backup_lag} steps behind own memory")
     texts += [f"problem   {line}" for line in (saved.problems if saved else [])]
     for copy in report.damaged[:NAMED]:
         step = f", step {copy.completed_steps}" if copy.completed_steps >= 0 else ""
         texts.append(f"damaged   rank {copy.rank} on {copy.machine}, {copy.tier}{step}: {copy.reason}")
     if len(report.damaged) > NAMED:
-        texts.append(f"damaged   … and {len(report.damaged) - NAMED} copies more")
+        texts.append(f"damaged   … and {len(report.damaged) - NAMED} more copies")
     if report.unfinished:
         texts.append(
-            f"unfinished {report.unfinished} files on remote storage, on their way or cut short; they are not used"
+            f"unfinished {report.unfinished} files on remote storage, being uploaded or cut off; they are not used"
         )
     for reason, machines in unlisted(report).items():
         texts.append(f"unknown   {reason} (seen from {machines})")
     if report.disowned:
-        texts.append(f"left out  {report.disowned} copies of steps that the job has gone back from")
+        texts.append(f"left out  {report.disowned} copies of steps that the job has abandoned")
     if report.silent:
-        texts.append(f"no answer {', '.join(report.silent)}: what they hold is not shown")
+        texts.append(f"no answer {', '.join(report.silent)}: their copies are not shown")
     return texts
 
 
 def unlisted(report: CheckpointsReport) -> dict[str, str]:
     """The reasons why locations could not be listed, each with the machines that report it."""
-    seen: dict[str, list[str]] = {}
-    for place in report.unlisted:
-        seen.setdefault(place.reason, []).append(place.machine)
-    return {reason: listed(names, NAMED) for reason, names in seen.items()}
+    machines_of: dict[str, list[str]] = {}
+    for location in report.unlisted:
+        machines_of.setdefault(location.reason, []).append(location.machine)
+    return {reason: listed(names, NAMED) for reason, names in machines_of.items()}
 
 
 def pairs(machines: dict[str, str]) -> str:
-    """``m0 <-> m3, m1 <-> m2``; ``m0 -> m1`` where the backup goes one way only."""
+    """The machines of backups: ``m0 <-> m3, m1 <-> m2``; ``m0 -> m1`` if m1 does not back up to m0."""
     texts = []
     for machine, to in machines.items():
         mutual = machines.get(to) == machine

@@ -1,4 +1,4 @@
-"""``everstep demo``."""
+"""``everstep demo``: show how a training job recovers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from typing import Annotated
 
 import typer
 
+from console.commands.shared import finish
+
 
 def demo(
     keep: Annotated[
         bool | None,
         typer.Option(
-            "--keep/--no-keep", help="Leave the cluster up, to look at it; default: on a terminal.", show_default=False
+            "--keep/--no-keep", help="Leave the cluster up afterwards. Default: only on a terminal.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, the story on stderr.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and the progress on standard error.")
+    ] = False,
 ) -> None:
-    """Show a training job that crashes and goes on.
+    """Run a training job that crashes, recovers and continues.
 
-    Starts a local cluster named demo, trains the example GPT on 4 machines x 2 ranks (tp 2, pp 2, dp 2) once
-    undisturbed and once with rank 5 killed in step 20, follows the recovery live, and compares the losses of both runs
-    bit for bit. Takes about a minute.
+    The command starts a local cluster named demo and trains the example GPT on 4 machines x 2 ranks (tp 2, pp 2, dp 2):
+    once without a fault, and once with rank 5 killed in step 20. It follows the recovery live, and compares the losses
+    of both runs bit for bit. This takes about a minute.
 
-    On a terminal the cluster stays up, so that the links work; in a pipe and
-    with --json it is taken down. The story says which, and how to end it.
+    On a terminal the cluster stays up, so that the links work; in a pipe and with --json it is taken down. The output
+    shows how to take it down.
 
     Examples:
 
@@ -34,9 +38,8 @@ def demo(
 
         everstep demo --json | jq .recovered_s
 
-    Exit codes: 0 recovered, and all losses equal; 1 not; 3 the cluster does not come up; 130 interrupted.
+    Exit codes: 0 recovered, and all losses are equal; 1 otherwise; 3 the cluster does not start; 130 interrupted.
     """
-    from console.commands.exit_codes import finish
     from console.demo import run_demo
 
     if keep is None:

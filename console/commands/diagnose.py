@@ -5,46 +5,59 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+
+from console.commands.machines import VERDICT_STYLE, machines_named
+from console.commands.shared import EXIT_UNKNOWN, ClusterOption, finish
+from console.terminal import PlainConsole, styled, together
+from everstep.base.text import listed, size_text
+from everstep.errors import ConfigError
+from everstep.model.diagnosis import SPEED, Diagnosis, MachineDiagnosis, Measured
+from everstep.model.finding import Health
+from everstep.model.pool import PoolPlace
 
 if TYPE_CHECKING:
     from controlplane.client import Control
-    from everstep.model.diagnosis import Diagnosis
     from everstep.model.machine import Machine
 
-EXIT_UNKNOWN = 4
-SAID_S = 1.0
+PROGRESS_S = 1.0
 """Shortest time between two lines of progress, seconds."""
 TIMED = ("memory", "bitwise")
 """Tests that repeat until a set time is over."""
+HEALTHY_SHOWN = 16
+"""If there are more healthy machines than this, they are only counted."""
+FINDINGS_SHOWN = 5
+"""Number of findings that are shown for one machine."""
 
 
 def diagnose(  # noqa: PLR0917
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MACHINE]...", help="By default all without job.")
+        list[str] | None, typer.Argument(metavar="[MACHINE]...", help="Default: all machines that no job has.")
     ] = None,
-    tests: Annotated[str, typer.Option(metavar="TEST,TEST", help="Run these; by default all.")] = "",
+    tests: Annotated[str, typer.Option(metavar="TEST,TEST", help="Run these tests. Default: all tests.")] = "",
     seconds: Annotated[
-        float | None, typer.Option(metavar="N", min=0.0, help="How long memory and bitwise are repeated, each.")
+        float | None,
+        typer.Option(metavar="N", min=0.0, help="How long the tests memory and bitwise are repeated, each."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="TEST.NAME=VALUE", help="A setting of a test; repeatable.")
     ] = None,
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
+    cluster: ClusterOption = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every result of every machine.")] = False,
 ) -> None:
-    """Run diagnostic tests on machines that no job has, and say what they say together.
+    """Run diagnostic tests on machines that no job has, and judge each machine and link by all results together.
 
-    Each machine is tested alone, all at once: DCGM and EUD where they are installed, memory, disk, copies to GPUs,
-    loopback, all-to-all, and bitwise alignment, a small model whose bits all machines of a kind have to agree on. Then
-    neighbours are tested in pairs: a machine that fails with two others is at fault, and so is a link between two
-    machines that work with others.
+    Each machine is first tested alone, all machines at the same time: DCGM and EUD if they are installed, memory, disk,
+    copies to GPUs, loopback, all-to-all, and bitwise alignment, which is a small model whose bits must be equal on all
+    machines of a kind. Then neighbours are tested in pairs: a machine that fails with two others is at fault, and so is
+    a link between two machines that work with others.
 
-    A test that cannot be run is unknown, and no fault. Machines that a job has are left
-    out; one that is named is refused. A job that starts meanwhile ends the tests.
+    The result of a test that cannot be run is unknown, and not a fault. Machines that a job has are not tested; naming
+    one of them is an error. If a job starts meanwhile, the tests end.
 
     Tests, settings and reason codes: docs/concepts/diagnostic-tests.md.
 
@@ -58,11 +71,9 @@ def diagnose(  # noqa: PLR0917
 
         everstep diagnose --json | jq '.machines[] | select(.verdict == "faulty") | .machine'
 
-    Exit codes: 0 all healthy; 1 a machine or a link is faulty; 2 wrong usage; 3 no
-    cluster; 4 none is faulty, and some could not be judged.
+    Exit codes: 0 all are healthy; 1 a machine or a link is faulty; 2 wrong usage; 3 no cluster; 4 no machine or link is
+    faulty, and some could not be judged.
     """
-    from console.commands.exit_codes import finish
-
     finish(_diagnose(names or [], tests, seconds, set_ or [], cluster, as_json=as_json))
 
 
@@ -72,47 +83,45 @@ async def _diagnose(
     from activities.agents.diagnose_machines import DiagnoseMachines, Diagnosing
     from agent.diagnoser.all import known_tests, limits_named
     from controlplane.client import Control
-    from everstep.model.finding import Health
 
     wanted = [name.strip() for name in tests.split(",") if name.strip()] or list(known_tests())
     settings = settings_of(wanted, seconds, changes)
     limit_s = sum(limits_named(name, json.dumps(settings.get(name, {}))).deadline_s for name in wanted)
-    progress = Progress()
     async with await Control.connect(cluster) as control:
         machines = await _idle(control, names)
-        given = DiagnoseMachines(machines=machines, tests=wanted, settings=settings, limit_s=limit_s, patience_s=5.0)
-        found = await Diagnosing(control.agents, given, "", progress.say).run()
+        request = DiagnoseMachines(machines=machines, tests=wanted, settings=settings, limit_s=limit_s, patience_s=5.0)
+        diagnosis = await Diagnosing(control.agents, request, "", Progress().show).run()
     if as_json:
-        print(json.dumps({"verdict": found.verdict, **found.model_dump(mode="json")}, indent=2))
+        print(json.dumps({"verdict": diagnosis.verdict, **diagnosis.model_dump(mode="json")}, indent=2))
     else:
-        _show(found)
-    return {Health.HEALTHY: 0, Health.FAULTY: 1}.get(found.verdict, EXIT_UNKNOWN)
+        _show(diagnosis)
+    return {Health.HEALTHY: 0, Health.FAULTY: 1}.get(diagnosis.verdict, EXIT_UNKNOWN)
 
 
 def settings_of(tests: Sequence[str], seconds: float | None, changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse the settings of tests from the command line.
+    """Parse the settings of tests from the command line; returns test → its settings.
 
     Raises:
         ConfigError: a setting does not belong to any test that runs.
     """
-    from everstep.errors import ConfigError
-
-    found: dict[str, dict[str, Any]] = {test: {} for test in tests}
+    settings: dict[str, dict[str, Any]] = {test: {} for test in tests}
     if seconds is not None:
         for test in TIMED:
             # A test that is repeated for longer may take longer.
-            if test in found:
-                found[test] |= {"seconds": max(seconds, 0.001), "deadline_s": 60.0 + 2 * seconds}
+            if test in settings:
+                settings[test] |= {"seconds": max(seconds, 0.001), "deadline_s": 60.0 + 2 * seconds}
     for change in changes:
         name, equals, value = change.partition("=")
         test, dot, setting = name.partition(".")
-        if not (equals and dot) or test not in found:
-            raise ConfigError(f"--set {change}: write TEST.NAME=VALUE, with a test that is run: {', '.join(found)}")
+        if not (equals and dot) or test not in settings:
+            raise ConfigError(
+                f"--set {change}: write TEST.NAME=VALUE, where TEST is one of the tests that run: {', '.join(settings)}"
+            )
         try:
-            found[test][setting] = json.loads(value)
+            settings[test][setting] = json.loads(value)
         except ValueError:
-            found[test][setting] = value
-    return {test: some for test, some in found.items() if some}
+            settings[test][setting] = value
+    return {test: own for test, own in settings.items() if own}
 
 
 async def _idle(control: Control, names: list[str]) -> list[Machine]:
@@ -122,43 +131,89 @@ async def _idle(control: Control, names: list[str]) -> list[Machine]:
         ConfigError: there is no such machine, a job has it, or no machine is left.
     """
     from controlplane.machine_pool import pool_state
-    from everstep.base.text import listed
-    from everstep.errors import ConfigError
-    from everstep.model.pool import PoolPlace
 
-    known = {machine.name: machine for machine in control.all_machines}
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"there is no machine {listed(unknown, 5)}; there are {listed(sorted(known), 20)}")
+    machines = machines_named(control, names)
     pool = await pool_state(control)
-    places = pool.machines if pool else {}
-    taken = {name: one.job for name, one in places.items() if one.place is PoolPlace.ACTIVE}
-    if refused := [f"{name} has the job {taken[name]}" for name in names if name in taken]:
-        raise ConfigError(f"{listed(refused)}: tests take what ranks need. Stop the job, or name other machines")
-    left = [known[name] for name in names or known if name not in taken]
-    if not left:
-        raise ConfigError(f"jobs have all machines: {listed([f'{name} {job}' for name, job in taken.items()])}")
-    if out := [name for name in known if name in taken and not names]:
-        print(f"left out, for jobs have them: {listed(out)}", file=sys.stderr)
-    return left
+    slots = pool.machines if pool else {}
+    job_of = {name: slot.job for name, slot in slots.items() if slot.place is PoolPlace.ACTIVE}
+    if refused := [f"job {job_of[name]} has {name}" for name in names if name in job_of]:
+        raise ConfigError(
+            f"{listed(refused)}: tests use the memory and the devices that ranks need. Stop the job, or name other "
+            "machines"
+        )
+    idle = [machine for machine in machines if machine.name not in job_of]
+    if not idle:
+        pairs = [f"{name} ({job})" for name, job in job_of.items()]
+        raise ConfigError(f"jobs have all machines: {listed(pairs)}. Stop a job to test its machines")
+    if busy := [machine.name for machine in machines if machine.name in job_of]:
+        print(f"these machines are not tested, since jobs have them: {listed(busy)}", file=sys.stderr)
+    return idle
 
 
 class Progress:
     """Prints the progress of tests on the terminal from time to time."""
 
     def __init__(self) -> None:
-        self._said_s, self._said = 0.0, ""
+        self._shown_s, self._shown = 0.0, ""
 
-    def say(self, text: str) -> None:
-        """Print the progress if it has changed and the last line is more than ``SAID_S`` old."""
-        if text != self._said and time.monotonic() - self._said_s >= SAID_S:
-            self._said_s, self._said = time.monotonic(), text
+    def show(self, text: str) -> None:
+        """Print the progress if it has changed and the last line is more than ``PROGRESS_S`` old."""
+        if text != self._shown and time.monotonic() - self._shown_s >= PROGRESS_S:
+            self._shown_s, self._shown = time.monotonic(), text
             print(text, file=sys.stderr)
 
 
-def _show(found: Diagnosis) -> None:
-    from console.terminal import PlainConsole, together
-    from console.views.diagnosis import diagnosis_table, link_lines, measured_table
-
-    shown = together(diagnosis_table(found), *link_lines(found), "", measured_table(found))
+def _show(diagnosis: Diagnosis) -> None:
+    links = [f"faulty link: {' and '.join(link.machines)}, {link.test}: {link.text}" for link in diagnosis.links]
+    shown = together(diagnosis_table(diagnosis), *links, "", measured_table(diagnosis))
     PlainConsole().print(shown, soft_wrap=False)
-    print(f"\n{found.verdict}: {len(found.machines)} machines, {', '.join(found.tests)}, in {found.seconds:.1f} s")
+    tests = ", ".join(diagnosis.tests)
+    print(f"\n{diagnosis.verdict}: {len(diagnosis.machines)} machines, {tests}, in {diagnosis.seconds:.1f} s")
+
+
+def diagnosis_table(diagnosis: Diagnosis) -> Table:
+    """A table of all machines, faulty machines first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Machine", "Verdict"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("What", overflow="fold")
+    order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
+    shown = sorted(diagnosis.machines, key=lambda machine: order.get(machine.verdict, 2))
+    healthy = [machine for machine in shown if machine.verdict is Health.HEALTHY]
+    if len(healthy) > HEALTHY_SHOWN:
+        shown = [machine for machine in shown if machine.verdict is not Health.HEALTHY]
+    for machine in shown:
+        for index, line in enumerate(list(_lines(machine)) or [""]):
+            name, verdict = (machine.machine, str(machine.verdict)) if index == 0 else ("", "")
+            table.add_row(name, styled(verdict, VERDICT_STYLE.get(machine.verdict, "yellow")), line)
+    if len(healthy) > HEALTHY_SHOWN:
+        table.add_row(f"{len(healthy)} others", styled("healthy", "green"), "")
+    return table
+
+
+def _lines(machine: MachineDiagnosis) -> Iterator[str]:
+    for finding in machine.findings[:FINDINGS_SHOWN]:
+        details = f"{finding.reason}; owner {finding.owner}; {finding.remedy}"
+        yield f"{finding.inspection}: {finding.headline} ({details})"
+    if len(machine.findings) > FINDINGS_SHOWN:
+        yield f"and {len(machine.findings) - FINDINGS_SHOWN} more, with --json"
+    if nothing := [f"{result.test}: {result.nothing}" for result in machine.results if result.nothing]:
+        yield f"nothing to test: {listed(nothing)}"
+
+
+def measured_table(diagnosis: Diagnosis) -> Table:
+    """A table of every measured figure, over all machines that have it."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Measured", "On", "Low", "Median", "High", "Lowest"):
+        table.add_column(name, no_wrap=name != "Lowest")
+    for measured in diagnosis.measured:
+        values = [_figure(measured, value) for value in (measured.low, measured.median, measured.high)]
+        table.add_row(measured.name, str(measured.machines), *values, measured.lowest)
+    return table
+
+
+def _figure(measured: Measured, value: float) -> str:
+    name = measured.name.partition("{")[0]
+    if name.endswith(SPEED):
+        return f"{size_text(value)}/s"
+    return size_text(value) if name.endswith("bytes") else f"{value:g}"

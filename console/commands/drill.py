@@ -1,4 +1,7 @@
-"""``everstep drill``: a game day. Each fault is a command with options of its own, made from its model."""
+"""``everstep drill``: inject a real fault and judge the recovery.
+
+Each fault is a command; its options are made from the fields of the fault's model.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,24 @@ from everstep.errors import CannotInject, ConfigError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-EXIT_NOT_RECOVERED, EXIT_USAGE, EXIT_CANNOT, EXIT_NOT_COMPARED = 1, 2, 3, 4
+EXIT_NOT_RECOVERED, EXIT_CANNOT_INJECT, EXIT_NOT_COMPARED = 1, 3, 4
 OF_THE_DRILL = {
     "script": Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- SCRIPT ARGS…]", help="Default: the example GPT.", show_default=False),
+        typer.Argument(
+            metavar="[-- SCRIPT ARGS…]", help="Script with its arguments. Default: the example GPT.", show_default=False
+        ),
     ],
     "repeat": Annotated[
-        int, typer.Option(min=1, help="So many runs on one cluster; then median, p90, maximum.", show_default=False)
+        int,
+        typer.Option(
+            min=1, help="Number of runs on one cluster; then median, p90 and maximum are shown.", show_default=False
+        ),
     ],
-    "keep": Annotated[bool, typer.Option("--keep", help="Leave the cluster up: its incidents can be read.")],
-    "as_json": Annotated[bool, typer.Option("--json", help="One JSON object; with --repeat also runs and summary.")],
+    "keep": Annotated[bool, typer.Option("--keep", help="Leave the cluster up, so that its incidents can be read.")],
+    "as_json": Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; with --repeat it has all runs and a summary.")
+    ],
 }
 """Options that belong neither to the fault nor to the job."""
 Parameter = inspect.Parameter
@@ -36,19 +46,19 @@ class Faults(TyperGroup):
     """A command group with one command for each fault."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all faults, in the order of the list."""
+        """The names of all faults, in the order of ``FAULTS``."""
         from drills.faults.all import FAULTS
 
         return [fault.name for fault in FAULTS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a fault as one line of the help, without options."""
+        """The command of a fault for the help, where it is one line without options."""
         from drills.faults.all import fault_named
 
         return TyperCommand(cmd_name, help=fault_named(cmd_name).summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of a fault; with ``--during`` it has the options of that fault too."""
+        """The command of a fault; with ``--during`` it also has the options of the fault named there."""
         return args[0], command_of(args[0], args[1:]), args[1:]
 
 
@@ -61,20 +71,20 @@ def every_drill(
     list_faults: Annotated[bool, typer.Option("--list", help="List all faults with their options.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --list: as JSON.")] = False,
 ) -> None:
-    """Run a job, inject a real fault, judge the recovery.
+    """Run a job, inject a real fault, and judge the recovery.
 
     `everstep drill FAULT --help` shows the options of a fault and of the job.
 
-    The job runs on a local cluster of its own, which is torn down afterwards, and its ledger with it: the incident can
-    be read later only with --keep, which ends with the commands for it. The same job then runs without the fault: the
-    losses of all steps and the last state of every rank must be equal bit for bit. Of a script that reports no losses
-    and has no checkpoint there is nothing to compare, and the result says so. Nothing may be left behind, and no rank
-    may ever have two copies. In a script's arguments `{run}` stands for a folder that each run has of its own, for
-    checkpoints that the script writes itself.
+    The job runs on its own local cluster, which is removed afterwards together with its ledger. With --keep the cluster
+    stays up, and the last lines show the commands to read its incidents. The same job also runs without the fault: the
+    losses of all steps and the last state of every rank must be equal bit for bit. If the script reports no losses and
+    has no checkpoint, nothing can be compared, and the result shows that. No process and no file may be left behind,
+    and no rank may ever run twice at the same time. In a script's arguments `{run}` stands for a separate folder for
+    each run, for checkpoints that the script writes itself.
 
-    Where a drill takes copies of the training state away or damages them, it looks itself at what is left, and says how
-    many steps that may cost: one where the placement of the backups promises it. Small file systems need root, and so
-    do drills of the network, whose machines are network namespaces with TLS.
+    If a drill removes or damages copies of the training state, it inspects the remaining copies itself, and derives how
+    many steps may be lost: at most one if the placement of the backups promises it. Drills with small file systems need
+    root, and so do drills of the network, in which machines are network namespaces with TLS.
 
     Examples:
 
@@ -98,19 +108,19 @@ def every_drill(
 
         everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
-    Exit codes: 0 fired and recovered as the fault deserves; 1 not; 2 wrong usage; 3 this fault cannot be injected here;
-    4 as 0, but nothing could be compared with the run without the fault.
+    Exit codes: 0 the fault was injected, and the recovery was as expected; 1 otherwise; 2 wrong usage; 3 this fault
+    cannot be injected here; 4 as 0, but nothing could be compared with the run without the fault.
     """
     if list_faults:
         from console.views import drill as view
 
         view.catalogue(as_json=as_json)
     elif ctx.invoked_subcommand is None:
-        raise ConfigError("name a fault; 'everstep drill --list' shows them")
+        raise ConfigError("name a fault: 'everstep drill --list' shows all faults")
 
 
 def command_of(name: str, arguments: list[str]) -> Any:
-    """The command that drills a fault, with its options and those of the job.
+    """The command that drills a fault, with the options of the fault and of the job.
 
     Raises:
         ConfigError: there is no such fault.
@@ -128,7 +138,7 @@ def command_of(name: str, arguments: list[str]) -> Any:
             typer.Option(
                 metavar="FAULT",
                 show_default=False,
-                help="The fault that opens the incident; its options can be used too. Default: kill-rank.",
+                help="The fault that opens the incident; its options are accepted too. Default: kill-rank.",
                 rich_help_panel=f"Options of {name}",
             ),
         ]
@@ -139,7 +149,7 @@ def command_of(name: str, arguments: list[str]) -> Any:
         _drill(name, {key: value for key, value in chosen.items() if value not in (None, False, [])})
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=one) for key, one in options.items()]
+        [Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=option) for key, option in options.items()]
     )
     run.__annotations__ = {}
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -148,12 +158,12 @@ def command_of(name: str, arguments: list[str]) -> Any:
 
 
 def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
-    """Field → its option. An option that is not chosen stays None: the model has the default."""
+    """Pairs of a field's name and its option; without a value the option is None, since the model has the default."""
     from drills.faults.all import choices_of, option_of, shown_options
 
     for name, field in shown_options(model):
         choices = choices_of(field)
-        inner = [one for one in get_args(field.annotation) if one is not type(None)]
+        inner = [kind for kind in get_args(field.annotation) if kind is not type(None)]
         is_optional = len(inner) == 1 and get_origin(field.annotation) is not list
         kind: Any = Literal[choices] if choices else inner[0] if is_optional else field.annotation
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -169,12 +179,12 @@ def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
 
 
 def _value_of(option: str, arguments: list[str]) -> str:
-    """The value of an option in arguments that are not parsed yet; empty: the option is absent."""
-    for at, argument in enumerate(arguments):
+    """The value of an option in unparsed arguments; empty: the option is absent."""
+    for index, argument in enumerate(arguments):
         if argument == "--":
             break
-        if argument == option and at + 1 < len(arguments):
-            return arguments[at + 1]
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1]
         if argument.startswith(f"{option}="):
             return argument.partition("=")[2]
     return ""
@@ -195,12 +205,12 @@ def _drill(fault: str, chosen: dict[str, Any]) -> None:
         if as_json:
             print(json.dumps({"fault": fault, "fired": False, "refused": str(refused)}))
         print(f"error: {refused}", file=sys.stderr)
-        raise typer.Exit(EXIT_CANNOT) from None
+        raise typer.Exit(EXIT_CANNOT_INJECT) from None
     if as_json:
         print(json.dumps(together(results) if repeat > 1 else results[0].model_dump(), indent=2))
     else:
         view.results(results)
     if not all(result.ok for result in results):
         raise typer.Exit(EXIT_NOT_RECOVERED)
-    blind = [result for result in results if not result.compared and result.resolution != "parked"]
-    raise typer.Exit(EXIT_NOT_COMPARED if blind else 0)
+    not_compared = [result for result in results if not result.compared and result.resolution != "parked"]
+    raise typer.Exit(EXIT_NOT_COMPARED if not_compared else 0)

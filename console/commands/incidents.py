@@ -1,4 +1,4 @@
-"""``everstep incidents`` and ``everstep incident``: incidents as the ledger has them."""
+"""``everstep incidents`` and ``everstep incident``: show the incidents in the ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.commands.ledgers import (
+from console.commands.shared import (
     ClusterOption,
     JsonOption,
     LedgerOption,
@@ -17,6 +17,7 @@ from console.commands.ledgers import (
     open_ledger,
     print_json,
 )
+from console.terminal import PlainConsole, aligned, styled
 from controlplane.shown import clean_line
 from everstep.errors import ConfigError, LedgerError
 from everstep.model.job_state import incident_workflow_id
@@ -28,16 +29,24 @@ if TYPE_CHECKING:
     from controlplane.local.cluster_file import ClusterFile
 
 COLUMNS = ("Incident", "When", "Symptom", "Outcome", "Took", "Steps", "What")
+IncidentArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="INCIDENT",
+        help="incident/gpt/0001, or gpt/1, or 1. Default: the newest incident.",
+        show_default=False,
+    ),
+]
 
 
 def incidents(
-    job: Annotated[str, typer.Argument(help="Only incidents of this job.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 50,
+    job: Annotated[str, typer.Argument(help="Show only incidents of this job.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many incidents, the newest.")] = 50,
     as_json: JsonOption = False,
     ledger: LedgerOption = "",
     cluster: ClusterOption = "default",
 ) -> None:
-    """List incidents, the newest first: when, what, how it ended, how long it took, steps lost.
+    """List incidents, the newest first: time, symptom, outcome, duration, lost steps, and a headline.
 
     The ledger is read, so the cluster need not be up.
 
@@ -47,7 +56,7 @@ def incidents(
 
         everstep incidents gpt --json
 
-    Exit codes: 0 also when there are none; 1 the ledger cannot be read or does not know the job.
+    Exit codes: 0 listed, also if there are none; 1 the ledger cannot be read or does not have the job.
     """
     described = known_cluster(cluster)
     with open_ledger(ledger, cluster, described) as opened:
@@ -60,22 +69,20 @@ def incidents(
     from console.views.incident_report import summary_row
 
     if not records:
-        print(f"no incidents of job {job}" if job else "no incidents")
+        print(f"job {job} has no incidents" if job else "the ledger has no incidents")
         return
     _print_table(COLUMNS, [summary_row(record) for record in records])
     if sys.stdout.isatty():
-        print(f"\nMore: everstep incident {records[0].id}")
+        print(f"\nDetails: everstep incident {records[0].id}")
 
 
 def incident(
-    id: Annotated[
-        str, typer.Argument(help="incident/gpt/0001, or gpt/1, or 1; default: the newest.", show_default=False)
-    ] = "",
+    id: IncidentArgument = "",
     as_json: JsonOption = False,
     ledger: LedgerOption = "",
     cluster: ClusterOption = "default",
 ) -> None:
-    """Show one incident: what was seen, decided and done, seconds after the fault, and the evidence.
+    """Show one incident: observations, decisions and actions with the seconds since the fault, and the evidence.
 
     Examples:
 
@@ -85,14 +92,14 @@ def incident(
 
         everstep incident incident/gpt/0001 --json
 
-    Exit codes: 0 found; 1 not found, or the ledger cannot be read; 2 not an id.
+    Exit codes: 0 shown; 1 not found, or the ledger cannot be read; 2 not an id.
     """
     described = known_cluster(cluster)
     with open_ledger(ledger, cluster, described) as opened:
         full_id = id_of(opened, id)
         record = opened.incident(full_id) if full_id else None
     if record is None:
-        raise LedgerError(f"the ledger has no incident {id}: 'everstep incidents' lists those it has")
+        raise LedgerError(f"the ledger has no incident {id}: 'everstep incidents' lists its incidents")
     if as_json:
         print_json(record.model_dump(mode="json") | {"link": _link(record, described)})
         return
@@ -102,21 +109,26 @@ def incident(
 
 
 def id_of(ledger: Ledger, reference: str) -> str | None:
-    """The full id for a short name of an incident; None: there is no such incident."""
+    """The full id for a short name of an incident; None: there is no such incident.
+
+    Raises:
+        ConfigError: this is no name of an incident, or several incidents have this number.
+        LedgerError: the name is empty, and the ledger has no incidents.
+    """
     match = re.fullmatch(r"(?:(?:incident/)?(?P<job>[a-z0-9-]+)/)?(?P<number>[0-9]+)", reference)
     if match and match["job"]:
         return incident_workflow_id(match["job"], int(match["number"]))
     if reference and not match:
         raise ConfigError(f"{reference!r} is not an incident: write incident/gpt/0001, gpt/1 or 1")
-    known = ledger.incidents(limit=None if match else 1)
+    records = ledger.incidents(limit=None if match else 1)
     if match is None:
-        if not known:
+        if not records:
             raise LedgerError("the ledger has no incidents")
-        return known[0].id
-    fitting = sorted({record.id for record in known if record.number == int(reference)})
-    if len(fitting) > 1:
-        raise ConfigError(f"{reference} may be {', '.join(fitting[:5])}: name the job too, e.g. {fitting[0]}")
-    return fitting[0] if fitting else None
+        return records[0].id
+    ids = sorted({record.id for record in records if record.number == int(reference)})
+    if len(ids) > 1:
+        raise ConfigError(f"{reference} may be {', '.join(ids[:5])}: name the job too, e.g. {ids[0]}")
+    return ids[0] if ids else None
 
 
 def _link(record: IncidentRecord, cluster: ClusterFile | None) -> str:
@@ -132,13 +144,9 @@ def _listed(record: IncidentRecord, cluster: ClusterFile | None) -> dict[str, An
 
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     if not sys.stdout.isatty():
-        from console.views.incident_report import aligned
-
         print("\n".join(aligned(rows)))
         return
     from rich.table import Table
-
-    from console.terminal import PlainConsole, styled
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[:-1]:
@@ -150,8 +158,6 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 
 def _print_blocks(blocks: list[Block]) -> None:
-    from console.views.incident_report import aligned
-
     if not sys.stdout.isatty():
         for number, block in enumerate(blocks):
             print(("" if number == 0 else "\n") + clean_line(block.title))
@@ -159,8 +165,6 @@ def _print_blocks(blocks: list[Block]) -> None:
         return
     from rich.padding import Padding
     from rich.table import Table
-
-    from console.terminal import PlainConsole
 
     console = PlainConsole()
     for number, block in enumerate(blocks):

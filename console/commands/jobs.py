@@ -1,4 +1,4 @@
-"""``everstep status``, ``logs``, ``stop``, ``resume``, ``approve``, ``abandon``: commands for jobs that exist."""
+"""``everstep status``, ``logs``, ``stop``, ``resume``, ``approve`` and ``abandon``: commands for existing jobs."""
 
 from __future__ import annotations
 
@@ -7,42 +7,46 @@ import getpass
 import json
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from console.commands.shared import ClusterOption, JsonOption, finish
+from console.terminal import PlainConsole
 from everstep.errors import AgentError, ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from console.terminal import PlainConsole
     from controlplane.client import Control
     from controlplane.queries.rank_logs import RankLogs, Source
     from controlplane.queries.status import JobReport
     from everstep.model.job_state import JobState
 
-Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Note = Annotated[str, typer.Option("--note", help="Why; kept with the incident or the job.")]
+Note = Annotated[str, typer.Option("--note", help="Why; it is kept with the incident or the job.")]
 Reference = Annotated[
     str,
-    typer.Argument(metavar="JOB|INCIDENT", help="gpt means its open incident; gpt/2 or incident/gpt/0002 that one."),
+    typer.Argument(
+        metavar="JOB|INCIDENT",
+        help="gpt means the open incident of job gpt; gpt/2 and incident/gpt/0002 mean its second incident.",
+    ),
 ]
 
 TAIL_OF_ALL = 10
 """Number of lines for each rank when the logs of all ranks are shown."""
 PATIENCE_S = 30.0
-"""stop, resume and abandon wait this long for their effect, beyond the time in the job's policy, seconds."""
+"""stop, resume and abandon wait this long for their effect, in addition to the time in the job's policy, seconds."""
 POLL_S = 0.2
 
 
 def status(
-    job: Annotated[str, typer.Argument(help="One job in full; default: a table of all.", show_default=False)] = "",
-    cluster: Cluster = "default",
-    as_json: AsJson = False,
+    job: Annotated[
+        str, typer.Argument(help="Show all details of this job. Default: a table of all jobs.", show_default=False)
+    ] = "",
+    cluster: ClusterOption = "default",
+    as_json: JsonOption = False,
 ) -> None:
-    """Show where jobs stand: state, step, loss, ranks with their pids, ETTR, the open incident, the last ones.
+    """Show the status of jobs: state, step, loss, ranks with their pids, ETTR, and incidents.
 
-    Machines whose agent does not answer are named. That does not mean that their ranks do not run.
+    Machines whose agent does not answer are named. Their ranks may still be running.
 
     Examples:
 
@@ -54,26 +58,34 @@ def status(
 
     Exit codes: 0 shown; 2 no such job; 3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
-
     finish(_status(job, cluster, as_json=as_json))
 
 
 def logs(  # noqa: PLR0917 - options of a command
     job: Annotated[str, typer.Argument(help="Name of the job; it may have ended.")],
-    rank: Annotated[int | None, typer.Option("--rank", "-r", help="One rank; default: all, with r0| before.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written, until the end.")] = False,
-    stream: Annotated[str, typer.Option(metavar="both|stdout|stderr", help="Which output.")] = "both",
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", "-r", help="Show only this rank. Default: all ranks, with a prefix such as r0|."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Also show new output as it is written, until the job ends.")
+    ] = False,
+    stream: Annotated[str, typer.Option(metavar="both|stdout|stderr", help="Which output to show.")] = "both",
     tail: Annotated[
         int | None,
-        typer.Option("--tail", "-n", min=0, help="Last lines per rank and stream; default: 10 of all, all of one."),
+        typer.Option(
+            "--tail",
+            "-n",
+            min=0,
+            help="Number of last lines of each rank and stream. Default: 10 for all ranks; all lines for one rank.",
+        ),
     ] = None,
-    cluster: Cluster = "default",
+    cluster: ClusterOption = "default",
 ) -> None:
-    """Show what the ranks of a job wrote, over all generations. Logs stay after the job has ended.
+    """Show the output of a job's ranks, over all generations. Logs stay after the job has ended.
 
-    Of each rank first the output, then the error output, which has a line
-    `--- everstep: rank 3, generation 2, …` where a generation begins; with -f as it comes.
+    For each rank the standard output is shown first, then the error output, in which a line
+    `--- everstep: rank 3, generation 2, …` marks the begin of a generation. With -f lines are shown as they arrive.
 
     Examples:
 
@@ -86,7 +98,6 @@ def logs(  # noqa: PLR0917 - options of a command
     Exit codes: 0 shown; 1 a machine does not answer, or a rank has no log; 2 no such job or rank;
     3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
     from controlplane.queries.rank_logs import STREAMS
 
     if stream not in STREAMS:
@@ -97,12 +108,12 @@ def logs(  # noqa: PLR0917 - options of a command
 def stop(
     job: Annotated[str, typer.Argument(help="Name of a running job.")],
     note: Note = "",
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return when the job was asked.")] = False,
-    cluster: Cluster = "default",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Send the request, and do not wait for the end.")] = False,
+    cluster: ClusterOption = "default",
 ) -> None:
-    """End a job for good: SIGTERM to its ranks, SIGKILL after the policy's stop.grace_s; its logs stay.
+    """End a job for good: its ranks get SIGTERM, and SIGKILL after the policy's stop.grace_s. Its logs stay.
 
-    A job that is recovering or parked is stopped as well: its incident is closed as abandoned.
+    If the job is recovering or parked, its incident is closed as abandoned.
 
     Examples:
 
@@ -110,10 +121,8 @@ def stop(
 
         everstep stop gpt --note "wrong data"
 
-    Exit codes: 0 stopped; 1 not yet; 2 no such job, or it does not run; 3 no cluster or no Temporal.
+    Exit codes: 0 stopped; 1 it has not ended yet; 2 no such job, or it does not run; 3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
-
     finish(_stop(job, note, cluster, wait=not no_wait))
 
 
@@ -123,15 +132,16 @@ def resume(
     accept_loss: Annotated[
         bool,
         typer.Option(
-            "--accept-loss", help="Go on from the step that is certain, though a newer one may exist; it is recorded."
+            "--accept-loss",
+            help="Continue from the newest step that is known, although a newer step may exist. This is recorded.",
         ),
     ] = False,
-    cluster: Cluster = "default",
+    cluster: ClusterOption = "default",
 ) -> None:
-    """Let a parked job try again, with a fresh budget of attempts.
+    """Let a parked job try again, with a new budget of attempts.
 
-    Where a newer step may lie on storage that does not answer, it is asked again. With --accept-loss the job goes on
-    from the step that status names as certain, or a later one; what may be newer is then set aside, or gone.
+    If a newer step may lie on storage that does not answer, the storage is queried again. With --accept-loss the job
+    continues from the step that 'everstep status' names, or from a later one; newer copies are then set aside, or lost.
 
     Examples:
 
@@ -143,24 +153,22 @@ def resume(
 
     Exit codes: 0 it tries again; 1 not yet; 2 no such job, or it is not parked; 3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
-
     finish(_answer("resume", reference, note, cluster, accept_loss=accept_loss))
 
 
 def approve(
     reference: Reference,
-    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who approves; default: you.")] = "",
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who approves. Default: your user name.")] = "",
     note: Note = "",
-    cluster: Cluster = "default",
+    cluster: ClusterOption = "default",
 ) -> None:
-    """Let machines leave a parked job that wait for an operator: the breaker tripped, or a rule's mode is 'approve'.
+    """Approve the evictions for which a parked job waits: the breaker tripped, or a rule has the mode 'approve'.
 
-    Those leave that 'everstep status JOB' names, and others take their places.
-    'everstep resume' goes on with them instead, 'everstep abandon' gives the job up.
+    The machines that 'everstep status JOB' names leave the job, and other machines replace them. Instead of approving,
+    'everstep resume' continues with these machines, and 'everstep abandon' gives the job up.
 
-    In Temporal's Web UI the same is the update, or the signal, `approve` of the
-    incident: {"operator": "you", "note": "why"}.
+    In Temporal's Web UI the update or the signal `approve` of the incident does the same:
+    {"operator": "you", "note": "why"}.
 
     Examples:
 
@@ -168,15 +176,13 @@ def approve(
 
         everstep approve gpt/2 --by ada --note "their switch is dead"
 
-    Exit codes: 0 approved; 2 no such job, it is not parked, or nothing is to approve; 3 no cluster or no Temporal.
+    Exit codes: 0 approved; 2 no such job, it is not parked, or no eviction waits; 3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
-
     finish(_approve(reference, by, note, cluster))
 
 
-def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default") -> None:
-    """Give a job up whose incident is open: the incident and the job end, no rank runs on.
+def abandon(reference: Reference, note: Note = "", cluster: ClusterOption = "default") -> None:
+    """Give up a job whose incident is open: the incident and the job end, and no rank continues.
 
     Examples:
 
@@ -186,13 +192,10 @@ def abandon(reference: Reference, note: Note = "", cluster: Cluster = "default")
 
     Exit codes: 0 given up; 1 not yet; 2 no such job, or no open incident; 3 no cluster or no Temporal.
     """
-    from console.commands.exit_codes import finish
-
     finish(_answer("abandon", reference, note, cluster))
 
 
 async def _status(job: str, cluster: str, *, as_json: bool) -> int:
-    from console.terminal import PlainConsole
     from console.views.status_text import jobs_table, problem_lines
     from controlplane.client import Control
     from controlplane.queries.status import job_lines, job_report
@@ -215,7 +218,7 @@ async def _status(job: str, cluster: str, *, as_json: bool) -> int:
         for problem in problem_lines(lines):
             console.print(problem, style="red", soft_wrap=True)
     else:
-        print(f"no jobs yet: everstep run{option_of(cluster)} --help")
+        print(f"no job has run yet: 'everstep run{option_of(cluster)} --help' shows how to run one")
     return 0
 
 
@@ -227,7 +230,7 @@ async def _show_report(console: PlainConsole, control: Control, report: JobRepor
     for key, value in [*job_facts(report), *machine_rows(report.machines, ended=report.ended is not None)]:
         console.print(f"  {key:<10}{value}", soft_wrap=True)
     if report.open_incident and report.status == "parked":
-        console.print("parked: it needs you", style="bold red")
+        console.print("parked: it needs an operator", style="bold red")
         for line in await parked_lines(control, report.name, report.open_incident):
             console.print(f"  {line}", soft_wrap=True)
     if report.incidents:
@@ -298,25 +301,28 @@ async def _stop(job: str, note: str, cluster: str, *, wait: bool) -> int:
     async with await Control.connect(cluster) as control:
         await control.stop(job, note)
         if not wait:
-            print(f"{job} was asked to stop: everstep status {job}{control.option}")
+            print(f"job {job} was asked to stop: 'everstep status {job}{control.option}' shows when it has ended")
             return 0
         grace_s = 0.0
-        with suppress(ClusterError):  # the job has the signal, even if it does not answer
+        with suppress(ClusterError):  # the job has the signal, even if it does not answer this query
             grace_s = (await control.state(job)).spec.policy.stop.grace_s
         deadline = asyncio.get_running_loop().time() + PATIENCE_S + grace_s
         while asyncio.get_running_loop().time() < deadline:
             if not (await control.run_of(job)).running:
-                print(f"{job} is stopped; its logs stay: everstep logs {job}{control.option}")
+                print(f"job {job} is stopped; its logs stay: everstep logs {job}{control.option}")
                 return 0
             await asyncio.sleep(POLL_S)
     print(
-        f"error: {job} was asked to stop and has not ended yet: see 'everstep status {job}{control.option}'",
+        f"error: job {job} was asked to stop and has not ended yet: see 'everstep status {job}{control.option}'",
         file=sys.stderr,
     )
     return 1
 
 
-async def _answer(answer: str, reference: str, note: str, cluster: str, *, accept_loss: bool = False) -> int:
+async def _answer(
+    answer: Literal["resume", "abandon"], reference: str, note: str, cluster: str, *, accept_loss: bool = False
+) -> int:
+    """Send an operator's answer to an open incident, and wait until it takes effect."""
     from controlplane.client import Control
     from controlplane.references import parse_incident
 
@@ -327,19 +333,21 @@ async def _answer(answer: str, reference: str, note: str, cluster: str, *, accep
             stage = await control.stage(incident.id)
             if stage.name != "parked":
                 raise ConfigError(
-                    f"incident {incident.id} is not parked, it is at stage {stage.name}: "
-                    f"it goes on by itself, see 'everstep status {job}{control.option}'"
+                    f"incident {incident.id} is not parked: it is at stage {stage.name} and continues by itself; "
+                    f"see 'everstep status {job}{control.option}'"
                 )
-        await control.tell(incident.id, answer, note, accept_loss=accept_loss)
+        await control.answer(incident.id, answer, note, accept_loss=accept_loss)
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while asyncio.get_running_loop().time() < deadline:
-            if await _heeded(control, job, incident.id, answer):
-                word = "tries again" if answer == "resume" else "is given up"
-                print(f"{job} {word}: everstep {'attach' if answer == 'resume' else 'status'} {job}{control.option}")
+            if await _took_effect(control, job, incident.id, answer):
+                if answer == "resume":
+                    print(f"job {job} tries again: follow it with 'everstep attach {job}{control.option}'")
+                else:
+                    print(f"job {job} is given up: see 'everstep status {job}{control.option}'")
                 return 0
             await asyncio.sleep(POLL_S)
     print(
-        f"error: {incident.id} did not take the {answer} yet: see 'everstep status {job}{control.option}'",
+        f"error: the answer '{answer}' has no effect on {incident.id} yet: see 'everstep status {job}{control.option}'",
         file=sys.stderr,
     )
     return 1
@@ -353,18 +361,18 @@ async def _approve(reference: str, by: str, note: str, cluster: str) -> int:
     job, _ = parse_incident(reference)
     async with await Control.connect(cluster) as control:
         incident = await control.open_incident(reference)
-        who = by or getpass.getuser()
-        print(f"{await ask_approval(control, incident.id, who, note)}: everstep attach {job}{control.option}")
+        approved = await ask_approval(control, incident.id, by or getpass.getuser(), note)
+        print(f"{approved}: follow the job with 'everstep attach {job}{control.option}'")
     return 0
 
 
-async def _heeded(control: Control, job: str, incident_id: str, answer: str) -> bool:
-    """Whether the operator's command took effect."""
+async def _took_effect(control: Control, job: str, incident_id: str, answer: str) -> bool:
+    """Whether the operator's answer took effect."""
     if answer == "abandon":
         return not (await control.run_of(job)).running
     try:
         state = await control.state(job)
     except ClusterError:
         return False
-    known = next((known for known in state.incidents if known.id == incident_id), None)
-    return known is None or bool(known.resolution) or known.stage != "parked"
+    incident = next((incident for incident in state.incidents if incident.id == incident_id), None)
+    return incident is None or bool(incident.resolution) or incident.stage != "parked"

@@ -1,58 +1,83 @@
-"""``everstep machines``: which job has each machine, and the findings of inspections."""
+"""``everstep machines``: which job has each machine, and the findings of its inspections."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+
+from console.commands.shared import ClusterOption, finish
+from console.terminal import PlainConsole, styled, together
+from controlplane import text
+from everstep.base.text import listed
+from everstep.errors import ConfigError
+from everstep.model.finding import Finding, Health
+from everstep.model.pool import PoolPlace
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from controlplane.client import Control
-    from controlplane.queries.machines import MachineReport
+    from controlplane.queries.machines import MachineReport, OddMachine
     from everstep.model.machine import Machine
 
 WATCH_S = 1.0
 """Time between two polls of --watch, seconds."""
+VERDICT_STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}
+"""Colour of a verdict; yellow for all others."""
+OUT_OF_USE = frozenset({str(PoolPlace.QUARANTINED), str(PoolPlace.CORDONED)})
+"""Machines in these states are shown first, with the reason."""
+HEALTHY_SHOWN = 16
+"""If there are more healthy machines than this, they are only counted."""
+FINDINGS_SHOWN = 5
+"""Number of findings that the list shows for one machine."""
 
 
 def machines(  # noqa: PLR0917
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MACHINE]...", help="Show these, in full.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
-    measures: Annotated[bool, typer.Option("--measures", help="With a machine: all that is measured as well.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MACHINE]...", help="Show only these machines, with all inspections.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the machines again every second, until Ctrl-C.")] = False,
+    measures: Annotated[
+        bool, typer.Option("--measures", help="With a machine: show every measured value too.")
+    ] = False,
     clear: Annotated[
-        str, typer.Option(metavar="REASON", help="You repaired it: what has this reason code begins anew.")
+        str, typer.Option(metavar="REASON", help="You repaired the machines: clear findings with this reason code.")
     ] = "",
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Add what they say to a recording, until Ctrl-C.")
+        Path | None, typer.Option(metavar="FILE", help="Append findings to a recording, until Ctrl-C.")
     ] = None,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="With --record: between two looks.")] = 60.0,
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")] = "default",
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="With --record: time between two polls.")
+    ] = 60.0,
+    cluster: ClusterOption = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
 ) -> None:
-    """Show whose the machines are, and what their inspections say: healthy, faulty or unknown, why, what to do.
+    """Show which job has each machine, and whether it is healthy, faulty or unknown, why, and what to do.
 
-    A machine is active for a job, a standby, free, cordoned by an operator, or
-    quarantined after an eviction. 'everstep evict' and 'everstep release' change that.
+    A machine is active for a job, a standby, free, cordoned by an operator, or quarantined after an eviction.
+    'everstep evict' and 'everstep release' change that.
 
-    Unknown is what could not be looked at, and what was seen that does not say whose fault it is. It is no fault of the
-    machine. A machine whose agent does not answer is unknown.
+    A verdict is unknown if a part of the machine could not be inspected, or if it is not clear whether the machine is
+    at fault; it is also unknown if the agent does not answer. Unknown is not a fault of the machine.
 
     The machines are those of the local cluster, or of the inventory that EVERSTEP_INVENTORY names. Inspections, reason
     codes and settings: docs/concepts/inspections.md.
 
-    What a line of the kernel log told counts until the machine is started anew, or for some time. What is compared with
-    what was, as memory or a file system that was writable, is found as long as it is less. --clear ends that for the
-    machines that are named: events count no more, what is compared begins with what is there now. The inspections look
-    again, and it shows what they say.
+    A finding about a line of the kernel log stays active until the machine is rebooted, or for a limited time. A
+    finding about a comparison with an earlier state, such as less memory or a read-only file system, stays active as
+    long as the difference exists. --clear ends both kinds for the named machines: past events no longer count, and the
+    present state becomes the state to compare with. The inspections then run again, and the command shows the result.
 
-    A recording has a line of JSON for each machine and look. `everstep policy
-    simulate` says what a policy would have done about it.
+    A recording has one line of JSON for each machine and poll. `everstep policy simulate` shows what a policy would
+    have decided about it.
 
     Examples:
 
@@ -68,8 +93,6 @@ def machines(  # noqa: PLR0917
 
     Exit codes: 0 shown; 1 nothing to clear; 2 no such machine; 3 no cluster.
     """
-    from console.commands.exit_codes import finish
-
     if clear:
         finish(_clear(names or [], cluster, clear, as_json=as_json))
     if record is not None:
@@ -79,18 +102,18 @@ def machines(  # noqa: PLR0917
 
 async def _clear(names: list[str], cluster: str, reason: str, *, as_json: bool) -> int:
     from controlplane.client import Control
-    from everstep.errors import ConfigError
 
     if not names:
         raise ConfigError(f"--clear {reason}: name the machines that were repaired")
     async with await Control.connect(cluster) as control:
         counts = {}
-        for machine in _known(control, names):
+        for machine in machines_named(control, names):
             counts[machine.name] = (await control.agents.get(machine.address).clear(reason)).cleared
-        reports = await _asked(control, names)
+        reports = await _reports(control, names)
     if not as_json:
-        for name, cleared in counts.items():
-            print(f"{name}: {cleared} cleared" if cleared else f"{name}: nothing has reason code {reason} there")
+        for name, count in counts.items():
+            cleared = text.counted(count, "finding")
+            print(f"{name}: {cleared} cleared" if count else f"{name}: no finding has the reason code {reason}")
     _show(reports, full=True, measures=False, as_json=as_json)
     return 0 if any(counts.values()) else 1
 
@@ -98,15 +121,14 @@ async def _clear(names: list[str], cluster: str, reason: str, *, as_json: bool) 
 async def _record(names: list[str], cluster: str, path: Path, every_s: float) -> int:
     from controlplane.client import Control
     from controlplane.recording import MachineRecorder
-    from everstep.errors import ConfigError
 
     recorder = MachineRecorder()
     async with await Control.connect(cluster) as control:
-        machines = _known(control, names)
-        print(f"recording {len(machines)} machines to {path}, every {every_s:g} s; Ctrl-C ends", file=sys.stderr)
+        count = text.counted(len(machines_named(control, names)), "machine")
+        print(f"recording {count} to {path}, every {every_s:g} s, until Ctrl-C", file=sys.stderr)
         while True:
             asked_ns = time.time_ns()
-            reports = await _asked(control, names)
+            reports = await _reports(control, names)
             lines = recorder.lines(reports, asked_ns, time.time_ns())
             try:
                 with path.open("a") as file:  # opened anew each time: the file may have been moved away
@@ -121,40 +143,46 @@ async def _machines(names: list[str], cluster: str, *, watch: bool, measures: bo
 
     async with await Control.connect(cluster) as control:
         if not watch:
-            _show(await _asked(control, names), full=bool(names), measures=measures, as_json=as_json)
+            _show(await _reports(control, names), full=bool(names), measures=measures, as_json=as_json)
             return 0
         from rich.live import Live
 
-        from console.terminal import PlainConsole
-
         with Live(console=PlainConsole(), auto_refresh=False, screen=False) as live:
             while True:
-                live.update(_rendered(await _asked(control, names), full=bool(names), measures=measures), refresh=True)
+                reports = await _reports(control, names)
+                live.update(_rendered(reports, full=bool(names), measures=measures), refresh=True)
                 await asyncio.sleep(WATCH_S)
 
 
-async def _asked(control: Control, names: list[str]) -> list[MachineReport]:
+async def _reports(control: Control, names: list[str]) -> list[MachineReport]:
     from controlplane.machine_pool import pool_state
     from controlplane.queries.machines import ask_machines, with_places
 
-    reports, pool = await asyncio.gather(ask_machines(control.agents, _known(control, names)), pool_state(control))
+    machines = machines_named(control, names)
+    reports, pool = await asyncio.gather(ask_machines(control.agents, machines), pool_state(control))
     return with_places(reports, pool)
 
 
-def _known(control: Control, names: list[str]) -> list[Machine]:
-    """The machines with these names, or by default all machines."""
-    from everstep.base.text import listed
-    from everstep.errors import ConfigError
+def machines_named(control: Control, names: Sequence[str]) -> list[Machine]:
+    """The machines with these names, or all machines if no name is given.
 
-    known = {machine.name: machine for machine in control.all_machines}
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"there is no machine {listed(unknown, 5)}; there are {listed(sorted(known), 20)}")
-    return [known[name] for name in names or known]
+    Raises:
+        ConfigError: there is no such machine.
+    """
+    by_name = {machine.name: machine for machine in control.all_machines}
+    if unknown := [name for name in names if name not in by_name]:
+        raise ConfigError(f"there is no machine {listed(unknown, 5)}; there are {listed(sorted(by_name), 20)}")
+    return [by_name[name] for name in names or by_name]
+
+
+def _show(reports: list[MachineReport], *, full: bool, measures: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([report.model_dump(mode="json") for report in reports], indent=2))
+    else:
+        PlainConsole().print(_rendered(reports, full=full, measures=measures), soft_wrap=False)
 
 
 def _rendered(reports: list[MachineReport], *, full: bool, measures: bool) -> RenderableType:
-    from console.terminal import together
-    from console.views.machines import machine_table, machines_table, measure_lines, odd_lines
     from controlplane.queries.machines import odd_ones
 
     if not full:
@@ -167,12 +195,88 @@ def _rendered(reports: list[MachineReport], *, full: bool, measures: bool) -> Re
     return together(*parts)
 
 
-def _show(reports: list[MachineReport], *, full: bool, measures: bool, as_json: bool) -> None:
-    if as_json:
-        import json
+def machines_table(reports: Sequence[MachineReport]) -> Table:
+    """A table of all machines, faulty machines first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Machine", "Use", "Verdict", "Since"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("What", overflow="fold")
+    order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
+    shown = sorted(reports, key=lambda report: (order.get(report.verdict, 2), report.place not in OUT_OF_USE))
+    healthy = [report for report in shown if report.verdict is Health.HEALTHY and report.place not in OUT_OF_USE]
+    if len(healthy) > HEALTHY_SHOWN:
+        shown = [report for report in shown if report not in healthy]
+    for report in shown:
+        rows = [(_since(report, finding), what(report, finding)) for finding in report.findings[:FINDINGS_SHOWN]]
+        if len(report.findings) > FINDINGS_SHOWN:
+            rows.append(("", f"and {len(report.findings) - FINDINGS_SHOWN} more: everstep machines {report.machine}"))
+        rows += [("", report.problem)] if report.problem else []
+        rows += [("", f"{report.place} by {report.place_by}: {report.place_why}")] if report.place in OUT_OF_USE else []
+        rows = rows or [("", "")]
+        table.add_row(report.machine, _use(report), styled(report.verdict, _style(report.verdict)), *rows[0])
+        for since, line in rows[1:]:
+            table.add_row("", "", "", since, line)
+    if len(healthy) > HEALTHY_SHOWN:
+        table.add_row(f"{len(healthy)} others", "", styled(Health.HEALTHY, _style(Health.HEALTHY)), "", "")
+    return table
 
-        print(json.dumps([report.model_dump(mode="json") for report in reports], indent=2))
-        return
-    from console.terminal import PlainConsole
 
-    PlainConsole().print(_rendered(reports, full=full, measures=measures), soft_wrap=False)
+def machine_table(report: MachineReport) -> Table:
+    """A table of one machine, inspection by inspection."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("Inspection", "Verdict", "Every", "Inspected", "Since"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("What", overflow="fold")
+    for inspection in report.inspections:
+        ago_s = max(report.now_ns - inspection.looked_ns, 0) / 1e9
+        inspected = f"{ago_s:.0f} s ago" if inspection.looked_ns else "not yet"
+        rows = []
+        for finding in inspection.findings:
+            rows.append((_since(report, finding), what(report, finding)))
+            rows += [("", f"  {line}") for line in finding.evidence if line not in finding.text]
+        rows = rows or [("", inspection.note)]
+        every = f"{inspection.interval_s:g} s"
+        verdict = styled(inspection.verdict, _style(inspection.verdict))
+        table.add_row(inspection.name, verdict, every, inspected, *rows[0])
+        for since, line in rows[1:]:
+            table.add_row("", "", "", "", since, line)
+    return table
+
+
+def measure_lines(report: MachineReport) -> list[str]:
+    """The measured values, one line each."""
+    facts = [f"{name}: {value}" for name, value in sorted(report.facts.items())]
+    measures = [
+        f"{name} {value:g}" for inspection in report.inspections for name, value in sorted(inspection.measures.items())
+    ]
+    return [*facts, *measures]
+
+
+def what(report: MachineReport, finding: Finding) -> str:
+    """A finding, the time of its last repetition, its reason code, its owner, and what to do."""
+    last = f", last {text.duration(max(report.now_ns - finding.last_ns, 0) / 1e9)} ago" if finding.last_ns else ""
+    return f"{finding.headline}{last} ({finding.reason}; owner {finding.owner}; {finding.remedy})"
+
+
+def odd_lines(odd: Sequence[OddMachine]) -> list[str]:
+    """The facts that differ between machines, one line each."""
+    return [
+        f"differs: {entry.fact} {entry.value} on {listed(entry.machines, FINDINGS_SHOWN)}"
+        + (f", {entry.usual} elsewhere" if entry.usual else "")
+        for entry in odd
+    ]
+
+
+def _since(report: MachineReport, finding: Finding) -> str:
+    return text.duration(max(report.now_ns - finding.since_ns, 0) / 1e9) if finding.since_ns else text.DASH
+
+
+def _use(report: MachineReport) -> str:
+    """The use of a machine, such as ``active gpt``; a dash if it is not known."""
+    if not report.place:
+        return text.DASH
+    return f"{report.place} {report.job}" if report.place == PoolPlace.ACTIVE else report.place
+
+
+def _style(verdict: Health) -> str:
+    return VERDICT_STYLE.get(verdict, "yellow")

@@ -1,4 +1,4 @@
-"""``everstep notices``: the receivers of notices about events."""
+"""``everstep notices``: test the receivers of notices about events."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ import typer
 
 from everstep.rank import environment
 
-EXIT_NOT_TAKEN = 1
-
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def _about() -> None:
-    """Who is told of events: parked jobs, evicted machines, jobs that failed.
+    """Test the receivers of notices about events: parked jobs, evicted machines, failed jobs.
 
-    Workers have the file with `everstep worker --notices FILE`, or EVERSTEP_NOTICES; those of a local cluster
-    with `everstep up --notices FILE`. docs/guides/notices.md says what is in it.
+    Workers get the file of receivers by `everstep worker --notices FILE` or EVERSTEP_NOTICES; workers of a local
+    cluster get it by `everstep up --notices FILE`. docs/guides/notices.md describes the file.
     """
 
 
 @app.command("test")
 def test(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML file with the receivers.")],
-    only: Annotated[str, typer.Option("--only", metavar="NAME", help="One receiver of it. Default: all.")] = "",
+    only: Annotated[str, typer.Option("--only", metavar="NAME", help="Test only this receiver. Default: all.")] = "",
 ) -> None:
-    """Send one test notice to all receivers of a file, and say what came back.
+    """Send one test notice to all receivers in a file, and show their answers.
 
-    It is sent once, by this process: variables that the file names must be set here.
+    This process sends the notice, once: the variables that the file names must be set here.
 
     Examples:
 
@@ -42,7 +40,7 @@ def test(
 
         everstep notices test notices.toml --only pager
 
-    Exit codes: 0 all took it; 1 one did not; 2 the file is wrong.
+    Exit codes: 0 all receivers accepted it; 1 a receiver did not; 2 the file is wrong.
     """
     from activities.notices.deliver import deliver
     from activities.notices.settings import Receiver
@@ -51,27 +49,27 @@ def test(
     from everstep.errors import ConfigError, NoticeError
     from everstep.model.notice import Notice, NoticeKind
 
-    receivers = [one for one in notice_settings(file).receiver if only in ("", one.name)]
+    receivers = [receiver for receiver in notice_settings(file).receiver if only in ("", receiver.name)]
     if not receivers:
-        raise ConfigError(f"{file} has no receiver {only!r}: 'everstep notices test {file}' tries all of it")
+        raise ConfigError(f"{file} has no receiver {only!r}: 'everstep notices test {file}' tests all its receivers")
     notice = Notice(
         kind=NoticeKind.TEST,
         id=f"test/{uuid.uuid4().hex}",
-        text="this is a test of everstep's notices: nothing is to be done",
+        text="this is a test of everstep's notices: no action is needed",
         time_ns=time.time_ns(),
         cluster=os.environ.get(environment.TASK_QUEUE, ""),
     )
 
     async def send(receiver: Receiver) -> bool:
         try:
-            said, taken = await deliver(receiver, notice), True
+            answer, accepted = await deliver(receiver, notice), True
         except NoticeError as error:
-            said, taken = str(error), False
-        print(f"{receiver.name}: {'taken' if taken else 'not taken'}: {clean_line(said)}", flush=True)
-        return taken
+            answer, accepted = str(error), False
+        print(f"{receiver.name}: {'accepted' if accepted else 'not accepted'}: {clean_line(answer)}", flush=True)
+        return accepted
 
     async def send_all() -> bool:
         return all(await asyncio.gather(*map(send, receivers)))
 
     if not asyncio.run(send_all()):
-        raise typer.Exit(EXIT_NOT_TAKEN)
+        raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""``everstep evict`` and ``everstep release``: an operator takes a machine away from jobs, and lets it come back."""
+"""``everstep evict`` and ``everstep release``: an operator keeps machines away from jobs, or lets jobs have them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from typing import Annotated, Literal
 
 import typer
 
-Named = Annotated[list[str], typer.Argument(metavar="MACHINE...", help="Names, as 'everstep machines' shows them.")]
-Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.")]
+from console.commands.shared import ClusterOption, finish
+
+Names = Annotated[list[str], typer.Argument(metavar="MACHINE...", help="Names, as 'everstep machines' shows them.")]
 
 
 def evict(
-    machines: Named,
-    reason: Annotated[str, typer.Option("--reason", help="For whoever asks later.")],
-    cluster: Cluster = "default",
+    machines: Names,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the machine.")],
+    cluster: ClusterOption = "default",
 ) -> None:
-    """Keep machines away from jobs. One that a job has leaves it as soon as there is another for it.
+    """Keep machines away from jobs. A job keeps its machine until another machine can replace it.
 
-    A machine that no job has is cordoned at once. Where a job has it, the job goes on until a standby, or a free
-    machine, can take its place; it is restarted with that one then, from its newest step.
+    A machine that no job has is cordoned at once. If a job has the machine, the job continues until a standby or a
+    free machine can replace it; then the job is restarted with that machine, from its newest step.
 
-    In Temporal's Web UI the same is the update `evict` of the workflow
-    `pool/<task queue>`: {"machine": "m3", "operator": "you", "reason": "why"}.
+    In Temporal's Web UI the update `evict` of the workflow `pool/<task queue>` does the same:
+    {"machine": "m3", "operator": "you", "reason": "why"}.
 
     Examples:
 
@@ -29,21 +30,19 @@ def evict(
 
     Exit codes: 0 done; 2 no such machine; 3 no cluster.
     """
-    from console.commands.exit_codes import finish
-
     finish(_move("evict", machines, reason, cluster))
 
 
 def release(
-    machines: Named,
-    reason: Annotated[str, typer.Option("--reason", help="For whoever asks later.")] = "",
-    cluster: Cluster = "default",
+    machines: Names,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the machine.")] = "",
+    cluster: ClusterOption = "default",
 ) -> None:
     """Let jobs have machines again that were evicted or cordoned.
 
-    A machine that everstep evicted is tested in quarantine, and comes back by itself once it has passed, unless it was
-    evicted twice within a day. This does not wait for that. Where a finding of the monitor still stands, e.g. an Xid in
-    the kernel log, 'everstep machines MACHINE --clear REASON' ends it.
+    A machine that everstep evicted is tested in quarantine, and returns by itself once it has passed, unless it was
+    evicted twice within a day. 'everstep release' does not wait for these tests. If the machine still has an active
+    finding, e.g. an Xid in the kernel log, end it with 'everstep machines MACHINE --clear REASON'.
 
     Examples:
 
@@ -51,16 +50,14 @@ def release(
 
     Exit codes: 0 done; 2 no such machine; 3 no cluster.
     """
-    from console.commands.exit_codes import finish
-
     finish(_move("release", machines, reason, cluster))
 
 
-async def _move(what: Literal["evict", "release"], machines: list[str], reason: str, cluster: str) -> int:
+async def _move(update: Literal["evict", "release"], machines: list[str], reason: str, cluster: str) -> int:
     from controlplane.client import Control
     from controlplane.machine_pool import move_machine
 
     async with await Control.connect(cluster) as control:
         for machine in machines:
-            print(await move_machine(control, what, machine, reason))
+            print(await move_machine(control, update, machine, reason))
     return 0

@@ -8,22 +8,23 @@ from typing import Annotated
 
 import typer
 
-from console.commands.ledgers import ClusterOption, JsonOption, LedgerOption, known_cluster, open_ledger, print_json
+from console.commands.shared import ClusterOption, JsonOption, LedgerOption, known_cluster, open_ledger, print_json
+from everstep.errors import ConfigError
 
 
 def report(
-    days: Annotated[int, typer.Option("--days", metavar="N", min=1, max=3660, help="The last so many days.")] = 7,
+    days: Annotated[int, typer.Option("--days", metavar="N", min=1, max=3660, help="Report the last N days.")] = 7,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots instead of printing it.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots instead of printing.")
     ] = None,
     as_json: JsonOption = False,
     ledger: LedgerOption = "",
     cluster: ClusterOption = "default",
 ) -> None:
-    """Sum up the last days: incidents by symptom and owner, time lost by cause, evicted machines, ETTR of each job.
+    """Summarize the last days: incidents by symptom and owner, time lost by cause, evicted machines, ETTR of each job.
 
-    The ledger is read, so the cluster need not be up. What it does not know is called unknown. The page of --html is
-    one file, without scripts and with nothing from elsewhere.
+    The ledger is read, so the cluster need not be up. Facts that the ledger does not have are shown as unknown. The
+    page of --html is one file, without scripts and without external parts.
 
     Examples:
 
@@ -35,6 +36,7 @@ def report(
 
     Exit codes: 0 also when nothing happened; 1 the ledger cannot be read; 2 the page cannot be written.
     """
+    from console.views.ledger_report import headline, report_lines
     from controlplane.queries.report import ledger_report
 
     with open_ledger(ledger, cluster, known_cluster(cluster)) as opened:
@@ -42,19 +44,11 @@ def report(
     if html is not None:
         from console.views.report_page import report_page
 
-        _write(html, report_page(found))
+        try:
+            html.write_text(report_page(found), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"the page {html} cannot be written: {error.strerror}; name another file") from error
     if as_json:
         print_json(found.model_dump(mode="json"))
-        return
-    from console.views.ledger_report import headline, report_lines
-
-    print(f"{html}: {headline(found)}" if html else "\n".join(report_lines(found)))
-
-
-def _write(path: Path, page: str) -> None:
-    from everstep.errors import ConfigError
-
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the page {path} cannot be written: {error.strerror}; name another file") from error
+    else:
+        print(f"{html}: {headline(found)}" if html else "\n".join(report_lines(found)))

@@ -1,4 +1,4 @@
-"""``everstep run`` and ``everstep attach``: start a training job, follow it."""
+"""``everstep run`` and ``everstep attach``: start a training job, and follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from console.commands.shared import ClusterOption, finish
 from everstep.errors import ClusterError, ConfigError
+from everstep.model.job import IN_PLACE
 
 if TYPE_CHECKING:
     from console.views.display import Display
@@ -20,18 +22,7 @@ if TYPE_CHECKING:
     from everstep.model.job import JobSpec
     from everstep.model.version import JobVersion
 
-Cluster = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Local cluster.", rich_help_panel="Where")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
-
-InventoryFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--inventory",
-        metavar="FILE",
-        help="Machines of a deployed cluster; also as EVERSTEP_INVENTORY.",
-        rich_help_panel="Where",
-    ),
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 REFUSAL_S = 5.0
 """--detach waits this long to see whether the job is refused, seconds."""
@@ -39,13 +30,13 @@ REFUSAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The state from which a job begins; by default a new state."""
+    """The state and the code with which a job begins; by default a new state and the present code."""
 
-    step: int | Literal["latest"] | None = None
-    """Step of the last run of its name; ``latest``: the newest that every rank can restore."""
-    folder: str = ""
-    """Folder of a disk checkpoint."""
-    version: str = ""
+    step: int | Literal["latest"] | None
+    """Step of the last run with its name; ``latest``: the newest that every rank can restore; None: not from a run."""
+    folder: str
+    """Folder of a disk checkpoint; empty: not from a folder."""
+    version: str
     """Version of the code, from an earlier run; empty: the code as it is now."""
 
 
@@ -54,18 +45,24 @@ def run(  # noqa: PLR0917 - options of a command
         list[str] | None,
         typer.Argument(metavar="JOB.toml -- SCRIPT ARGS", help="A job file, a script, or both.", show_default=False),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job; default: the job file's, or SCRIPT-xxxx.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job. Default: the name in the job file, or SCRIPT-xxxx.")
+    ] = None,
     machines: Annotated[int | None, typer.Option(help="Number of machines.", rich_help_panel="Sizes")] = None,
-    ranks_per_machine: Annotated[int | None, typer.Option(help="Ranks on each.", rich_help_panel="Sizes")] = None,
+    ranks_per_machine: Annotated[
+        int | None, typer.Option(help="Ranks on each machine.", rich_help_panel="Sizes")
+    ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.", rich_help_panel="Sizes")] = None,
     pp: Annotated[
-        int | None, typer.Option(help="Pipeline-parallel size; data-parallel follows.", rich_help_panel="Sizes")
+        int | None,
+        typer.Option(help="Pipeline-parallel size; the data-parallel size follows.", rich_help_panel="Sizes"),
     ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="AXES",
-            help="All axes instead, in order: pp=2,dp_replicate=2,dp_shard=-1,tp=2; -1: what the others leave.",
+            help="All axes in order, instead of --tp and --pp: pp=2,dp_replicate=2,dp_shard=-1,tp=2. A size of -1 "
+            "follows from the others.",
             rich_help_panel="Sizes",
         ),
     ] = None,
@@ -73,14 +70,17 @@ def run(  # noqa: PLR0917 - options of a command
         list[str] | None,
         typer.Option(
             metavar="GROUP",
-            help="A group laid over axes: ep=4:dp_shard+tp, four ranks of these. Once for each.",
+            help="A group that is laid over axes: ep=4:dp_shard+tp has four ranks of these axes. Repeat the option for "
+            "each group.",
             rich_help_panel="Sizes",
         ),
     ] = None,
     resume_from: Annotated[
         str | None,
         typer.Option(
-            metavar="STEP", help="Go on from this step of its last run, or from its 'latest'.", rich_help_panel="Go on"
+            metavar="STEP",
+            help="Continue from this step of the last run with this name, or from its 'latest' step.",
+            rich_help_panel="Continue",
         ),
     ] = None,
     resume_path: Annotated[
@@ -88,14 +88,14 @@ def run(  # noqa: PLR0917 - options of a command
         typer.Option(
             metavar="FOLDER",
             help="Start from a checkpoint on disk, of any job and any sizes: …/gpt/step-000000120.",
-            rich_help_panel="Go on",
+            rich_help_panel="Continue",
         ),
     ] = None,
     code: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder that is its first version; it holds the script. Default: the script's.",
+            help="Folder of the first version of the code, with the script in it. Default: the script's folder.",
             rich_help_panel="Code",
         ),
     ] = None,
@@ -107,38 +107,46 @@ def run(  # noqa: PLR0917 - options of a command
         str | None,
         typer.Option(
             metavar="V",
-            help="Code, arguments and variables of a version that an earlier run of it had: number or id.",
+            help="Use code, arguments and variables of a version from an earlier run, by its number or id.",
             rich_help_panel="Code",
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and return.")] = False,
     no_up: Annotated[
-        bool, typer.Option("--no-up", help="Fail when no cluster is up.", rich_help_panel="Where")
+        bool,
+        typer.Option("--no-up", help="Fail if no cluster is up, instead of starting one.", rich_help_panel="Where"),
     ] = False,
-    cluster: Cluster = "default",
-    inventory: InventoryFile = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="Name of the local cluster.", rich_help_panel="Where")
+    ] = "default",
+    inventory: Annotated[
+        Path | None,
+        typer.Option(
+            "--inventory",
+            metavar="FILE",
+            help="File with the machines of a deployed cluster. Default: EVERSTEP_INVENTORY.",
+            rich_help_panel="Where",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a training job and follow it: steps, loss, speed, ETTR, and incidents as they happen.
 
-    The job is a TOML file, a script after `--`, or both: then the script wins. The files of the script's folder are its
-    first version: every machine gets them, and later ones come with `everstep update` (docs/guides/update-code.md). A
-    local cluster is started when none is up. Ctrl-C detaches: the job goes on, and so it does when this command is
-    killed.
+    The job is a TOML file, a script after `--`, or both; with both, the script replaces the one in the file. The files
+    in the script's folder are the first version of its code, and every machine gets them; `everstep update` adds later
+    versions (docs/guides/update-code.md). If no cluster is up, a local cluster is started. Ctrl-C detaches: the job
+    continues, and it also continues if this command is killed.
 
     Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from, env_file,
-    redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Secrets are named in env_from,
-    never written into env (docs/guides/security.md). The table checkpoint says where copies of the training state go:
-    slots, overlap, backup, backup_slots, backup_every_steps, backup_rate_mb_s, backup_chunk_mb, disk, disk_path,
-    disk_every_steps, disk_every_min, disk_keep, remote_url, remote_keep, state_mb_per_rank, max_unsaved_steps,
-    max_unsaved_s (docs/concepts/checkpoints.md explains them). The table policy has the limits of
-    everstep/model/recovery_policy.py. EVERSTEP_JOB_TP=4 sets tp, EVERSTEP_JOB_CHECKPOINT_SLOTS=4 checkpoint.slots, and
-    so on.
+    redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in env_from, and
+    never write them into env (docs/guides/security.md). The table checkpoint decides where copies of the training state
+    are kept: docs/reference/checkpoint.md. The table policy decides how the job is recovered: docs/reference/policy.md.
+    Variables set keys too: EVERSTEP_JOB_TP=4 sets tp, and EVERSTEP_JOB_CHECKPOINT_SLOTS=4 sets checkpoint.slots.
 
-    A job that has ended can go on from one of its checkpoints with --resume-from, e.g. to replay some steps with
-    changed code; `everstep checkpoints` lists them, and 'latest' is the newest that every rank can restore. Only what
-    is on disk or on remote storage is left by then. What the job had saved beyond that step is set aside. With
-    --version the code is that of a version that ran then (`everstep versions`): so its steps are repeated bit for bit.
+    With --resume-from, a job that has ended continues from one of its checkpoints on disk or on remote storage, e.g. to
+    repeat some steps with changed code. `everstep checkpoints` lists them; 'latest' is the newest that every rank can
+    restore. Copies of later steps are set aside. With --version the job runs the code of a version that ran before
+    (`everstep versions`), so that its steps are repeated bit for bit.
 
     Examples:
 
@@ -160,21 +168,21 @@ def run(  # noqa: PLR0917 - options of a command
 
         everstep run job.toml --json | jq 'select(.event == "incident")'
 
-    Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a wrong job; 3 no cluster or no Temporal; 4
-    parked, it needs an operator; 130 detached, the job runs on.
+    Exit codes: 0 finished; 1 failed, stopped or abandoned; 2 wrong usage or a wrong job; 3 no cluster or no Temporal;
+    4 parked, it needs an operator; 130 detached, the job continues.
     """
-    from console.commands.exit_codes import finish
     from controlplane.job_file.job_file import load_job
     from controlplane.start_checks.resume import checked_path, parse_step
-    from everstep.model.job import IN_PLACE
 
     if in_place and code is not None:
-        raise ConfigError("--in-place and --code exclude each other: give one of them")
+        raise ConfigError("--in-place and --code exclude each other: give only one of them")
     if resume_from is not None and resume_path is not None:
-        raise ConfigError("--resume-from and --resume-path exclude each other: give one of them")
+        raise ConfigError("--resume-from and --resume-path exclude each other: give only one of them")
     path, script = split_arguments(what or [])
     if version is not None and (script or in_place or code is not None):
-        raise ConfigError("--version says script, arguments and code: give no --code, --in-place or script beside it")
+        raise ConfigError(
+            "--version already decides script, arguments and code: leave --code, --in-place and the script out"
+        )
     options: dict[str, Any] = {
         "name": name,
         "machines": machines,
@@ -189,9 +197,7 @@ def run(  # noqa: PLR0917 - options of a command
         options |= {"script": script[0], "args": script[1:]}
     spec = load_job(path, options, recorded=version is not None)
     if resume_from is not None and path is None and name is None:
-        raise ConfigError(
-            "--resume-from goes on with a job that was there before: say which, with --name or a job file"
-        )
+        raise ConfigError("--resume-from continues an earlier job: name it with --name or by its job file")
     start = Start(
         parse_step(resume_from) if resume_from is not None else None,
         checked_path(resume_path) if resume_path else "",
@@ -202,10 +208,10 @@ def run(  # noqa: PLR0917 - options of a command
 
 def attach(
     job: Annotated[str, typer.Argument(help="Name of a running job.")],
-    cluster: Cluster = "default",
+    cluster: ClusterOption = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job that runs, as `everstep run` does.
+    """Follow a running job, as `everstep run` does.
 
     Examples:
 
@@ -213,23 +219,21 @@ def attach(
 
         everstep attach gpt --json
 
-    Exit codes: as of `everstep run`; 2 also when there is no such job.
+    Exit codes: as of `everstep run`; 2 also if there is no such job.
     """
-    from console.commands.exit_codes import finish
-
     finish(_attach(job, cluster, as_json=as_json))
 
 
 def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
-    """The job file, if there is one, and the script with its arguments.
+    """Split the arguments of ``everstep run``; returns the job file, if any, and the script with its arguments.
 
     Raises:
         ConfigError: there is neither.
     """
     if not words:
         raise ConfigError(
-            "what shall run? Name a job file, or a script after '--': "
-            "everstep run job.toml, or everstep run --machines 2 -- train.py --steps 300"
+            "nothing to run: name a job file, as in 'everstep run job.toml', or a script after '--', as in "
+            "'everstep run --machines 2 -- train.py --steps 300'"
         )
     if words[0].endswith(".toml"):
         return Path(words[0]), words[1:]
@@ -254,8 +258,8 @@ async def _run(
         chosen = await choose_machines(control, spec, {machine.name for machine in before.machines} if before else ())
         resume_from, last_run = None, as_earlier(before) if before else None
         if start.step is not None:
-            resume_from, why = await check_step(control, spec, chosen, start.step, last_run)
-            display.note(why)
+            resume_from, source = await check_step(control, spec, chosen, start.step, last_run)
+            display.note(source)
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
@@ -281,13 +285,13 @@ async def _run(
 
 
 async def _code(
-    control: Control, spec: JobSpec, version: str, step: int | None, say: Callable[[str], None]
+    control: Control, spec: JobSpec, version: str, step: int | None, show: Callable[[str], None]
 ) -> tuple[JobSpec, list[JobVersion], list[str]]:
     """The job with its first version (its folder as it is now, or a recorded version), and notes for the user."""
     if not version:
         from controlplane.start_checks.code import first_version
 
-        spec, versions, note = await first_version(control, spec, say)
+        spec, versions, note = await first_version(control, spec, show)
         return spec, versions, [note] if note else []
     from controlplane.start_checks.recorded import recorded_version
 
@@ -296,12 +300,12 @@ async def _code(
 
 
 async def refused(control: Control, job: str) -> str:
-    """Why a job that was just submitted was not started; empty when it is launched, or still open after a while."""
+    """Why a job that was just submitted was refused; empty: it was launched, or not refused within ``REFUSAL_S``."""
     with contextlib.suppress(TimeoutError, ClusterError):
         async with asyncio.timeout(REFUSAL_S):
             while not (state := await control.state(job)).launched:
                 if state.outcome:
-                    return f"{job} {state.outcome}"
+                    return f"job {job} {state.outcome}"
                 await asyncio.sleep(0.1)
     return ""
 
@@ -313,8 +317,7 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 
     display = display_for(as_json=as_json)
     async with await Control.connect(cluster) as control:
-        newest = await control.run_of(job)
-        if not newest.running:
+        if not (await control.run_of(job)).running:
             raise ConfigError(f"job {job} does not run any more: see 'everstep status {job}{control.option}'")
         state = await control.state(job)
         _show_start(control, state.spec, [machine.name for machine in state.machines], display)
@@ -324,7 +327,7 @@ async def _attach(job: str, cluster: str, *, as_json: bool) -> int:
 
 
 async def _connect(cluster: str, inventory: Path | None, machines: int, display: Display, *, no_up: bool) -> Control:
-    """Connect; start a local cluster when no cluster answers."""
+    """Connect to the cluster; if none answers, start a local cluster first."""
     from controlplane.client import Control
     from controlplane.inventory import inventory_path
     from controlplane.local import cluster as local
@@ -335,21 +338,21 @@ async def _connect(cluster: str, inventory: Path | None, machines: int, display:
     except ClusterError:
         if no_up or inventory_path(inventory):
             raise
-        display.note(f"no cluster {cluster} answers: starting one with {machines} machines (--no-up refuses instead)")
+        display.note(
+            f"cluster {cluster} does not answer: starting it with {machines} machines (with --no-up this is an error)"
+        )
 
-        def say(line: str) -> None:
+        def show(line: str) -> None:
             print(f"  {line}", file=sys.stderr, flush=True)
 
-        await asyncio.to_thread(local.up, cluster, machines=machines, progress=say)
-        display.note(f"cluster {cluster} is up; 'everstep down{option_of(cluster)}' ends it")
+        await asyncio.to_thread(local.up, cluster, machines=machines, progress=show)
+        display.note(f"cluster {cluster} is up; 'everstep down{option_of(cluster)}' stops it")
     return await Control.connect(cluster)
 
 
 def _show_start(control: Control, spec: JobSpec, machines: list[str], display: Display) -> None:
     topology = spec.topology()
     link = control.link(f"job/{spec.name}")
-    command = " ".join([spec.script, *spec.args])
-    size = f"{topology.world_size} ranks on {', '.join(machines)}: {topology.text}"
     facts = {
         "machines": machines,
         "world_size": topology.world_size,
@@ -361,5 +364,9 @@ def _show_start(control: Control, spec: JobSpec, machines: list[str], display: D
         "args": spec.args,
         "link": link,
     }
-    lines = [f"job {spec.name}: {command}", f"  {size}", *([f"  {link}"] if link else [])]
+    lines = [
+        f"job {spec.name}: {' '.join([spec.script, *spec.args])}",
+        f"  {topology.world_size} ranks on {', '.join(machines)}: {topology.text}",
+        *([f"  {link}"] if link else []),
+    ]
     display.started(spec.name, facts, lines)

@@ -1,4 +1,4 @@
-"""``everstep worker``."""
+"""``everstep worker``: run a worker of the control plane."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ def worker(  # noqa: PLR0917
         str, typer.Option(envvar="EVERSTEP_LEDGER_URL", help="sqlite:////path/ledger.db or postgresql+psycopg://…")
     ] = "",
     task_queue: Annotated[
-        str, typer.Option(envvar=environment.TASK_QUEUE, help="of this cluster's jobs; commands need the same")
+        str,
+        typer.Option(envvar=environment.TASK_QUEUE, help="Task queue of this cluster's jobs; commands need the same."),
     ] = TASK_QUEUE,
     metrics: Annotated[
         str, typer.Option(help="Serve /metrics for Prometheus on host:port: docs/reference/metrics.md.")
     ] = "",
     temporal_metrics: Annotated[
-        str, typer.Option(help="Serve the metrics of Temporal's SDK on host:port, another one than --metrics.")
+        str, typer.Option(help="Serve the metrics of Temporal's SDK on host:port; use another port than --metrics.")
     ] = "",
     notices: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             envvar=environment.NOTICES,
-            help="Who is told of events: docs/guides/notices.md.",
+            help="Receivers of notices about events: docs/guides/notices.md.",
         ),
     ] = None,
     versions: Annotated[
@@ -40,17 +41,17 @@ def worker(  # noqa: PLR0917
         typer.Option(
             metavar="URL",
             envvar=environment.VERSIONS,
-            help="Where versions of jobs' code are kept: a folder, or s3://bucket/versions; commands need the same.",
+            help="Store of code versions: a folder, or s3://bucket/versions; commands need the same.",
         ),
     ] = "",
     log_format: Annotated[
-        str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="text or json; default: text on a terminal")
+        str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="Format of the log: text or json. Default: text.")
     ] = "",
 ) -> None:
-    """Run a worker: workflows, activities and a watcher. Stateless: run two or more, kill any of them.
+    """Run a worker: workflows, activities and a watcher.
 
-    Temporal's address, namespace and TLS come from Temporal's own settings:
-    TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_TLS_…, or its profile file.
+    A worker keeps no state: run two or more, and any of them may be killed. Temporal's address, namespace and TLS come
+    from Temporal's own settings: TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_TLS_…, or its profile file.
 
     Example: TEMPORAL_ADDRESS=temporal:7233 everstep worker --ledger postgresql+psycopg://everstep@db/everstep
     """
@@ -59,7 +60,9 @@ def worker(  # noqa: PLR0917
     from drills.inject import control_plane
 
     if not ledger:
-        raise ConfigError("no ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/l.db")
+        raise ConfigError(
+            "a worker needs a ledger: give --ledger or set EVERSTEP_LEDGER_URL, e.g. sqlite:////var/lib/everstep/ledger.db"
+        )
     configure("worker", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     asyncio.run(

@@ -1,1 +1,1 @@
-"""The output of commands: jobs as they run, their state, incidents, drills."""
+"""The output that several commands share, or that has a module of its own: jobs, incidents, reports, drills."""

@@ -1,4 +1,4 @@
-"""How a followed job is shown: a bar on a terminal, lines in a pipe, JSON lines for a script."""
+"""The displays of a followed job: a bar on a terminal, lines in a pipe, JSON lines for a script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controlplane.queries.events import IncidentEvent, incident_line
 from controlplane.shown import clean, clean_line
 
 TICK_S = 1.0
-"""Time between two lines about steps in a pipe, seconds."""
+"""Shortest time between two lines about steps in a pipe, seconds."""
 QUIET_S = 10.0
 """A job without a new step gets a line this often, seconds."""
 
@@ -55,12 +55,12 @@ class Tick:
         return "  ".join(self._parts())
 
     def within(self, columns: int) -> str:
-        """The line without the least important values, so that problems can be read on a narrow terminal."""
+        """The line for a narrow terminal: the least important values are left out, so that problems stay visible."""
         parts = self._parts()
-        for least in ("token/s", "generation ", "ETTR ", "incidents ", "loss "):
+        for word in ("token/s", "generation ", "ETTR ", "incidents ", "loss "):
             if len("  ".join(parts)) <= columns:
                 break
-            parts = [part for part in parts if least not in part]
+            parts = [part for part in parts if word not in part]
         return "  ".join(parts)
 
     def _parts(self) -> list[str]:
@@ -82,7 +82,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why the following of a job has ended."""
+    """The reason why a job is not followed any more."""
 
     outcome: str
     """``finished``, ``failed``, ``stopped``, ``parked`` or ``detached``."""
@@ -100,13 +100,13 @@ class Display(Protocol):
         """Show a note for the user."""
 
     def started(self, job: str, facts: dict[str, Any], lines: Sequence[str]) -> None:
-        """Show that the following begins."""
+        """Show which job is followed from now on."""
 
     def tick(self, tick: Tick) -> None:
         """Show the job's progress; called several times a second."""
 
     def problem(self, event: ProblemEvent) -> None:
-        """Show that copies of the state began to fail, or are in order again."""
+        """Show that copies of the state began to fail, or succeed again."""
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """Show an event of an incident."""
@@ -116,7 +116,7 @@ class Display(Protocol):
 
 
 def _is_shown_twice(event: IncidentEvent) -> bool:
-    """Whether the next line says the same: the incident was opened and closed between two polls."""
+    """Whether the next event repeats this one: the incident was opened and closed between two polls."""
     return event.kind == "opened" and bool(event.incident.resolution)
 
 
@@ -138,14 +138,13 @@ class Lines:
             self._print(line)
 
     def tick(self, tick: Tick) -> None:
-        """Print a line when the job has progressed, at most one a second."""
+        """Print a line if the job has progressed, at most one line a second."""
         now = time.monotonic()
         quiet = now - self._shown_at
-        moved = f"{tick.step} {tick.generation} {tick.status} {tick.silent}" != self._last_shown
-        if quiet < TICK_S or (not moved and quiet < QUIET_S):
+        state = f"{tick.step} {tick.generation} {tick.status} {tick.silent}"
+        if quiet < TICK_S or (state == self._last_shown and quiet < QUIET_S):
             return
-        self._shown_at = now
-        self._last_shown = f"{tick.step} {tick.generation} {tick.status} {tick.silent}"
+        self._shown_at, self._last_shown = now, state
         self.note(tick.line)
 
     def problem(self, event: ProblemEvent) -> None:
@@ -211,7 +210,7 @@ class Json:
 class Terminal:
     """Shows a bar that moves while the job steps, and lines above it.
 
-    Only the script knows how many steps it will make: the bar shows that the job steps, not how far it is.
+    The bar does not show how much of the job is done, since only the script knows its number of steps.
     """
 
     def __init__(self) -> None:
@@ -230,12 +229,12 @@ class Terminal:
 
     def note(self, line: str) -> None:
         """Print one line above the bar."""
-        self._say(f"{text.clock(time.time_ns())}  {line}")
+        self._show(f"{text.clock(time.time_ns())}  {line}")
 
     def started(self, job: str, facts: dict[str, Any], lines: Sequence[str]) -> None:
         """Print the lines, and then start the bar."""
         for line in lines:
-            self._say(line)
+            self._show(line)
         self._task = self._bar.add_task(job, total=None, line="")
         self._bar.start()
 
@@ -248,27 +247,27 @@ class Terminal:
 
     def problem(self, event: ProblemEvent) -> None:
         """Print a line above the bar."""
-        self._say(f"{text.clock(time.time_ns())}  {event.line}", "yellow" if event.kind == "began" else "green")
+        self._show(f"{text.clock(time.time_ns())}  {event.line}", "yellow" if event.kind == "began" else "green")
 
     def incident(self, event: IncidentEvent, details: Sequence[str]) -> None:
         """Print lines above the bar, in a colour that shows their severity."""
         if _is_shown_twice(event):
             return
         style = {"recovered": "green", "parked": "red", "closed": "red"}.get(event.kind, "yellow")
-        self._say(f"{text.clock(time.time_ns())}  {incident_line(event)}", style)
+        self._show(f"{text.clock(time.time_ns())}  {incident_line(event)}", style)
         for line in details:
-            self._say(f"              {line}", "dim")
+            self._show(f"              {line}", "dim")
 
     def ended(self, ending: Ending) -> None:
-        """Remove the bar and print why the following has ended."""
+        """Remove the bar, and print the ending."""
         self._bar.stop()
         style = {"finished": "bold green", "detached": "bold", "stopped": "bold"}.get(ending.outcome, "bold red")
-        self._say(ending.headline, style)
+        self._show(ending.headline, style)
         for line in ending.details:
-            self._say(f"  {line}")
+            self._show(f"  {line}")
 
-    def _say(self, line: str, style: str = "") -> None:
-        # Soft wrap: links and commands are copied, and a hard break would cut them.
+    def _show(self, line: str, style: str = "") -> None:
+        # Soft wrap, since users copy links and commands, and a hard break would cut them.
         self._console.print(line, style=style, soft_wrap=True)
 
 

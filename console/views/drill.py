@@ -1,4 +1,4 @@
-"""The results of drills, as text."""
+"""The results of drills as text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from drills.judge.result import DrillResult
 from drills.verdict import summary
 
 SHOWN = 3
-"""At most this many incidents get a command each."""
+"""At most this many incidents are shown with a command each."""
 SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
 
 
 def progress(line: str) -> None:
-    """Print one line about the step that begins; on standard error, so that --json stays clean."""
+    """Print one line of progress on standard error, so that the output of --json stays clean."""
     print(f"  {clean(line)}", file=sys.stderr, flush=True)
 
 
@@ -36,12 +36,12 @@ def one_line(result: DrillResult) -> str:
     verdict = "ok" if result.ok else "NOT OK"
     return (
         f"{result.job}: {verdict}, {_noticed_in(result)}, "
-        f"steps lost: {_or(result.steps_lost)}, losses {_losses(result)}"
+        f"steps lost: {_or(result.steps_lost)}, losses {_matches(result.losses_match)}"
     )
 
 
 def catalogue(*, as_json: bool) -> None:
-    """A list of all faults, one line each."""
+    """Print all faults, one line each."""
     if as_json:
         rows = [{"fault": fault.name, "options": usage_of(fault), "what": fault.summary} for fault in FAULTS]
         print(json.dumps(rows, indent=2))
@@ -52,7 +52,7 @@ def catalogue(*, as_json: bool) -> None:
 
 
 def results(runs: list[DrillResult]) -> None:
-    """The report: a single run in full, several as a table with median, p90 and maximum."""
+    """Print the results: one run with all details; several runs as a table with median, p90 and maximum."""
     out = PlainConsole()
     if len(runs) > 1:
         _runs(out, runs)
@@ -63,34 +63,40 @@ def results(runs: list[DrillResult]) -> None:
 
 
 def afterwards(runs: list[DrillResult]) -> list[str]:
-    """How to read the incidents now: exact commands if the cluster was left up, else the option for it."""
+    """Lines that show how to read the incidents: commands if the cluster was left up, or else the option for that."""
     incidents = [incident for run in runs for incident in run.incidents]
     cluster = next((run.cluster for run in runs if run.cluster), "")
     if not cluster:
-        return ["the incident went with the cluster: --keep leaves it up to be read"] if incidents else []
-    return places(cluster, incidents, next(run.prefix for run in runs if run.cluster))
+        return ["the incidents were removed with the cluster: --keep leaves it up"] if incidents else []
+    return commands(cluster, incidents, next(run.prefix for run in runs if run.cluster))
 
 
-def places(cluster: str, incidents: Sequence[str] = (), before: str = "") -> list[str]:
-    """Exact commands for a cluster that was left up, and for some of its incidents; empty if it was not."""
+def commands(cluster: str, incidents: Sequence[str] = (), before: str = "") -> list[str]:
+    """Commands that read the incidents of a cluster that was left up, and that take it down.
+
+    Args:
+        cluster: Folder of the cluster; empty: it was not left up, and there are no commands.
+        incidents: Ids of its incidents; empty: a command that lists them.
+        before: Text before each command, such as variables.
+    """
     if not cluster:
         return []
     home = Path(cluster)  # <EVERSTEP_HOME>/clusters/<name>
     prefix = f"{before}EVERSTEP_HOME={shlex.quote(str(home.parent.parent))} everstep"
     option = f"--cluster {home.name}"
     return [
-        *(f"read it    {prefix} incident {incident} {option}" for incident in incidents[:SHOWN]),
-        *([f"all        {prefix} incidents {option}"] if not incidents or len(incidents) > SHOWN else []),
-        f"end it     {prefix} down {option} --purge",
+        *(f"read it       {prefix} incident {incident} {option}" for incident in incidents[:SHOWN]),
+        *([f"list all      {prefix} incidents {option}"] if not incidents or len(incidents) > SHOWN else []),
+        f"take it down  {prefix} down {option} --purge",
     ]
 
 
 def _report(out: PlainConsole, run: DrillResult) -> None:
-    verdict = styled("recovered as it should", "bold green") if run.ok else styled("not as it should", "bold red")
+    verdict = styled("as expected", "bold green") if run.ok else styled("NOT as expected", "bold red")
     out.print()
     out.print(styled(run.fault, "bold").append(f" ({run.job}): ", "not bold").append(verdict))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 2))
-    table.add_row("fault", "fired" if run.fired else styled("did not fire", "red"))
+    table.add_row("fault", "injected" if run.fired else styled("not injected", "red"))
     for row in _noticed(run):
         table.add_row(*row)
     if run.stages:
@@ -107,15 +113,17 @@ def _report(out: PlainConsole, run: DrillResult) -> None:
         sources = [f"{ranks} from {SOURCES.get(tier, tier)}" for tier, ranks in run.restored_from.items()]
         table.add_row("restored", f"{sum(run.restored_from.values())} ranks: {', '.join(sources)}")
     if run.said:
-        table.add_row("told", "; ".join(run.said))
+        table.add_row("reported", "; ".join(run.said))
     if run.pace is not None:
-        pace = f"a step took {run.pace:.2f} times as long while the agent hung"
-        table.add_row("pace", f"{pace}; backups were up to {_or(run.lag)} steps behind")
-    table.add_row("losses", _losses(run) + (f", {run.steps} steps" if run.losses_match is not None else ""))
+        pace = f"while the agent hung, a step took {run.pace:.2f} times as long"
+        table.add_row("pace", f"{pace}, and backups were up to {_or(run.lag)} steps behind")
+    compared = f", {run.steps} steps" if run.losses_match is not None else ""
+    table.add_row("losses", _matches(run.losses_match) + compared)
     table.add_row("last state", _matches(run.state_match))
     if run.not_compared:
         table.add_row("not compared", "; ".join(run.not_compared))
-    table.add_row("copies", "never two of a rank" if not run.duplicates else styled(str(run.duplicates), "red"))
+    twice = styled(f"{run.duplicates} ranks ran twice at the same time", "red")
+    table.add_row("copies", "no rank ran twice at the same time" if not run.duplicates else twice)
     table.add_row("left behind", "nothing" if not run.leaked else styled(", ".join(run.leaked[:10]), "red"))
     table.add_row("ETTR", "unknown" if run.ettr is None else f"{run.ettr:.1%} of the job's time was productive")
     out.print(table)
@@ -127,24 +135,24 @@ def _report(out: PlainConsole, run: DrillResult) -> None:
 
 def _noticed_in(run: DrillResult) -> str:
     if run.resolution == "observed":
-        return f"told after {_s(run.detected_s)}, the job went on"
-    return f"detected in {_s(run.detected_s)}, back in {_s(run.recovered_s)}"
+        return f"reported after {_s(run.detected_s)}, and the job continued"
+    return f"detected after {_s(run.detected_s)}, recovered after {_s(run.recovered_s)}"
 
 
 def _noticed(run: DrillResult) -> list[tuple[str, str]]:
-    """When the fault was detected, and when the job had recovered."""
+    """Rows with the times of detection and of recovery."""
     detected, recovered = f"{_s(run.detected_s)} after the fault", f"{_s(run.recovered_s)} after the fault"
     if run.resolution == "observed":
-        told = ", ".join(run.incidents) or "in the ledger, and no incident"
-        return [("told", f"{detected}: {told}; the job went on")]
+        where = ", ".join(run.incidents) or "in the ledger, without an incident"
+        return [("reported", f"{detected}: {where}; the job continued")]
     back = "the part was back" if run.resolution == "absorbed" else "all ranks had completed a step again"
     rows = [("detected", f"{detected}: {', '.join(run.incidents)}")] if run.incidents else []
-    return [*rows, ("back", f"{recovered} {back} ({run.resolution or 'no resolution'})")]
+    return [*rows, ("recovered", f"{recovered} {back} ({run.resolution or 'no resolution'})")]
 
 
 def _runs(out: PlainConsole, runs: list[DrillResult]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "verdict", "detected", "back", "lost", "losses"):
+    for name in ("run", "verdict", "detected", "recovered", "lost steps", "losses"):
         table.add_column(name)
     for run in runs:
         verdict = "ok" if run.ok else styled("NOT OK", "red")
@@ -154,14 +162,14 @@ def _runs(out: PlainConsole, runs: list[DrillResult]) -> None:
             _s(run.detected_s),
             _s(run.recovered_s),
             _or(run.steps_lost),
-            _losses(run).partition(" ")[0],
+            _matches(run.losses_match).partition(" ")[0],
         )
     out.print(table)
     figures = summary(runs)
-    for name, label in (("detected_s", "detected"), ("recovered_s", "back")):
+    for name, label in (("detected_s", "detected"), ("recovered_s", "recovered")):
         if times := figures[name]:
             out.print(f"{label}: median {times['median']:.3f} s, p90 {times['p90']:.3f} s, max {times['max']:.3f} s")
-    out.print(f"{figures['ok']} of {figures['runs']} runs as they should")
+    out.print(f"{figures['ok']} of {figures['runs']} runs as expected")
 
 
 def _s(seconds: float | None) -> str:
@@ -172,11 +180,7 @@ def _or(value: int | None) -> str:
     return "unknown" if value is None else str(value)
 
 
-def _losses(run: DrillResult) -> str:
-    return _matches(run.losses_match)
-
-
 def _matches(value: bool | None) -> str:
     if value is None:
         return "not compared"
-    return "equal bit for bit to the job without a fault" if value else "DIFFERENT"
+    return "equal bit for bit to the run without the fault" if value else "DIFFERENT"

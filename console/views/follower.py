@@ -1,6 +1,6 @@
-"""Follow one job until it ends, is parked, or the person at the terminal goes away.
+"""Follow one job until it ends, is parked, or the user detaches.
 
-Following only reads: the job goes on when this process ends or is killed.
+Following a job only reads its state: the job continues when this process ends or is killed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from console.views.parked import parked_lines
 from controlplane import text
 from controlplane.client import Control
 from controlplane.local.cluster_file import ClusterFile
-from controlplane.problems import ProblemTeller
+from controlplane.problems import ProblemTracker
 from controlplane.progress import JobProgress, ProgressFeed, Rate
-from controlplane.queries.events import IncidentEvent, IncidentTeller, parts_line
+from controlplane.queries.events import IncidentEvent, IncidentTracker, parts_line
 from controlplane.queries.last_step import last_step
 from controlplane.queries.status import ettr_of
 from everstep.errors import ClusterError, EverstepError
@@ -36,17 +36,17 @@ FRAME_S = 0.1
 CALM_S, BUSY_S = 1.0, 0.2
 """Time between two queries of the workflow, in normal operation and during an incident, seconds."""
 LAST_STEPS = 64
-"""The last step of an ended job is looked for in this many steps before the last known step."""
+"""The search for the last step of an ended job begins this many steps before the last known step."""
 
 
 class Follower:
     """Follows one run of a job.
 
     Args:
-        control: connection to the cluster.
-        state: state of the job when the following begins.
-        display: shows the events.
-        attached: whether the job ran before: then its closed incidents are not shown.
+        control: Connection to the cluster.
+        state: State of the job at the start.
+        display: Shows the events.
+        attached: Whether the job was running already: then its closed incidents are not shown.
     """
 
     def __init__(self, control: Control, state: JobState, display: Display, *, attached: bool) -> None:
@@ -55,20 +55,20 @@ class Follower:
         self._job = state.spec.name
         self._topology = state.spec.topology()
         self._display = display
-        self._teller = IncidentTeller()
-        self._problems = ProblemTeller()
+        self._incidents = IncidentTracker()
+        self._problems = ProblemTracker()
         if attached:
-            self._teller.skip_closed(state)
+            self._incidents.skip_closed(state)
         self._steps = Rate()
         self._tokens = Rate()
         self._generation = 0
         self._step: int | None = None
         self._loss: float | None = None
         self._ettr: float | None = None
-        self._silent_plane = False
+        self._temporal_silent = False
 
     async def follow(self) -> Ending:
-        """Follow the job to its end; shows everything but the ending, which it returns.
+        """Follow the job to its end; returns the ending, which is not shown yet.
 
         Raises:
             ClusterError: the local cluster was taken down.
@@ -88,8 +88,8 @@ class Follower:
     async def _watch(self, feed: ProgressFeed, result: asyncio.Task[JobResult], left: asyncio.Event) -> Ending:
         while True:
             self._display.tick(self._tick(feed.current))
-            await self._tell()
-            if self._state.status == "running":  # during an incident peers are away, and the incident reports it
+            await self._show_incidents()
+            if self._state.status == "running":  # during an incident copies fail too, and the incident is shown
                 for event in self._problems.changes(feed.copying, time.monotonic()):
                     self._display.problem(event)
             if result.done():
@@ -97,49 +97,50 @@ class Follower:
             if self._state.status == "parked":
                 return await self._parked()
             if left.is_set():
-                return self._detached()
+                return detached(self._job, self._control.option, EXIT_DETACHED)
             cluster = self._control.cluster
-            if self._silent_plane and cluster and not ClusterFile.path_of(cluster.name).exists():
-                raise ClusterError(f"cluster {cluster.name} was taken down; 'everstep up' brings it and its jobs back")
+            if self._temporal_silent and cluster and not ClusterFile.path_of(cluster.name).exists():
+                raise ClusterError(f"cluster {cluster.name} was taken down: 'everstep up' starts it and its jobs again")
             with suppress(TimeoutError):
                 async with asyncio.timeout(FRAME_S):
                     await left.wait()
 
-    # The workflow's answers.
+    # Queries of the workflow and the ledger.
 
     async def _ask(self, feed: ProgressFeed) -> None:
-        """Poll the workflow and the ledger; they may be away while the ranks step."""
+        """Poll the workflow and the ledger. They may not answer while the ranks step."""
         while True:
             try:
                 self._state = await self._control.state(self._job)
                 feed.move_to(self._state.machines)
                 await self._ask_ledger(feed.current)
-                if self._silent_plane:
-                    self._silent_plane = False
+                if self._temporal_silent:
+                    self._temporal_silent = False
                     self._display.note("Temporal answers again")
             except EverstepError as error:
-                if not self._silent_plane:
-                    self._silent_plane = True
+                if not self._temporal_silent:
+                    self._temporal_silent = True
                     self._display.note(f"{error}; the ranks are not affected")
             undisturbed = self._state.status == "running" and feed.current.alive >= self._topology.world_size
             await asyncio.sleep(CALM_S if undisturbed else BUSY_S)
 
     async def _ask_ledger(self, progress: JobProgress | None = None) -> None:
         answer = await ettr_of(self._control, self._job, progress)
-        # Until this run is in the ledger the answer is about an earlier one of the same name.
-        lasts_s = (time.time_ns() - self._state.started_ns) / 1e9
-        if answer and self._state.started_ns and answer.wall_s <= lasts_s + 1:
+        # Until this run is in the ledger, the answer is about an earlier run of the same name.
+        age_s = (time.time_ns() - self._state.started_ns) / 1e9
+        if answer and self._state.started_ns and answer.wall_s <= age_s + 1:
             self._ettr = answer.ratio
 
     async def _result(self) -> JobResult:
-        """The job's result, or a result made from the state of its workflow."""
+        """The result of the job, or a result made from the end of its workflow."""
         try:
             return await self._control.result(self._job)
         except WorkflowFailureError as error:
-            headline = f"{self._job} was ended from outside: {error.cause or error}"
+            headline = f"job {self._job} was ended from outside: {error.cause or error}"
             return JobResult(headline=headline, outcome="failed", generations=self._state.generation, incidents=[])
         except RPCError:
-            return JobResult(headline=f"{self._job} is gone", outcome="failed", generations=0, incidents=[])
+            headline = f"Temporal has no job {self._job} any more"
+            return JobResult(headline=headline, outcome="failed", generations=0, incidents=[])
 
     # The display.
 
@@ -166,8 +167,8 @@ class Follower:
             silent=progress.silent,
         )
 
-    async def _tell(self) -> None:
-        for event in self._teller.changes(self._state):
+    async def _show_incidents(self) -> None:
+        for event in self._incidents.changes(self._state):
             self._display.incident(event, await self._details(event))
 
     async def _details(self, event: IncidentEvent) -> list[str]:
@@ -178,7 +179,7 @@ class Follower:
         with suppress(RPCError, WorkflowFailureError, TimeoutError):
             async with asyncio.timeout(CALM_S):
                 report = await handle.result()
-                return [parts_line(report), f"see it: everstep incident {event.incident.id}{self._option}"]
+                return [parts_line(report), f"details: everstep incident {event.incident.id}{self._control.option}"]
         return []
 
     # The ending.
@@ -186,7 +187,7 @@ class Follower:
     async def _ended(self, result: JobResult) -> Ending:
         with suppress(EverstepError):
             self._state = await self._control.state(self._job)
-            await self._tell()
+            await self._show_incidents()
             await self._ask_ledger()
         if result.outcome != "finished" and not self._state.launched:
             return self._not_launched(result)
@@ -194,17 +195,17 @@ class Follower:
         took = (time.time_ns() - self._state.started_ns) / 1e9 if self._state.started_ns else None
         facts = ", ".join(
             [
-                "no steps seen" if self._step is None else f"{self._step} step{'' if self._step == 1 else 's'}",
+                "steps unknown" if self._step is None else text.counted(self._step, "step"),
                 *([] if self._loss is None else [f"loss {text.loss(self._loss)}"]),
                 f"ETTR {text.ratio(self._ettr)}",
                 text.duration(took),
-                f"{result.generations} generation{'' if result.generations == 1 else 's'}",
+                text.counted(result.generations, "generation"),
             ]
         )
         return Ending(
             outcome=result.outcome,
             headline=result.headline,
-            details=(facts, *(f"at its end, {event.line}" for event in self._problems.left()), *self._places()),
+            details=(facts, *(f"at its end, {event.line}" for event in self._problems.left()), *self._links()),
             exit_code=EXIT_FINISHED if result.outcome == "finished" else EXIT_FAILED,
             facts={
                 "steps": self._step,
@@ -217,12 +218,12 @@ class Follower:
         )
 
     def _not_launched(self, result: JobResult) -> Ending:
-        """The ending of a job that never ran: agents and ledger show an earlier run with this name."""
+        """The ending of a job that never ran; agents and ledger may have an earlier run with this name."""
         facts = {"steps": None, "loss": None, "ettr": None, "seconds": None, "generations": 0, "incidents": 0}
-        return Ending(result.outcome, result.headline, tuple(self._places()), EXIT_FAILED, facts)
+        return Ending(result.outcome, result.headline, tuple(self._links()), EXIT_FAILED, facts)
 
     async def _last_step(self) -> None:
-        """The last step; ranks may have made some since the last sample."""
+        """Read the last step from the step records, since ranks may have stepped after the last sample."""
         start = max((self._step or 0) - LAST_STEPS, 0)
         step, loss = await last_step(self._control.agents, self._job, self._state.machines, from_step=start)
         if step is not None and step >= (self._step or 0):
@@ -232,31 +233,24 @@ class Follower:
         parked = next((incident for incident in reversed(self._state.incidents) if not incident.resolution), None)
         return Ending(
             outcome="parked",
-            headline=f"{self._job} is parked: it needs you. Nothing is lost, no rank runs",
+            headline=f"job {self._job} is parked: it needs an operator. Its checkpoints are kept, and no rank runs",
             details=tuple(await parked_lines(self._control, self._job, parked)) if parked else (),
             exit_code=EXIT_PARKED,
         )
 
-    def _detached(self) -> Ending:
-        return detached(self._job, self._option, EXIT_DETACHED)
-
-    def _places(self) -> list[str]:
+    def _links(self) -> list[str]:
         link = self._control.link(f"job/{self._job}")
         shown = [link] if link else []
         if self._state.incidents:
-            shown.append(f"everstep incidents {self._job}{self._option}")
+            shown.append(f"everstep incidents {self._job}{self._control.option}")
         return shown
-
-    @property
-    def _option(self) -> str:
-        return self._control.option
 
 
 def detached(job: str, option: str, exit_code: int) -> Ending:
-    """The ending when the job runs on, with the command to follow it again."""
+    """The ending if the job continues without this command, with the commands for it."""
     return Ending(
         outcome="detached",
-        headline=f"detached; {job} is still running",
+        headline=f"detached: job {job} is still running",
         details=(
             f"everstep attach {job}{option}     follow it again",
             f"everstep status {job}{option}",
@@ -269,7 +263,7 @@ def detached(job: str, option: str, exit_code: int) -> Ending:
 
 @contextlib.contextmanager
 def _leaving(left: asyncio.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the following, not the job."""
+    """While the block runs, Ctrl-C and SIGTERM detach this command; the job continues."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, left.set)

@@ -1,27 +1,25 @@
 """The report of an incident for the person on call: observations, decisions and actions, with times.
 
-Pure functions from a ledger's record to blocks of text; how blocks are printed
-depends on whether a terminal reads them.
+Pure functions make blocks of text from a record of the ledger.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 import urllib.parse
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from controlplane.shown import clean_line
+from controlplane import text
 from everstep.base.text import listed
 from everstep.decisions.detect.rules import RULES
 from everstep.model.evidence import Classification, Evidence, RankExit
 from everstep.model.finding import MachineFinding
 from everstep.model.ladder import Rung
 from everstep.model.stage import NOT_CONFIRMED
+from everstep.system.signals import signal_name
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord
@@ -43,18 +41,13 @@ class Block:
 
 
 def link(id: str, ui_url: str, namespace: str) -> str:
-    """Address of a workflow in Temporal's Web UI; empty when there is no Web UI."""
+    """Address of a workflow in Temporal's Web UI; empty if there is no Web UI."""
     return f"{ui_url}/namespaces/{namespace}/workflows/{urllib.parse.quote(id, safe='')}" if ui_url else ""
 
 
-def clean(text: str) -> str:
-    """The text without control sequences for a terminal: ranks may print any bytes."""
-    return _CONTROL.sub("", text.expandtabs(4))
-
-
-def clock(time_ns: int | None) -> str:
-    """Local date and time, to the second."""
-    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S") if time_ns else "-"
+def plain(output: str) -> str:
+    """Output of ranks without control sequences for a terminal, since ranks may print any bytes."""
+    return _CONTROL.sub("", output.expandtabs(4))
 
 
 def outcome(record: IncidentRecord) -> str:
@@ -67,21 +60,21 @@ def outcome(record: IncidentRecord) -> str:
 def headline(record: IncidentRecord) -> str:
     """The report's headline, else the symptom."""
     report = record.parsed_report()
-    return clean((report.headline if report else None) or record.headline or "(its beginning was not recorded)")
+    return plain((report.headline if report else None) or record.headline or "(its begin was not recorded)")
 
 
 def symptom(record: IncidentRecord) -> str:
-    """The symptom in the report, else the symptom that was seen first."""
+    """The symptom in the report, or else the symptom that opened the incident."""
     report = record.parsed_report()
     return str(report.failures[0].symptom) if report and report.failures else record.symptom or "?"
 
 
 def summary_row(record: IncidentRecord) -> tuple[str, ...]:
-    """Cells of the list: id, opened, symptom, outcome, lost steps, took, what."""
+    """Cells of the list: id, time of the fault, symptom, outcome, duration, lost steps, headline."""
     lost = "" if record.lost_steps is None else f"{record.lost_steps} lost"
     took = "" if record.seconds is None else f"{record.seconds:.2f} s"
-    what = clean(record.headline or headline(record)) + (f" [{record.problem}]" if record.problem else "")
-    return (record.id, clock(record.fault_ns), symptom(record), outcome(record), took, lost, what)
+    what = plain(record.headline or headline(record)) + (f" [{record.problem}]" if record.problem else "")
+    return (record.id, text.moment_ns(record.fault_ns), symptom(record), outcome(record), took, lost, what)
 
 
 def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
@@ -99,13 +92,13 @@ def report_blocks(record: IncidentRecord, ui_link: str = "") -> list[Block]:
     if evidence is not None:
         blocks.append(Block("Evidence", _exits(evidence, record.fault_ns)))
         if findings := _findings(evidence.findings):
-            blocks.append(Block("What inspections say of the machines", findings))
-        culprit = next((end for end in _by_themselves(evidence) if end.log_tail.strip()), None)
+            blocks.append(Block("Findings about the machines", findings))
+        culprit = next((end for end in _own_ends(evidence) if end.log_tail.strip()), None)
         if culprit is not None:
-            lines = clean(culprit.log_tail).rstrip().splitlines()[-LOG_LINES:]
+            lines = plain(culprit.log_tail).rstrip().splitlines()[-LOG_LINES:]
             blocks.append(Block(f"End of rank {culprit.rank}'s error output", [(line,) for line in lines]))
-    elif report := record.parsed_report():
-        blocks += [Block("What inspections say of the machines", rows) for rows in [_findings(report.findings)] if rows]
+    elif (report := record.parsed_report()) and (findings := _findings(report.findings)):
+        blocks.append(Block("Findings about the machines", findings))
     blocks.append(Block("More", _more(record, evidence, ui_link)))
     return blocks
 
@@ -115,18 +108,21 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
     rows = [
         ("job", record.job),
         ("symptom", symptom(record)),
-        ("cause", clean(record.cause or "")),
+        ("cause", plain(record.cause or "")),
         *_class_rows(record),
-        ("found by", _rule(str(anomaly.get("rule", "")))),
+        ("detected by", _rule(str(anomaly.get("rule", "")))),
         ("seen on", ", ".join([*(f"rank {rank}" for rank in anomaly.get("ranks", [])), *anomaly.get("machines", [])])),
-        ("fault at", clock(record.fault_ns)),
+        ("fault at", text.moment_ns(record.fault_ns)),
         ("at step", "" if record.step is None or record.step < 0 else str(record.step)),
         ("steps lost", "" if record.lost_steps is None else str(record.lost_steps)),
         ("outcome", outcome(record)),
-        ("accepted", clean(report.accepted_loss) if report else ""),
+        ("accepted", plain(report.accepted_loss) if report else ""),
         ("not read", record.problem),
-        ("evicted", ", ".join(record.evicted) or ("nobody" if record.closed_ns else "")),
-        *(("approved", clean(f"{machine}, by {who}")) for machine, who in (report.approved if report else {}).items()),
+        ("evicted", ", ".join(record.evicted) or ("no machine" if record.closed_ns else "")),
+        *(
+            ("approved", plain(f"{machine}, by {operator}"))
+            for machine, operator in (report.approved if report else {}).items()
+        ),
     ]
     return [row for row in rows if row[1]]
 
@@ -134,40 +130,41 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
 def _hang(record: IncidentRecord) -> list[tuple[str, ...]]:
     """The result of sampling the ranks before they were stopped, with the picture of the topology."""
     report = record.parsed_report()
-    if report is None or (found := report.hang) is None:
+    if report is None or (hang := report.hang) is None:
         return []
-    lines = [f"{found.conclusion}: {found.reason}", f"by {found.method}, {found.looks} looks in {found.seconds:.2f} s"]
-    lines += [f"{listed(found.silent)} did not say what its ranks do"] if found.silent else []
-    lines += [f"not kept: {found.left_out}"] if found.left_out else []
-    return [(clean(line),) for line in [*lines, *found.evidence, *found.picture.splitlines()]]
+    samples = text.counted(hang.looks, "sample")
+    lines = [f"{hang.conclusion}: {hang.reason}", f"by {hang.method}, {samples} in {hang.seconds:.2f} s"]
+    lines += [f"no sample of the ranks on {listed(hang.silent)}"] if hang.silent else []
+    lines += [f"not kept: {hang.left_out}"] if hang.left_out else []
+    return [(plain(line),) for line in [*lines, *hang.evidence, *hang.picture.splitlines()]]
 
 
 def _vote(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """The vote on which machine the others wait for, round by round, and its result."""
+    """The result of the vote for the machine that slows the job down, and its rounds."""
     report = record.parsed_report()
-    if report is None or (found := report.slow) is None:
+    if report is None or (vote := report.slow) is None:
         return []
-    lines = [f"{found.conclusion}: {found.reason}"]
-    lines += [f"{listed(found.suspects, 4)}: {found.flags} of {found.rounds} flags"] if found.suspects else []
-    return [(clean(line),) for line in [*lines, *found.evidence]]
+    lines = [f"{vote.conclusion}: {vote.reason}"]
+    lines += [f"{listed(vote.suspects, 4)}: {vote.flags} of {vote.rounds} flags"] if vote.suspects else []
+    return [(plain(line),) for line in [*lines, *vote.evidence]]
 
 
 def _class_rows(record: IncidentRecord) -> list[tuple[str, ...]]:
     """The first failure: its class, its owner, its line in the user's code, and the log lines that prove it."""
-    found = _classification(record)
-    if found is None:
+    first = _classification(record)
+    if first is None:
         return []
-    also = ", a consequence: its cause is elsewhere" if found.consequence else ""
+    also = ", a consequence: its cause is elsewhere" if first.consequence else ""
     return [
-        ("class", clean(f"{found.fault} ({found.reason}){also}")),
-        ("owner", clean(found.owner)),
-        ("in", clean(found.place)),
-        *(("evidence", clean(line)) for line in found.evidence),
+        ("class", plain(f"{first.fault} ({first.reason}){also}")),
+        ("owner", plain(first.owner)),
+        ("in", plain(first.place)),
+        *(("evidence", plain(line)) for line in first.evidence),
     ]
 
 
 def _classification(record: IncidentRecord) -> Classification | None:
-    """The classification in the report, else in the anomaly; None: an older release made none."""
+    """The classification in the report, or else in the anomaly; None: an older release recorded none."""
     report = record.parsed_report()
     if report is not None:
         return report.classification
@@ -177,38 +174,38 @@ def _classification(record: IncidentRecord) -> Classification | None:
 
 
 def _rule(name: str) -> str:
-    finds = {rule.name: rule.finds for rule in RULES}
-    return f"rule {name}: {finds.get(name, 'of another release')}" if name else ""
+    detects = {rule.name: rule.finds for rule in RULES}
+    return f"rule {name}: {detects.get(name, 'a rule of another release')}" if name else ""
 
 
 def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
     entries: list[tuple[int, str, str]] = []
     if record.seen_ns:
-        entries.append((record.seen_ns, "seen", record.headline or record.symptom or ""))
+        entries.append((record.seen_ns, "detected", record.headline or record.symptom or ""))
     if record.opened_ns:
         entries.append((record.opened_ns, "opened", f"correlation id {record.correlation_id or '?'}"))
     entries += [(event.time_ns, event.stage, event.text) for event in record.events]
     report = record.parsed_report()
     if record.closed_ns:
-        stepped = report.confirmation if report and report.confirmation else None
-        text = outcome(record)
-        if stepped and stepped.ok:
-            text = f"{'all ranks stepped' if stepped.confirmed else NOT_CONFIRMED}: {stepped.reason}"
-        entries.append((record.closed_ns, "closed", text))
-    # Sorted by time alone: events of one moment stay in their order.
+        confirmation = report.confirmation if report and report.confirmation else None
+        end = outcome(record)
+        if confirmation and confirmation.ok:
+            end = f"{'all ranks stepped' if confirmation.confirmed else NOT_CONFIRMED}: {confirmation.reason}"
+        entries.append((record.closed_ns, "closed", end))
+    # Sorted by time alone: events with the same time stay in their order.
     return [
-        (since(time_ns, record.fault_ns), stage, clean(text))
-        for time_ns, stage, text in sorted(entries, key=lambda entry: entry[0])
+        (text.since(time_ns, record.fault_ns), stage, plain(entry))
+        for time_ns, stage, entry in sorted(entries, key=lambda entry: entry[0])
     ]
 
 
 def _tried(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """The rungs of the ladder; a single restart is already in the list of events."""
+    """The rungs of the ladder; empty for a single restart, which is in the list of events."""
     report = record.parsed_report()
     tried = report.tried if report else []
-    if {one.rung for one in tried} <= {Rung.REATTEMPT} and len(tried) < 2:
+    if {attempt.rung for attempt in tried} <= {Rung.REATTEMPT} and len(tried) < 2:
         return []
-    return [(one.rung, f"{one.seconds:.3f} s", clean(f"{one.why} → {one.found}")) for one in tried]
+    return [(attempt.rung, f"{attempt.seconds:.3f} s", plain(f"{attempt.why} → {attempt.found}")) for attempt in tried]
 
 
 def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:
@@ -216,86 +213,71 @@ def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:
     if report is None:
         return []
     rows: list[tuple[str, ...]] = [
-        (stage.name, f"{stage.seconds:.3f} s", clean(stage.found)) for stage in report.timings
+        (stage.name, f"{stage.seconds:.3f} s", plain(stage.found)) for stage in report.timings
     ]
     parts = report.confirmation.parts if report.confirmation else {}
-    rows += [(f"  {name}", f"{seconds:.3f} s", "of the restart, slowest rank") for name, seconds in parts.items()]
+    rows += [(f"  {name}", f"{seconds:.3f} s", "part of the restart, slowest rank") for name, seconds in parts.items()]
     return rows
 
 
-def _by_themselves(evidence: Evidence) -> list[RankExit]:
-    mine = [end for end in evidence.exits if not end.stopped_by_us]
-    return sorted(mine, key=lambda end: (end.time_ns, end.rank))
+def _own_ends(evidence: Evidence) -> list[RankExit]:
+    """The ranks that everstep did not stop, in the order in which they ended."""
+    own = [end for end in evidence.exits if not end.stopped_by_us]
+    return sorted(own, key=lambda end: (end.time_ns, end.rank))
 
 
 def _findings(findings: Sequence[MachineFinding]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for seen in findings[:FINDINGS_SHOWN]:
-        found = seen.finding
-        rows.append((seen.machine, str(found.verdict), clean(found.headline), found.reason))
-        rows.append(("", "", f"owner {found.owner}, {found.remedy}", ""))
-        rows += [("", "", f"  {clean(line)}", "") for line in found.evidence if line not in found.text]
+    for entry in findings[:FINDINGS_SHOWN]:
+        finding = entry.finding
+        rows.append((entry.machine, str(finding.verdict), plain(finding.headline), finding.reason))
+        rows.append(("", "", f"owner {finding.owner}, {finding.remedy}", ""))
+        rows += [("", "", f"  {plain(line)}", "") for line in finding.evidence if line not in finding.text]
     if len(findings) > FINDINGS_SHOWN:
         rows.append((f"and {len(findings) - FINDINGS_SHOWN} more",))
     return rows
 
 
 def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
-    mine = _by_themselves(evidence)
+    own = _own_ends(evidence)
     rows: list[tuple[str, ...]] = []
-    for end in mine[:EXITS_SHOWN]:
-        done = f" after {end.completed_steps} steps" if end.completed_steps >= 0 else ""
-        when = since(end.time_ns, fault_ns) if end.time_ns else ""
-        rows.append((f"rank {end.rank} on {end.machine}", when, how_it_ended(end) + done))
+    for end in own[:EXITS_SHOWN]:
+        steps = f" after {end.completed_steps} steps" if end.completed_steps >= 0 else ""
+        when = text.since(end.time_ns, fault_ns) if end.time_ns else ""
+        rows.append((f"rank {end.rank} on {end.machine}", when, how_it_ended(end) + steps))
         if end.exception:
-            rows.append(("", "", clean(end.exception)))
-    if len(mine) > EXITS_SHOWN:
-        rows.append((f"and {len(mine) - EXITS_SHOWN} more", "", ""))
-    stopped = len(evidence.exits) - len(mine)
+            rows.append(("", "", plain(end.exception)))
+    if len(own) > EXITS_SHOWN:
+        rows.append((f"and {len(own) - EXITS_SHOWN} more", "", ""))
+    stopped = len(evidence.exits) - len(own)
     if stopped:
         rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them"))
     rows += [(f"machine {machine}", "", "did not answer") for machine in evidence.unreachable]
     if evidence.left_out:
         rows.append(("not kept", "", evidence.left_out))
     rows += [
-        (f"{held.tier} seen from {held.machine}", "", clean(held.reason)) for held in evidence.held if held.unlisted
+        (f"{copy.tier} seen from {copy.machine}", "", plain(copy.reason)) for copy in evidence.held if copy.unlisted
     ]
-    bad = [held for held in evidence.held if not held.valid and not held.unlisted]
+    invalid = [copy for copy in evidence.held if not copy.valid and not copy.unlisted]
     rows += [
-        (f"checkpoint of rank {held.rank} on {held.machine}", "", f"not valid: {clean(held.reason)}")
-        for held in bad[:EXITS_SHOWN]
+        (f"checkpoint of rank {copy.rank} on {copy.machine}", "", f"not valid: {plain(copy.reason)}")
+        for copy in invalid[:EXITS_SHOWN]
     ]
     return rows
 
 
 def how_it_ended(end: RankExit) -> str:
-    """``SIGKILL``, ``exit code 1`` or ``ended, nobody knows how``."""
-    if end.signal is not None:
-        known = {number.value: number.name for number in signal.Signals}
-        return known.get(end.signal, f"signal {end.signal}")
-    return f"exit code {end.code}" if end.code is not None else "ended, nobody knows how"
+    """The end of a rank: ``SIGKILL``, ``exit code 1`` or ``unknown exit``."""
+    if end.signal:
+        return signal_name(end.signal)
+    return "unknown exit" if end.code is None else f"exit code {end.code}"
 
 
 def _more(record: IncidentRecord, evidence: Evidence | None, ui_link: str) -> list[tuple[str, ...]]:
-    ranks = [end.rank for end in _by_themselves(evidence)] if evidence else []
+    ranks = [end.rank for end in _own_ends(evidence)] if evidence else []
     rank = (ranks or (record.anomaly or {}).get("ranks") or [None])[0]
     option = "" if rank is None else f" --rank {rank}"
     rows: list[tuple[str, ...]] = [("logs", f"everstep logs {record.job}{option}")]
     if record.closed_ns is None:
         rows.append(("job", f"everstep status {record.job}"))
     return [*rows, ("Web UI", ui_link)] if ui_link else rows
-
-
-def since(time_ns: int, fault_ns: int | None) -> str:
-    """The time since the fault, such as ``+0.412 s``."""
-    return f"{(time_ns - (fault_ns or time_ns)) / 1e9:+.3f} s"
-
-
-def aligned(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:
-    """Rows as plain lines: columns are two spaces apart, without spaces at the end."""
-    shown = [[clean_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in shown if i < len(row)) for i in range(max(map(len, shown), default=0))]
-    return [
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-        for row in shown
-    ]

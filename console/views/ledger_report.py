@@ -1,11 +1,11 @@
-"""The report over some days, as lines for a terminal."""
+"""The report over some days as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from console.views.incident_report import aligned
+from console.terminal import aligned
 from controlplane import text
 from controlplane.queries.report import IncidentTally, LedgerReport, RunShare
 from controlplane.queries.time_lost import LEAST_S, ORDER, causes_text
@@ -27,7 +27,7 @@ def headline(report: LedgerReport) -> str:
 
 
 def report_lines(report: LedgerReport) -> list[str]:
-    """The whole report; empty parts are left out, or named where their absence needs a word."""
+    """All lines of the report; tables without rows are left out."""
     if report.empty:
         return [headline(report)]
     blocks = [
@@ -38,7 +38,7 @@ def report_lines(report: LedgerReport) -> list[str]:
         ),
         _block(
             ("Machine", "Evictions", "Last"),
-            [(one.machine, str(one.evictions), text.moment(one.last)) for one in report.machines],
+            [(machine.machine, str(machine.evictions), text.moment(machine.last)) for machine in report.machines],
         ),
         _block(("Job", "Started", "Ran", "ETTR", "Lost to", "Outcome"), [job_row(share) for share in report.jobs]),
     ]
@@ -51,12 +51,12 @@ def report_lines(report: LedgerReport) -> list[str]:
 
 
 def lost_causes(report: LedgerReport) -> list[tuple[Cause, float]]:
-    """The causes that cost time, in the order of an incident."""
+    """The causes of lost time with their seconds, in the order of an incident."""
     return [(cause, report.lost[cause]) for cause in ORDER if report.lost.get(cause, 0.0) >= LEAST_S]
 
 
 def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
-    """The cells of a row: name, number of incidents, time."""
+    """The cells of a row: symptom or owner, number of incidents, time."""
     still_open = f" ({tally.open} open)" if tally.open else ""
     timed = tally.incidents - tally.open - tally.unknown
     parts = [text.duration(tally.seconds)] if timed else []
@@ -65,7 +65,7 @@ def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
 
 
 def ettr_text(share: RunShare) -> str:
-    """The ratio; "at most" the ratio, where something is not known; or "unknown"."""
+    """The ETTR of a run: a ratio, ``at most`` a ratio if some losses are not known, or ``unknown``."""
     if share.ettr is None:
         return "unknown"
     return f"at most {text.ratio(share.ettr)}" if share.unknown else text.ratio(share.ettr)

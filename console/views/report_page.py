@@ -1,13 +1,18 @@
-"""The report over some days, as one HTML page of plots and tables, without scripts or external files."""
+"""The report over some days as one HTML page of plots and tables, without scripts or external files.
+
+The plots are SVG text: horizontal bars and vertical columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 
 from console.views.ledger_report import SHOWN, day, ettr_text, headline, job_row, lost_causes, tally_row
-from console.views.svg import Bar, horizontal, plain, vertical
 from controlplane import text
 from controlplane.queries.report import UNKNOWN, IncidentTally, LedgerReport
+from controlplane.shown import clean_line
 
 STYLE = """
 :root { color-scheme: light; }
@@ -25,14 +30,14 @@ th { color: #52606d; font-weight: 600; }
 
 
 def report_page(report: LedgerReport) -> str:
-    """The HTML of the whole page."""
+    """The HTML of the page."""
     title = f"everstep: {day(report.since)} to {day(report.until)}"
-    parts = [f"<h1>{plain(title)}</h1>", f'<p class="sub">{plain(headline(report))}</p>']
+    parts = [f"<h1>{escaped(title)}</h1>", f'<p class="sub">{escaped(headline(report))}</p>']
     if not report.empty:
         parts += _sections(report)
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{plain(title)}</title><style>{STYLE}</style>"
+        f"<title>{escaped(title)}</title><style>{STYLE}</style>"
     )
     body = "\n".join(parts)
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
@@ -53,12 +58,12 @@ def _sections(report: LedgerReport) -> list[str]:
         *_section("Time lost, by cause, of all jobs", _bars(lost, "Time lost by cause"), "nothing known was lost"),
         *_section("Machines by number of evictions", _bars(machines, "Evictions"), "no machine was evicted"),
         *_section("ETTR of jobs", horizontal(shares, "ETTR of jobs", most=1.0) + jobs if shares else "", "no job ran"),
-        *(f"<p>Note: {plain(note)}</p>" for note in report.notes),
+        *(f"<p>Note: {escaped(note)}</p>" for note in report.notes),
     ]
 
 
 def _section(title: str, content: str, otherwise: str) -> list[str]:
-    return [f"<h2>{plain(title)}</h2>", content or f"<p>{plain(otherwise)}</p>"]
+    return [f"<h2>{escaped(title)}</h2>", content or f"<p>{escaped(otherwise)}</p>"]
 
 
 def _bars(bars: Sequence[Bar], title: str) -> str:
@@ -75,6 +80,104 @@ def _tallies(tallies: Sequence[IncidentTally], what: str) -> str:
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     def row(cells: tuple[str, ...], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{plain(cell)}</{tag}>' for cell in cells)}</tr>"
+        return f"<tr>{''.join(f'<{tag}>{escaped(cell)}</{tag}>' for cell in cells)}</tr>"
 
     return f"<table>{row(header, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
+
+
+WIDTH = 640
+"""Width of a plot, pixels; it is scaled with the page."""
+LABEL = 190
+"""Room for the names of bars, pixels."""
+VALUE = 110
+"""Room for the values after the bars, pixels."""
+ROW = 24
+"""Height of the row of a bar, pixels."""
+HEIGHT = 150
+"""Height of a plot of columns, pixels."""
+LABEL_CHARACTERS = 28
+COLUMN_LABELS = 8
+"""Upper limit for the number of columns with a label, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar or column."""
+
+    label: str
+    value: float
+    shown: str
+    """The value as text."""
+    known: bool = True
+    """False: the bar is grey, e.g. for an unknown cause."""
+
+
+def escaped(words: str) -> str:
+    """Text for HTML and SVG: escaped, and without control characters."""
+    return escape(clean_line(words), quote=True)
+
+
+def horizontal(bars: Sequence[Bar], title: str, *, most: float | None = None) -> str:
+    """Bars one below the other, each in a row with its name and value.
+
+    Args:
+        bars: Bars from top to bottom.
+        title: Text for readers who cannot see the plot.
+        most: The value of a bar with full length; None: the greatest value.
+    """
+    full = most or max((bar.value for bar in bars), default=0.0)
+    room = WIDTH - LABEL - VALUE
+    rows = []
+    for index, bar in enumerate(bars):
+        top = index * ROW
+        length = room * min(1.0, max(0.0, bar.value / full)) if full > 0 else 0.0
+        rows.append(
+            f"<g><title>{escaped(bar.label)}: {escaped(bar.shown)}</title>"
+            f'<text x="{LABEL - 8}" y="{top + 16}" text-anchor="end">{escaped(_short(bar.label))}</text>'
+            f'<rect class="{_class(bar)}" x="{LABEL}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}"/>'
+            f'<text class="value" x="{LABEL + length + 6:.1f}" y="{top + 16}">{escaped(bar.shown)}</text></g>'
+        )
+    return _svg(rows, title, max(ROW, ROW * len(bars)))
+
+
+def vertical(bars: Sequence[Bar], title: str) -> str:
+    """Columns from left to right, e.g. one for each day; if there are many, only some have a label."""
+    full = max((bar.value for bar in bars), default=0.0)
+    step = WIDTH / max(1, len(bars))
+    width = min(step * 0.7, 40.0)
+    every = max(1, -(-len(bars) // COLUMN_LABELS))
+    base = HEIGHT - 20
+    columns = [f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}"/>']
+    for index, bar in enumerate(bars):
+        height = (base - 20) * bar.value / full if full > 0 else 0.0
+        middle, top = (index + 0.5) * step, base - height
+        parts = [
+            f"<title>{escaped(bar.label)}: {escaped(bar.shown)}</title>",
+            f'<rect class="{_class(bar)}" x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+            f'height="{height:.1f}"/>',
+        ]
+        if bar.value and step > 8 * len(bar.shown):
+            parts.append(_centred(middle, top - 4, bar.shown, "value"))
+        if index % every == 0:
+            parts.append(_centred(middle, HEIGHT - 4, _short(bar.label), "name"))
+        columns.append(f"<g>{''.join(parts)}</g>")
+    return _svg(columns, title, HEIGHT)
+
+
+def _centred(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escaped(words)}</text>'
+
+
+def _class(bar: Bar) -> str:
+    return "bar" if bar.known else "bar unknown"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LABEL_CHARACTERS else label[: LABEL_CHARACTERS - 1] + "…"
+
+
+def _svg(parts: Sequence[str], title: str, height: int) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" '
+        f'aria-label="{escaped(title)}">{"".join(parts)}</svg>'
+    )

@@ -1,4 +1,4 @@
-"""The status of jobs, as text."""
+"""The status of jobs as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 from rich.table import Table
 
 from console.terminal import styled
-from console.views.parked import incident_rows
 from controlplane import text
 from controlplane.queries.metrics import metrics_lines
 from controlplane.queries.saved import saved_lines, saved_short
@@ -49,10 +48,10 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
 
 
 def problem_lines(lines: Sequence[JobLine]) -> list[str]:
-    """Why jobs cannot be shown in full; only the first reasons if there are many."""
-    troubled = [line.problem for line in lines if line.problem]
-    more = [f"and {len(troubled) - PROBLEMS_SHOWN} more"] if len(troubled) > PROBLEMS_SHOWN else []
-    return [*troubled[:PROBLEMS_SHOWN], *more]
+    """The reasons why facts about jobs are missing; of many reasons, the first ones."""
+    problems = [line.problem for line in lines if line.problem]
+    more = [f"and {len(problems) - PROBLEMS_SHOWN} more"] if len(problems) > PROBLEMS_SHOWN else []
+    return [*problems[:PROBLEMS_SHOWN], *more]
 
 
 def _at_most(report: JobReport) -> str:
@@ -91,10 +90,11 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
     if report.backups:
         facts.append(("backups", report.backups))
     if report.silent:
-        facts.append(("no answer", f"{', '.join(report.silent)}: the ranks there may well be stepping"))
+        facts.append(("no answer", f"{', '.join(report.silent)}: the ranks there may still be stepping"))
     if report.open_incident:
         incident = report.open_incident
-        facts.append(("incident", f"{incident.id} is open, {incident.stage or 'at work'}: {incident.headline}"))
+        stage = f", at stage {incident.stage}" if incident.stage else ""
+        facts.append(("incident", f"{incident.id} is open{stage}: {incident.headline}"))
     facts += [("rejected", line) for line in report.rejected]
     if report.link:
         facts.append(("link", report.link))
@@ -102,7 +102,7 @@ def job_facts(report: JobReport) -> list[tuple[str, str]]:
 
 
 def machine_rows(machines: Sequence[MachineStatus], *, ended: bool = False) -> list[tuple[str, str]]:
-    """Each machine with its ranks and their pids; for an ended job only machines with ranks left."""
+    """Each machine with its ranks and their pids; for an ended job, only machines that still have ranks."""
     return [(machine.name, _ranks(machine)) for machine in machines if machine.ranks or not ended]
 
 
@@ -124,8 +124,10 @@ def incidents_table(report: JobReport) -> Table:
     table.add_column("What")
     table.add_column("Lost steps", justify="right")
     table.add_column("Took", justify="right", no_wrap=True)
-    for row in incident_rows(report.incidents):
-        table.add_row(*row)
+    for incident in report.incidents:
+        stage = "" if incident.resolution else f"  [{incident.stage or 'open'}]"
+        lost, took = _number(incident.lost_steps), text.duration(incident.seconds)
+        table.add_row(f"{incident.number:04d}", incident.headline + stage, lost, took)
     return table
 
 

@@ -25,7 +25,7 @@ class IncidentEvent:
 
 
 @dataclass(slots=True)
-class IncidentTeller:
+class IncidentTracker:
     """Finds the incident events between successive states of a job."""
 
     _last_told: dict[int, str] = field(default_factory=dict)

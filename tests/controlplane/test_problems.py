@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.v1 import agent_pb2 as pb
-from controlplane.problems import Copying, ProblemTeller, copying_of, problems_of
+from controlplane.problems import Copying, ProblemTracker, copying_of, problems_of
 
 FULL = "step {} is not on disk: no space left, {} MB free"
 
@@ -18,8 +18,8 @@ def disk(machine: str, step: int, problem: str = "") -> Copying:
 
 
 def told(*pictures: tuple[float, Sequence[Copying]]) -> list[str]:
-    teller = ProblemTeller()
-    return [event.line for now, seen in pictures for event in teller.changes(seen, now)]
+    tracker = ProblemTracker()
+    return [event.line for now, seen in pictures for event in tracker.changes(seen, now)]
 
 
 def test_a_problem_is_told_once_however_its_numbers_change_and_once_when_it_is_over() -> None:
@@ -74,16 +74,16 @@ def test_another_cause_on_the_same_machine_is_told_too() -> None:
 
 
 def test_what_fails_at_the_end_is_left_even_if_it_was_too_short_to_be_told() -> None:
-    teller = ProblemTeller()
-    assert teller.changes([disk("m0", -1, "full"), disk("m1", -1, "full"), disk("m2", 5)], 0.0) == []
-    assert [event.machines for event in teller.left()] == [("m0", "m1")]
+    tracker = ProblemTracker()
+    assert tracker.changes([disk("m0", -1, "full"), disk("m1", -1, "full"), disk("m2", 5)], 0.0) == []
+    assert [event.machines for event in tracker.left()] == [("m0", "m1")]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["", "full", "gone 1", "gone 2"])), max_size=60))
 def test_an_end_is_never_told_without_its_beginning(history: list[tuple[int, str]]) -> None:
-    teller, open_ = ProblemTeller(), False
+    tracker, open_ = ProblemTracker(), False
     for now, (step, problem) in enumerate(history):
-        for event in teller.changes([disk("m0", step, problem)], float(now)):
+        for event in tracker.changes([disk("m0", step, problem)], float(now)):
             assert event.kind == "began" or open_
             open_ = event.kind == "began"
 

@@ -113,7 +113,7 @@ def run(cluster: DrillCluster, tmp_path: Path) -> Run:
                     shown.touch()
                 await asyncio.sleep(0.2)
             if state.status == "parked":
-                await cluster.control.tell(state.incidents[-1].id, "abandon", "the test is over")
+                await cluster.control.answer(state.incidents[-1].id, "abandon", "the test is over")
             await cluster.control.result(name)
         # How it was before it was given up, and all that is known of it since.
         return (await cluster.control.state(name)).model_copy(update={"status": state.status})

@@ -120,7 +120,7 @@ async def test_the_job_is_parked_and_goes_on_from_the_newer_step_when_an_operato
         assert state.generation == 1, "nothing was launched"
     finally:
         share.let_go()
-    await cluster.control.tell(state.incidents[-1].id, "resume", "the share is back")
+    await cluster.control.answer(state.incidents[-1].id, "resume", "the share is back")
 
     report = await report_of(cluster)
 

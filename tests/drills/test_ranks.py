@@ -137,7 +137,7 @@ async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillClust
     async with asyncio.timeout(120):
         state = await parked()
         assert all(given.fired().values())
-        await cluster.control.tell(state.incidents[-1].id, "resume", "the cause is gone")
+        await cluster.control.answer(state.incidents[-1].id, "resume", "the cause is gone")
         ended = await cluster.control.result(name)
     assert ended.outcome == "finished"
     state = await cluster.control.state(name)

@@ -109,7 +109,7 @@ async def test_a_nan_that_the_data_bring_parks_the_job_and_takes_nobody_out(
         why = await why_parked(cluster, state)
         assert "reattempt, diagnose and replay did not help, and nothing else is left to try" in why
         assert [one.name for one in state.machines] == [one.name for one in machines]
-        await cluster.control.tell(state.incidents[-1].id, "abandon", "the test is over")
+        await cluster.control.answer(state.incidents[-1].id, "abandon", "the test is over")
         await cluster.control.result(name)
     reports = await reports_of(cluster, name)
     assert [report.evicted for report in reports] == [[]] * len(reports)
@@ -137,7 +137,7 @@ async def test_a_fault_that_no_rung_finds_is_parked_and_trains_on_bit_for_bit_on
         assert "rollback: there is no version to go back to" in why
         kept = [cluster.file.shm / machine.name / name for machine in machines]
         assert all(any(folder.rglob("*")) for folder in kept), "the states of all ranks"
-        await cluster.control.tell(state.incidents[-1].id, "resume", "the cause is gone")
+        await cluster.control.answer(state.incidents[-1].id, "resume", "the cause is gone")
         ended = await cluster.control.result(name)
     assert ended.outcome == "finished"
     state = await cluster.control.state(name)

@@ -72,7 +72,7 @@ def test_the_steps_are_shown_newest_first_with_what_every_rank_has() -> None:
     assert (found.steps[1].state_bytes, found.steps[1].copies_bytes) == (8000, 16000)
     assert shown(found) == [
         ["Step", "Age", "Restorable", "Own", "Backup", "Disk", "Bytes"],
-        ["121", "9.00", "s", "no:", "lacks", "rank", "4,", "5", "6/8", "4/8", "0/8", "6", "kB"],
+        ["121", "9.00", "s", "no:", "rank", "4,", "5", "is", "missing", "6/8", "4/8", "0/8", "6", "kB"],
         ["120", "10", "s", "yes", "8/8", "8/8", "0/8", "8", "kB"],
         ["100", "30", "s", "yes", "0/8", "0/8", "8/8", "8", "kB"],
     ]
@@ -95,14 +95,14 @@ def test_without_backups_that_is_said() -> None:
     spec = SPEC.model_copy(update={"checkpoint": SPEC.checkpoint.model_copy(update={"backup": False})})
 
     assert lines(report([], spec=spec), None) == [
-        "gpt has no checkpoint",
+        "job gpt has no checkpoint",
         "backups   there are none: backup is false in [checkpoint]",
     ]
 
 
 def test_of_a_job_that_has_ended_nothing_is_said_of_backups() -> None:
     assert lines(report([]), None, ended=True) == [
-        "gpt has no checkpoint: it has ended, and nothing of it is on disk or on remote storage"
+        "job gpt has no checkpoint: it has ended, and has no copy on disk or on remote storage"
     ]
     assert lines(report(everywhere(5, Tier.DISK)), None, ended=True) == []
 
@@ -113,7 +113,7 @@ def test_lag_and_problems_of_backups_are_shown() -> None:
 
     said = lines(report(everywhere(9, Tier.OWN)), progress)
 
-    assert "lag       4 steps from own memory to the slowest backup" in said
+    assert "lag       the slowest backup is 4 steps behind own memory" in said
     assert "problem   backup of rank 1 on m0: m3 hangs" in said
 
 
@@ -144,12 +144,12 @@ def test_copies_of_a_left_history_are_counted_and_not_offered() -> None:
     running, ended = report(copies, line=[(1, -1), (2, 20)]), report(copies)
 
     assert (running.restorable, running.disowned) == ([20], 8)
-    assert "left out  8 copies of steps that the job has gone back from" in lines(running, None)
+    assert "left out  8 copies of steps that the job has abandoned" in lines(running, None)
     assert ended.restorable == [30, 20]
 
 
 def test_silent_machines_are_named() -> None:
-    assert lines(report([], silent=("m2",)), None)[-1] == "no answer m2: what they hold is not shown"
+    assert lines(report([], silent=("m2",)), None)[-1] == "no answer m2: their copies are not shown"
 
 
 def test_exchanges_and_rings_are_told_apart() -> None:
@@ -194,7 +194,9 @@ def test_what_cannot_be_listed_is_unknown_and_not_damaged() -> None:
     found = report(copies)
 
     assert found.damaged == []
-    assert "gpt has no checkpoint that can be seen from here" in lines(found, None, ended=True)
+    assert "no checkpoint of job gpt was found, but not every location could be listed" in lines(
+        found, None, ended=True
+    )
     assert f"unknown   {url} (seen from m0)" in lines(found, None)
     assert f"unknown   {path} (seen from m0, m1, m2)" in lines(found, None)
 

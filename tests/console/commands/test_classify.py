@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from console import main
+from console.commands.classify import verdict_text
+from everstep.decisions.blame.classify.first_cause import classify_end
 
 FULL = (
     'Traceback (most recent call last):\n  File "/job/t.py", line 3, in save\n'
@@ -73,10 +75,23 @@ def test_a_gzip_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) 
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys, console.commands.classify, console.views.classification\n"
-        "import everstep.decisions.blame.classify.first_cause\n"
-        "import everstep.decisions.blame.classify.scan, everstep.system.log_files\n"
+        "import sys, console.commands.classify\n"
         "print(*[name for name in ('torch', 'temporalio', 'grpc', 'numpy', 'sqlalchemy') if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == ""
+
+
+def test_a_consequence_is_called_one() -> None:
+    first = verdict_text(classify_end(CLOSED, "", 1)).splitlines()[0]
+
+    assert first.startswith(
+        "connection lost, owner unknown, a consequence; the cause is not in these logs: RuntimeError"
+    )
+
+
+def test_a_log_gives_a_terminal_no_commands() -> None:
+    shown = verdict_text(classify_end("ValueError: \x1b[2J\x1b]0;title\x07bad", "", 1))
+
+    assert "\x1b" not in shown
+    assert shown.startswith("user exception, owner code: ValueError: bad")

@@ -32,7 +32,7 @@ def control(*answers: JobState | Exception) -> Any:
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ((STARTING, REFUSED), "gpt was not started: no room"),
+        ((STARTING, REFUSED), "job gpt was not started: no room"),
         ((STARTING, LAUNCHED), ""),
         ((ClusterError("no worker"),), ""),
         ((STARTING,), ""),

@@ -12,7 +12,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from agent.client import AgentClients
 from agent.fake import FakeAgent, all_is_well
 from agent.v1 import agent_pb2 as pb
-from console.commands.diagnose import EXIT_UNKNOWN, _diagnose, settings_of
+from console.commands.diagnose import _diagnose, settings_of
+from console.commands.shared import EXIT_UNKNOWN
 from controlplane.client import Control
 from everstep.errors import ConfigError
 from everstep.model.machine import Machine
@@ -117,12 +118,12 @@ async def test_machines_that_a_job_has_are_left_out_and_refused_by_name(
 ) -> None:
     cluster = Machines(bits, bits, bits, active="m1")
     assert await run(monkeypatch, cluster, tests="memory") == 0
-    assert "left out, for jobs have them: m1" in capsys.readouterr().err
+    assert "these machines are not tested, since jobs have them: m1" in capsys.readouterr().err
     assert [len(agent.asked("diagnose")) for agent in cluster.made] == [1, 0, 1]
 
-    with pytest.raises(ConfigError, match="m1 has the job gpt"):
+    with pytest.raises(ConfigError, match="job gpt has m1"):
         await run(monkeypatch, Machines(bits, bits, active="m1"), "m1", "m0")
-    with pytest.raises(ConfigError, match="jobs have all machines: m0 gpt"):
+    with pytest.raises(ConfigError, match=r"jobs have all machines: m0 \(gpt\)"):
         await run(monkeypatch, Machines(bits, active="m0"))
     with pytest.raises(ConfigError, match="there is no machine m7; there are m0"):
         await run(monkeypatch, Machines(bits), "m7")

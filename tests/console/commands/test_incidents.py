@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from activities.ledger.ledger import Ledger
+from activities.ledger.records import IncidentRecord
 from console import main
+from console.views.incident_report import report_blocks
 from controlplane.local.cluster_file import ClusterFile
-from everstep.model.evidence import Evidence, RankExit
+from everstep.model.evidence import Classification, Evidence, RankExit
 from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.launch import Confirmation
@@ -127,7 +129,7 @@ def test_a_report_tells_the_story(url: str, capsys: pytest.CaptureFixture[str]) 
     )
     story = lines[lines.index("What happened") + 1 : lines.index("Where the time went") - 1]
     assert story == [
-        "+0.000 s seen rank 5 on m2 ended by SIGKILL",
+        "+0.000 s detected rank 5 on m2 ended by SIGKILL",
         "+0.020 s opened correlation id m2-7",
         "+0.100 s decide reattempt from step 20: first failure",
         "+0.412 s closed all ranks stepped: 8 of 8 ranks",
@@ -136,9 +138,9 @@ def test_a_report_tells_the_story(url: str, capsys: pytest.CaptureFixture[str]) 
         "cause SIGKILL",
         "at step 20",
         "steps lost 0",
-        "evicted nobody",
+        "evicted no machine",
         "stop 0.031 s rank 5 on m2 ended by SIGKILL",
-        "restore 0.030 s of the restart, slowest rank",
+        "restore 0.030 s part of the restart, slowest rank",
         "rank 5 on m2 +0.000 s SIGKILL after 20 steps",
         "rank 3 on m1 +0.050 s exit code 1 after 20 steps",
         "RuntimeError: Connection closed by peer [red]",
@@ -244,13 +246,13 @@ def test_the_list_in_a_pipe_is_one_line_each(url: str, capsys: pytest.CaptureFix
 
 
 def test_none_unknown_and_no_ledger(url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert call(capsys, "incidents", "--ledger", url)[:2] == (0, "no incidents\n")
+    assert call(capsys, "incidents", "--ledger", url)[:2] == (0, "the ledger has no incidents\n")
     assert json.loads(call(capsys, "incidents", "--json", "--ledger", url)[1]) == []
     with Ledger.open(url) as ledger:
         ledger.job_started(JobSpec(name="gpt", script="/x.py"), started_ns=1)
-    assert call(capsys, "incidents", "gpt", "--ledger", url)[:2] == (0, "no incidents of job gpt\n")
+    assert call(capsys, "incidents", "gpt", "--ledger", url)[:2] == (0, "job gpt has no incidents\n")
     code, _, err = call(capsys, "incidents", "gtp", "--ledger", url)
-    assert (code, "knows no job 'gtp'; it knows: gpt" in err) == (1, True)
+    assert (code, "has no job 'gtp'; it has: gpt" in err) == (1, True)
     code, _, err = call(capsys, "incidents")
     assert (code, "no cluster 'default'" in err) == (1, True)
     code, _, err = call(capsys, "incidents", "--ledger", f"sqlite:///{tmp_path}/none.db")
@@ -294,3 +296,21 @@ def test_a_terminal_gets_the_same_words(url: str, arguments: list[str]) -> None:
     assert "incident/gpt/0001" in shown
     assert "rank 5 on m2 ended by SIGKILL" in shown
     assert "\x1b[" in shown
+
+
+def test_an_incident_shows_class_owner_place_and_evidence() -> None:
+    found = Classification(
+        fault="disk full",
+        owner="storage",
+        reason="disk-full",
+        place="/job/train.py:15 in save",
+        evidence=["OSError: [Errno 28] No space left on device"],
+    )
+    record = IncidentRecord(id="incident/gpt/0001", job="gpt", run=1, number=1)
+    shown = record.model_copy(update={"anomaly": {"classification": found.model_dump(mode="json")}})
+
+    facts = {row[0]: row[1] for row in report_blocks(shown)[0].rows}
+    assert facts["class"] == "disk full (disk-full)"
+    assert (facts["owner"], facts["in"]) == ("storage", "/job/train.py:15 in save")
+    assert facts["evidence"] == "OSError: [Errno 28] No space left on device"
+    assert "class" not in {row[0] for row in report_blocks(record)[0].rows}

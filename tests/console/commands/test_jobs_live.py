@@ -256,7 +256,7 @@ def test_a_script_that_fails_at_import_is_parked_with_its_traceback(everstep: Ev
     assert "everstep logs broken --rank" in out
     assert "everstep resume broken" in out
     code, out, err = outcome(everstep("status", "broken"))
-    assert "parked: it needs you" in out
+    assert "parked: it needs an operator" in out
     # What runs is what was recorded: to mend the file is not enough, and an urgent update of it is.
     (home / "broken.py").write_text(SCRIPT.replace("int(sys.argv[1])", "20"))
     code, out, err = outcome(everstep("update", "broken", "--code", str(home), "--urgent", "--reason", "mended"))

@@ -31,7 +31,7 @@ def test_each_receiver_is_told_once_and_what_came_back_is_said(
         )
         assert main.run(["notices", "test", str(file)]) == 0
         shown = capsys.readouterr().out
-        assert sorted(shown.splitlines()) == ["mail: taken: exit code 0: sent", "pager: taken: HTTP 202 Accepted"]
+        assert sorted(shown.splitlines()) == ["mail: accepted: exit code 0: sent", "pager: accepted: HTTP 202 Accepted"]
         [body] = server.bodies
         assert (body["kind"], server.headers[0]["authorization"]) == ("test", "Bearer never-shown")
         assert body["id"] in (tmp_path / "got").read_text()
@@ -39,7 +39,7 @@ def test_each_receiver_is_told_once_and_what_came_back_is_said(
         server.answer = says(500, "who is Bearer never-shown?")
         assert main.run(["notices", "test", str(file), "--only", "pager"]) == 1
     shown = capsys.readouterr().out
-    assert shown.startswith("pager: not taken: HTTP 500 Internal Server Error")
+    assert shown.startswith("pager: not accepted: HTTP 500 Internal Server Error")
     assert "never-shown" not in shown
 
 

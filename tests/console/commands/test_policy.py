@@ -48,7 +48,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert [title.partition(":")[0] for title in titles] == [*names, f"{len(RULES) + 1} breaker"]
     assert titles[0] == "1 operator: act (evicts)"
     assert titles[1] == "2 sure-machine-fault: act (evicts)"
-    assert "11 application-caused: never evicts, says why not" in titles
+    assert "11 application-caused: never evicts, only explains why not" in titles
     assert (
         "policy.silence.evict_s = 2 default The job failed, and a machine does not answer this long: "
         "the machine is gone, seconds"
@@ -63,8 +63,8 @@ def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         f"policy of evictions: job file {job_file}, 6 machines",
         "3  repeated-network-alert: approve (asks an operator), by policy.evict.rules",
-        "4  gone-machine: off (is not asked), by policy.evict.rules",
-        "    of 6 machines 3 may leave without an operator",
+        "4  gone-machine: off (is not applied), by policy.evict.rules",
+        "    3 of 6 machines may leave without an operator",
     ):
         assert line in out.splitlines()
     assert "policy.silence.evict_s = 30  default 2" in out
@@ -75,8 +75,8 @@ def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str])
     _, out, _ = call(capsys, "show", str(job_file))
 
     assert out.splitlines()[1] == "policy.evict.mode = shadow: no rule may do more than that"
-    assert "2  sure-machine-fault: shadow (only writes down), by policy.evict.mode" in out
-    assert "12  unknown-verdict: never evicts, says why not" in out
+    assert "2  sure-machine-fault: shadow (only records), by policy.evict.mode" in out
+    assert "12  unknown-verdict: never evicts, only explains why not" in out
 
 
 def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

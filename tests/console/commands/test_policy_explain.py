@@ -9,7 +9,7 @@ import pytest
 
 from activities.ledger.ledger import Ledger
 from console import main
-from console.views.policy import NO_ANSWER
+from console.commands.policy import NO_ANSWER
 from controlplane.client import Control
 from everstep.errors import NoSuchJob
 from everstep.model.eviction import EvictAnswer, EvictionState, EvictMode
@@ -109,9 +109,9 @@ def test_every_answer_and_what_followed(url: str, capsys: pytest.CaptureFixture[
         "no breaker 3 machines of 4 would be evicted -> an operator had to approve",
         "",
         "the other rules",
-        "nothing to say operator, gone-machine, failed-test, bad-link, failed-replay, hang-culprit, hang-group, "
+        "no answer operator, gone-machine, failed-test, bad-link, failed-replay, hang-culprit, hang-group, "
         "slow-machine, application-caused, unsure-fault, other-owner",
-        "not asked (off) repeated-network-alert",
+        "off repeated-network-alert",
         "",
         "what followed",
         "+2.000 s evict m1 (gpu-lost); s0 for m1",
@@ -136,8 +136,8 @@ def test_where_no_rule_had_anything_to_say(url: str, capsys: pytest.CaptureFixtu
 
     assert code == 0
     assert NO_ANSWER in out.splitlines()
-    assert "nothing to say" not in out
-    assert "    evicted  nobody" in out.splitlines()
+    assert "no answer" not in out
+    assert "    evicted  no machine" in out.splitlines()
 
 
 @pytest.mark.parametrize("given", ["gpt", "gpt/3", "incident/gpt/0003"])

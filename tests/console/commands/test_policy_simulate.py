@@ -41,20 +41,20 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert code == 0
     assert [" ".join(line.split()) for line in out.splitlines()] == [
-        "what the policy would have done, had the job failed whenever anything was heard: the most that it may do",
+        "the evictions that the policy would have made if the job had failed at every event: an upper limit",
         "policy defaults",
         "events 80 of 5 machines, 2026-11-23 23:50:10 to 2026-11-23 23:51:50, 1 min 40 s",
         "",
         "2026-11-23 23:50:25 act m1 sure-machine-fault gpu-lost GPU 0000:01:00: the GPU has fallen off the bus: "
-        "it names this machine for sure -> not well again",
+        "it names this machine for sure -> not healthy again",
         "2026-11-23 23:51:10 act m2 gone-machine silent-machine nothing was heard from its agent and ranks for 5.0 s: "
-        "it is gone -> not well again",
+        "it is gone -> not healthy again",
         "",
-        "what that would have cost",
+        "their cost",
         "evicted 2 of 5 machines, 2 times",
         "operator asked never; the breaker tripped never",
-        "written down never",
-        "cost 0.03 of 0.14 machine hours without them (25.0 %)",
+        "only recorded never",
+        "cost 0.03 of 0.14 machine hours without the evicted machines (25.0 %)",
     ]
 
 
@@ -69,7 +69,7 @@ def test_a_job_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert lines[4].startswith("2026-11-23 23:50:25 shadow m1 sure-machine-fault gpu-lost ")
     assert lines[5].startswith("2026-11-23 23:51:10 approve m2 gone-machine silent-machine ")
     assert "operator asked once; the breaker tripped never" in lines
-    assert "written down once" in lines
+    assert "only recorded once" in lines
 
 
 def test_the_breaker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,9 +99,9 @@ def test_lines_without_a_time_are_told(tmp_path: Path, capsys: pytest.CaptureFix
     lines = [" ".join(line.split()) for line in out.splitlines()]
 
     assert code == 0
-    assert "left out lines that say no time: 1" in lines
+    assert "left out lines without a time: 1" in lines
     assert "nothing" in lines
-    assert "cost 0.00 of 0.00 machine hours without them (-)" in lines
+    assert "cost 0.00 of 0.00 machine hours without the evicted machines (-)" in lines
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

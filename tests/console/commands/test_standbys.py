@@ -78,7 +78,7 @@ def test_without_a_record_it_is_the_papers_number_and_says_so(
     code, out, _ = call(capsys, "--machines", str(machines))
     assert code == 0
     assert out.startswith(f"{standbys} standbys for {machines} machines; failure rate: 0.0012 failures of a machine")
-    assert "nothing is recorded here, so it is the paper's (ByteRobust, table 5" in out
+    assert "derived from the numbers of the paper (ByteRobust, table 5), since no failures are recorded here" in out
     assert call(capsys, "--machines", str(machines), "--rate", "0.0012")[1] == (
         f"{standbys} standbys for {machines} machines\n"
     )
@@ -88,7 +88,7 @@ def test_a_record_is_explained_by_both_rules(capsys: pytest.CaptureFixture[str])
     code, out, _ = call(capsys, "--explain", "--failures", TRACE)
     assert code == 0
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == "22 standbys for 400 machines, by our rule"
+    assert lines[0] == "22 standbys for 400 machines, by everstep's rule"
     binomial = next(line for line in lines if line.startswith("binomial"))
     record = next(line for line in lines if line.startswith("record"))
     assert " 5 92 of 348 days (26.4 %) 75 machine-days (0.2 a day) " in binomial
@@ -113,7 +113,7 @@ def test_evictions_of_the_ledger_are_the_record(capsys: pytest.CaptureFixture[st
         evict(ledger, 2, start_ns + 3 * DAY, "m2", "m1")
     code, out, _ = call(capsys, "--explain")
     assert code == 0
-    assert "3 failures in 80 machine-days, and the paper's 0.0012 (ByteRobust, table 5) as one more in 833" in out
+    assert "3 failures in 80 machine-days, and the paper's rate of 0.0012 (ByteRobust, table 5)" in out
     assert "3 failures of 4 machines in 20.0 days (the ledger)" in out
     assert "after 2 of these failures the machine is not known to be back" in out
     assert " of 20 days (" in out
@@ -132,7 +132,7 @@ def test_a_short_record_says_that_it_is(capsys: pytest.CaptureFixture[str], tmp_
     out = call(capsys, "--explain", "--failures", str(file))[1]
     row = next(line for line in out.splitlines() if line.startswith("record"))
     assert " ".join(row.split()) == (
-        "record unknown unknown unknown the record is too short: 3.0 days, and 7 are needed"
+        "record unknown unknown unknown the record is too short: it has 3.0 days, and 7 are needed"
     )
     assert "after 1 of these failures the machine is not known to be back" in out
 
@@ -149,9 +149,9 @@ def test_the_machines_are_those_of_the_inventory(
 
 def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = call(capsys)
-    assert (code, "how many machines is not known" in err, "give --machines" in err) == (2, True, True)
+    assert (code, "the number of machines is not known" in err, "Give --machines" in err) == (2, True, True)
     code, _, err = call(capsys, "--rate", "0.1", "--failures", TRACE)
-    assert (code, "give one of them" in err) == (2, True)
+    assert (code, "give only one of them" in err) == (2, True)
     code, _, err = call(capsys, "--failures", str(tmp_path / "none"))
     assert (code, "there is no file of failures" in err) == (2, True)
     code, _, err = call(capsys, "--ledger", f"sqlite:///{tmp_path}/none.db")

@@ -14,7 +14,8 @@ from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console import main
-from console.commands.trace import EXIT_NOT_KNOWN, _trace
+from console.commands.shared import EXIT_UNKNOWN
+from console.commands.trace import _trace, stacks_text
 from controlplane.client import Control
 from everstep.model.hang import HangResult
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
@@ -96,8 +97,8 @@ async def test_a_job_that_hangs_and_its_stacks(monkeypatch: pytest.MonkeyPatch, 
 
 
 async def test_one_look_names_nobody(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert await traced(monkeypatch, Job("deadlock"), 0.0) == EXIT_NOT_KNOWN
-    assert "evict     nobody" in capsys.readouterr().out
+    assert await traced(monkeypatch, Job("deadlock"), 0.0) == EXIT_UNKNOWN
+    assert "evict     no machine" in capsys.readouterr().out
     assert await traced(monkeypatch, Job("deadlock"), 0.0, hung=True, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["names"] == ["m4"]
 
@@ -136,13 +137,11 @@ def test_stacks_of_an_incident(url: str, capsys: pytest.CaptureFixture[str], tmp
 
 def test_what_is_not_there_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "stacks", "gpt/2", "--ledger", url)
-    assert (code, "its ranks were not looked at" in err) == (1, True)
+    assert (code, "its ranks were not sampled" in err) == (1, True)
     assert call(capsys, "stacks", "gpt/1", "--look", "3", "--ledger", url)[0] == 2
 
 
 def test_a_process_without_stacks_says_why() -> None:
-    from console.views.stacks import stacks_text
-
     broken = pb.TracedProcess(rank=3, pid=9, state="D", problem="py-spy did not end within 5.0 s")
     text = stacks_text([pb.StacksReply(machine="m1", processes=[broken])])
     assert text.splitlines() == [
@@ -226,8 +225,8 @@ def test_the_report_of_an_incident_has_the_picture(url: str, capsys: pytest.Capt
     block = out.partition("What the ranks did\n")[2].splitlines()
     assert [line.strip() for line in block[:6]] == [
         "names: rank 2 on m1: 7 ranks wait for it",
-        "by wait-for graph, 2 looks in 0.62 s",
-        "m3 did not say what its ranks do",
+        "by wait-for graph, 2 samples in 0.62 s",
+        "no sample of the ranks on m3",
         "all_reduce 97 of group 2: missing: rank 2",
         "dp 0",
         "A [B]",

@@ -69,4 +69,4 @@ def test_all_runs_are_told_apart(ledger: str, capsys: pytest.CaptureFixture[str]
 
 def test_a_job_that_there_never_was_is_told(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "gtp", "--ledger", ledger)
-    assert (code, "the ledger knows no job 'gtp'; it knows: gpt" in err) == (1, True)
+    assert (code, "the ledger has no job 'gtp'; it has: gpt" in err) == (1, True)

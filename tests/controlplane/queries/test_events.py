@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.queries.events import IncidentTeller, incident_line
+from controlplane.queries.events import IncidentTracker, incident_line
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary, JobState
 
@@ -17,7 +17,7 @@ def state(*incidents: IncidentSummary) -> JobState:
 
 
 def test_an_incident_is_told_step_by_step() -> None:
-    teller = IncidentTeller()
+    tracker = IncidentTracker()
     seen = [
         state(),
         state(incident()),
@@ -28,13 +28,13 @@ def test_an_incident_is_told_step_by_step() -> None:
         state(incident(resolution="resumed by operator", recovered=True)),
         state(incident(resolution="resumed by operator", recovered=True)),
     ]
-    told = [[event.kind for event in teller.changes(one)] for one in seen]
+    told = [[event.kind for event in tracker.changes(one)] for one in seen]
     assert told == [[], ["opened"], [], ["parked"], [], ["resumed"], ["recovered"], []]
 
 
 def test_an_incident_that_came_and_went_between_two_looks_is_told_whole() -> None:
-    teller = IncidentTeller()
-    events = teller.changes(
+    tracker = IncidentTracker()
+    events = tracker.changes(
         state(incident(resolution="reattempt", recovered=True), incident(2, resolution="abandoned"), incident(3))
     )
     assert [(event.incident.number, event.kind) for event in events] == [
@@ -45,21 +45,21 @@ def test_an_incident_that_came_and_went_between_two_looks_is_told_whole() -> Non
         (3, "opened"),
     ]
     running = incident(resolution="running, not confirmed", recovered=True, confirmed=False)
-    assert [event.kind for event in IncidentTeller().changes(state(running))] == ["opened", "running"]
+    assert [event.kind for event in IncidentTracker().changes(state(running))] == ["opened", "running"]
     assert incident_line(events[0]) == "incident 0001  rank 5 on m2 ended by SIGKILL"
 
 
 def test_who_comes_later_is_not_told_what_is_over() -> None:
-    teller = IncidentTeller()
+    tracker = IncidentTracker()
     now = state(incident(resolution="reattempt", recovered=True), incident(2, stage="parked"))
-    teller.skip_closed(now)
-    assert [(event.incident.number, event.kind) for event in teller.changes(now)] == [(2, "opened"), (2, "parked")]
+    tracker.skip_closed(now)
+    assert [(event.incident.number, event.kind) for event in tracker.changes(now)] == [(2, "opened"), (2, "parked")]
 
 
 def test_ranks_that_take_long_to_die_are_named_while_they_do() -> None:
-    teller = IncidentTeller()
+    tracker = IncidentTracker()
     stages = ["", "stop: m2: rank 5 has been dying for 40 s", "stop: m2: rank 5 has been dying for 40 s"]
     stages += ["stop: m2: rank 5 has been dying for 65 s", "stop", "parked"]
-    events = [event for stage in stages for event in teller.changes(state(incident(stage=stage)))]
+    events = [event for stage in stages for event in tracker.changes(state(incident(stage=stage)))]
     assert [event.kind for event in events] == ["opened", "waits", "waits", "parked"]
     assert incident_line(events[1]) == "incident 0001  waits: m2: rank 5 has been dying for 40 s"

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from console.views.svg import LABEL, VALUE, WIDTH, Bar, horizontal, vertical
+from console.views.report_page import LABEL, VALUE, WIDTH, Bar, horizontal, vertical
 
 ROOM = WIDTH - LABEL - VALUE
 
