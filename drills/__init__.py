@@ -1,15 +1,15 @@
-"""Drills: run a job, inject a real fault, judge the recovery.
+"""Drills: a drill runs a job on a local cluster, injects a real fault, and judges the recovery.
 
-Used by ``everstep drill`` and ``everstep demo``, by the end-to-end tests and by the benchmarks::
+The commands ``everstep drill`` and ``everstep demo``, the end-to-end tests and the benchmarks use it::
 
     result = await run_drill(drill_request("kill-rank", ranks=[5]))
 
-or, to use one cluster for several drills::
+Several drills can share one cluster::
 
     async with DrillCluster() as cluster:
         results = [await Drill(cluster, request).run() for request in requests]
 
-Importing this package costs nothing; its names are imported when they are used.
+Importing this package is cheap: its names are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of a drill's request before anything starts."""
+"""Checks a drill's request before anything is started."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from everstep.model.topology import SHORT_ORDER
 
 
 def check(request: DrillRequest) -> None:
-    """Refuse a request that makes no sense, or that cannot be injected on this machine.
+    """Refuse a request that makes no sense, or whose fault cannot be injected on this computer.
 
     Raises:
-        ConfigError: wrong usage.
+        ConfigError: the request makes no sense.
         CannotInject: the fault cannot be injected here.
     """
     check_sense(request)
@@ -23,17 +23,17 @@ def check(request: DrillRequest) -> None:
 
 
 def check_sense(request: DrillRequest) -> None:
-    """Refuse a request that makes no sense on any machine.
+    """Refuse a request that makes no sense on any computer.
 
     Raises:
-        ConfigError: wrong usage.
+        ConfigError: the request makes no sense.
     """
     if not request.script and request.config is None:
         _check_steps(request)
     spec = request.spec("drill", {})
     if request.mesh and not (request.script or request.config or set(spec.topology().axes) == set(SHORT_ORDER)):
         raise ConfigError(
-            "--mesh goes with a script of its own, after `--`: the example GPT has the axes pp, dp and tp"
+            "--mesh needs a script of yours, after `--`: the example GPT always has the axes pp, dp and tp"
         )
     request.opening.refuse(request, spec)
     request.fault.refuse(request, spec)
@@ -43,8 +43,8 @@ def _check_steps(request: DrillRequest) -> None:
     total, last = request.total_steps, max(request.at_step, request.strike_hold or 0)
     if request.opening.is_update and request.hold_step >= total:
         raise ConfigError(
-            f"--at-step {request.at_step}: a job of --steps {total} ends before its update was tried: it waits "
-            f"for that at step {request.hold_step}"
+            f"--at-step {request.at_step}: a job of --steps {total} ends before its update was tried: use more than "
+            f"--steps {request.hold_step}, the step at which the job waits for that"
         )
     if last >= total:
         second = f" (its second fault comes at step {last})" if last > request.at_step else ""
@@ -53,4 +53,4 @@ def _check_steps(request: DrillRequest) -> None:
             f"its steps are 0 to {total - 1}"
         )
     if request.at_step + (needed := request.opening.steps_needed) >= total:
-        raise ConfigError(f"--at-step {request.at_step}: the job needs {needed} steps more, to show that it steps")
+        raise ConfigError(f"--at-step {request.at_step}: the job needs {needed} more steps after it")

@@ -1,4 +1,4 @@
-"""Ending a drill early without leaving its cluster behind."""
+"""Runs a drill so that Ctrl-C or SIGTERM also takes its cluster down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; after Ctrl-C or SIGTERM the cluster is torn down, then KeyboardInterrupt is raised."""
+    """Run a coroutine to its end. Ctrl-C and SIGTERM cancel it, so that it takes its cluster down.
+
+    Raises:
+        KeyboardInterrupt: the coroutine was cancelled.
+    """
 
     async def guarded() -> T:
         task = asyncio.ensure_future(work)

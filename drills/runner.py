@@ -1,4 +1,4 @@
-"""Runs a drill: job, fault, facts, verdict."""
+"""Runs a drill: starts the job, injects the fault, gathers the facts, and has them judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drills.clusters.local import DrillCluster, Say, silent
 from drills.clusters.network import NetworkCluster
 from drills.faults.fault import fault_of, inject, opening_of
 from drills.inject.context import DrillContext, copies_seen
-from drills.inject.found import await_healed
+from drills.inject.detection import await_healed
 from drills.inject.plan import planned
 from drills.inject.put_back import cleaned, put_back, spare_of
 from drills.judge import facts as gather
@@ -36,43 +36,48 @@ from everstep.rank import environment
 from workflows.messages import JobResult
 
 LIMIT_S = 600.0
-"""A drill's job must have ended within this time, seconds."""
-LOOK_S = 1.0
-"""Time between two checks whether a job is parked, seconds."""
+"""A drill's job must end within this time, seconds."""
+POLL_S = 1.0
+"""Time between two checks of whether a job is parked, seconds."""
 
 
 class References:
-    """Step records of jobs without a fault, one run for each different job."""
+    """Runs jobs without a fault, each different job once, and keeps their step records."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Records] = {}
+        self._records: dict[str, Records] = {}
 
     async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
-        """The step records of this job without a fault; the job is run if it has not run yet."""
+        """The step records of a job without a fault; the job is run first if it has not run yet.
+
+        Raises:
+            ClusterError: the job does not finish.
+        """
         clean = without_fault(spec)
         key = clean.model_dump_json()
-        if key not in self._known:
+        if key not in self._records:
             cluster.say("running the same job without a fault, to compare its losses")
             clean = clean.model_copy(update={"name": cluster.next_name("reference")})
             machines = cluster.machines[: spec.machines]
-            await start_recorded(cluster.control, _placed(clean, cluster.home / "drills" / clean.name), machines)
+            folder = cluster.home / "drills" / clean.name
+            await start_recorded(cluster.control, _with_run_folder(clean, folder), machines)
             ended = await _ended(cluster, clean)
             if ended is None or ended.outcome != "finished":
                 raise ClusterError(
-                    f"the job does not run without a fault either: {ended.headline if ended else 'not in time'}; "
+                    f"the job does not finish even without a fault: {ended.headline if ended else 'it took too long'}; "
                     f"its logs are in {cluster.home}"
                 )
-            self._known[key], _ = await gather.records(cluster, clean, machines)
-        return self._known[key]
+            self._records[key], _ = await gather.records(cluster, clean, machines)
+        return self._records[key]
 
 
 class Drill:
-    """One request, run once or several times on one cluster.
+    """One drill, which can be run several times on one cluster.
 
     Args:
-        cluster: open cluster with enough machines.
-        request: the fault and the job.
-        references: runs without a fault, which drills can share.
+        cluster: An open cluster with enough machines.
+        request: The fault and the job.
+        references: The runs without a fault; several drills can share them.
     """
 
     def __init__(self, cluster: DrillCluster, request: DrillRequest, references: References | None = None) -> None:
@@ -81,12 +86,12 @@ class Drill:
         self.references = references or References()
 
     async def run(self) -> DrillResult:
-        """Inject once and judge.
+        """Run the job with the fault once, and judge the recovery.
 
         Raises:
             ConfigError: the request makes no sense.
             CannotInject: the fault cannot be injected here.
-            ClusterError: the job does not run even without a fault.
+            ClusterError: the job does not finish even without a fault.
         """
         checks.check(self.request)
         cluster, name = self.cluster, self.cluster.next_name(self.request.fault.name)
@@ -95,7 +100,9 @@ class Drill:
         plan = cluster.home / "drills" / name / "faults.json"
         env = {environment.FAULTS: str(plan), environment.STATE_DIGEST: "1"}
         spec = self.request.spec(name, env, disk=cluster.home / "disk")
-        (cluster.home / "disk").mkdir(exist_ok=True)  # it is at the same path everywhere, like a mount
+        (cluster.home / "disk").mkdir(
+            exist_ok=True
+        )  # all machines see it at this path, as they see a shared file system
         machines = cluster.machines[: spec.machines]
         plan_of_faults = planned(self.request, spec, plan, cluster)
         plan_of_faults.write()
@@ -116,21 +123,21 @@ class Drill:
         return judge(self.request, spec, facts)
 
     async def _watched(self, context: DrillContext) -> DrillFacts:
-        """Run the job to its end, inject the fault, and check for double ranks meanwhile."""
+        """Run the job to its end, inject the fault, and watch for two copies of a rank."""
         facts = DrillFacts(seen=context.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
         injecting: asyncio.Task[None] | None = None
         try:
-            placed = _placed(context.spec, context.planned.plan.parent)
-            await start_recorded(self.cluster.control, placed, context.machines)
+            spec = _with_run_folder(context.spec, context.planned.plan.parent)
+            await start_recorded(self.cluster.control, spec, context.machines)
             if context.planned.outside:
                 injecting = asyncio.create_task(self._inject(context))
             ended = await self._to_its_end(context.spec, facts)
             if ended is not None:
                 facts.outcome, facts.headline, facts.generations = ended.outcome, ended.headline, ended.generations
             if injecting is not None and all(context.fired(fault["id"]) for fault in context.planned.outside):
-                await injecting  # bounded: see BACK_LIMIT_S
+                await injecting  # within BACK_LIMIT_S
         finally:
             if injecting is not None:
                 injecting.cancel()
@@ -138,7 +145,7 @@ class Drill:
             await asyncio.to_thread(watch.stop)
             await context.power_on()
         facts.duplicates, facts.shared = copies_seen(watch.copies, [context]), sorted(watch.shared)
-        facts.looks, facts.blind_s = watch.looks, watch.blind_s
+        facts.samples, facts.blind_s = watch.samples, watch.blind_s
         return facts
 
     async def _inject(self, context: DrillContext) -> None:
@@ -149,19 +156,19 @@ class Drill:
             self.cluster.say(f"the fault could not be injected as planned: {error}")
 
     async def _to_its_end(self, spec: JobSpec, facts: DrillFacts) -> JobResult | None:
-        """Wait for the job's end; a parked job is recorded as parked, and abandoned."""
+        """Wait for the job's end. A job that is parked for good is noted in the facts, and abandoned."""
         ending = asyncio.create_task(_ended(self.cluster, spec))
         try:
             while not ending.done():
-                await asyncio.wait([ending], timeout=LOOK_S)
+                await asyncio.wait([ending], timeout=POLL_S)
                 if not ending.done():
-                    await self._give_up_parked(spec, facts)
+                    await self._abandon_if_parked(spec, facts)
             return ending.result()
         finally:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
 
-    async def _give_up_parked(self, spec: JobSpec, facts: DrillFacts) -> None:
+    async def _abandon_if_parked(self, spec: JobSpec, facts: DrillFacts) -> None:
         control = self.cluster.control
         if self.request.opening.parked_for_a_while:
             return
@@ -169,16 +176,16 @@ class Drill:
             state = await control.state(spec.name)
             if state.status == "parked" and not facts.parked:
                 facts.parked = True
-                open_one = await control.open_incident(spec.name)
-                await control.answer(open_one.id, "abandon", "the drill is over")
+                incident = await control.open_incident(spec.name)
+                await control.answer(incident.id, "abandon", "the drill is over")
 
     async def _gather(self, context: DrillContext, facts: DrillFacts) -> None:
         cluster, spec = self.cluster, context.spec
         facts.incidents = await gather.incidents(cluster, spec.name)
         facts.leaked = await gather.left_behind(cluster, spec, context.machines)
         machines = await gather.recorded_on(cluster, spec, context.machines, context.seen.emptied)
-        facts.records, too_many = await gather.records(cluster, spec, machines, context.seen.records)
-        facts.duplicates += too_many
+        facts.records, twice = await gather.records(cluster, spec, machines, context.seen.records)
+        facts.duplicates += twice
         facts.ettr = await gather.ettr(cluster, spec.name)
         for incident in facts.incidents:
             facts.texts += await gather.texts(cluster, incident)
@@ -192,12 +199,12 @@ class Drill:
 
 
 async def run_drill(request: DrillRequest, *, say: Say = silent, keep: bool = False) -> DrillResult:
-    """Run one drill on a new cluster, which is torn down afterwards.
+    """Run one drill on a new cluster, and take the cluster down unless it is to ``keep``.
 
     Raises:
         ConfigError: the request makes no sense.
         CannotInject: the fault cannot be injected here.
-        ClusterError: the cluster or the job does not run even without a fault.
+        ClusterError: the cluster does not come up, or the job does not finish even without a fault.
     """
     return (await run_drills(request, repeat=1, say=say, keep=keep))[0]
 
@@ -210,10 +217,7 @@ async def run_drills(
     keep: bool = False,
     each: Callable[[DrillResult], None] = lambda _: None,
 ) -> list[DrillResult]:
-    """Run one drill several times on one cluster; ``each`` is called after each run.
-
-    Raises as :func:`run_drill` does.
-    """
+    """Run one drill ``repeat`` times on one new cluster, as :func:`run_drill` does; ``each`` gets each result."""
     checks.check(request)
     spec = request.spec("drill", {})
     cluster = cluster_for(request, spec.machines, keep=keep, say=say)
@@ -222,8 +226,8 @@ async def run_drills(
         drill = Drill(cluster, request)
         for _ in range(repeat):
             result = await drill.run()
-            shown = keep and not cluster.prefix  # a browser cannot reach addresses of another network
-            result.links = [link for incident in result.incidents if shown and (link := cluster.control.link(incident))]
+            if keep and not cluster.prefix:  # a browser cannot reach addresses of another network
+                result.links = [link for incident in result.incidents if (link := cluster.control.link(incident))]
             result.cluster, result.prefix = (str(cluster.home), cluster.prefix) if keep else ("", "")
             results.append(result)
             each(result)
@@ -236,7 +240,7 @@ async def run_drills(
 
 
 def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
-    """The cluster that a fault needs; it is not up yet."""
+    """A cluster of the kind that the request's fault needs, not started yet."""
     standbys = max(request.standbys, request.opening.standbys(request.spec("drill", {}).topology()))
     options: dict[str, Any] = {"machines": machines, "standbys": standbys, "keep": keep, "say": say}
     if request.opening.needs_network:
@@ -245,7 +249,11 @@ def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say
 
 
 async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
-    """The result of a job; None: it did not end in time and was stopped."""
+    """Wait for the end of a job; returns None if it took too long and was stopped.
+
+    Raises:
+        ClusterError: the job's workflow failed.
+    """
     try:
         async with asyncio.timeout(LIMIT_S):
             return await cluster.control.result(spec.name)
@@ -257,16 +265,16 @@ async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
         raise ClusterError(f"the job's workflow failed: {error.cause or error}") from error
 
 
-def _placed(spec: JobSpec, folder: Path) -> JobSpec:
-    """The job with ``{run}`` in its arguments replaced by a folder for this run alone."""
+def _with_run_folder(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job with its run's folder in place of ``{run}`` in its arguments; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     return spec.model_copy(update={"args": [argument.replace("{run}", str(folder)) for argument in spec.args]})
 
 
 def without_fault(spec: JobSpec) -> JobSpec:
-    """A job with the same losses: without fault, disk and waits at the end of steps, and with a patient policy.
+    """The job with the same losses, but without the fault, and with default policies and no delays in its steps.
 
-    Drills that differ only in these share one run of it.
+    Drills that differ only in these have one such job in common.
     """
     args = list(spec.args)
     for option, values in ((PACE, 1), (UNEVEN, 3)):

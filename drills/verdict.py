@@ -1,4 +1,4 @@
-"""The judge of a drill: from facts to a result. A pure function."""
+"""The judge of a drill: makes the result from the facts. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from drills.faults.fault import Fault, fault_of, opening_of
 from drills.judge.compare import Comparison
-from drills.judge.evictions import evictions_right, over_evicted
+from drills.judge.evictions import eviction_problems, over_evicted
 from drills.judge.facts import OBSERVED, DrillFacts, is_observed
-from drills.judge.findings import findings_told
+from drills.judge.findings import finding_problems
 from drills.judge.result import DrillResult
 from drills.spec.fault import STRIKE
 from drills.spec.request import DrillRequest, example
@@ -19,28 +19,26 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 MAX_LOST = 1
-"""Most steps that a fault may cost: the step under way, by design of the every-step checkpoint."""
+"""Most steps that a fault may cost by default: only the step under way, since every step is saved."""
 MAX_PACE = 1.5
-"""Limit of step time while a peer's agent hangs over step time before: far above the noise of a busy machine."""
+"""While a peer's agent hangs, a step may take this many times as long as before: far above noise."""
 AWAY_STEPS = 2
-"""A part that was back within the time of this many steps was away too briefly to prove anything."""
+"""If a part was back within the time of this many steps, the job need not have made a step meanwhile."""
 LAG = 2
-"""Backups that are this many steps behind prove that their peer accepts none."""
+"""Backups that are this many steps behind show that their peer accepts none."""
 MAX_BLIND_S = 10.0
-"""Longest allowed time without a sample for double ranks, seconds; far above the delays of a busy machine, with
-a sample every 0.1 s."""
+"""Longest allowed time without a sample of the processes, seconds; there is one every 0.1 s on an idle machine."""
 SHOWN = 5
-"""Number of differences that are named."""
-FOUND = ("checksum", "damaged", "truncated", "cut short", "bytes")
-"""Words for damage; a text about a damaged copy has at least one of them."""
+"""Most differences that are named."""
+DAMAGE_WORDS = ("checksum", "damaged", "truncated", "cut short", "bytes")
+"""A text about a damaged copy has at least one of these words."""
 
 
 def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResult:
-    """Judge a drill: make its result from the facts."""
-    observed = request.only_reported
-    told = [incident for incident in facts.incidents if observed or not is_observed(incident)]
-    reports = [incident.report for incident in told if incident.report]
-    comparison = facts.comparison or Comparison(not_compared=["anything: the job did not finish"])
+    """Judge a drill."""
+    counted = [incident for incident in facts.incidents if request.only_reported or not is_observed(incident)]
+    reports = [incident.report for incident in counted if incident.report]
+    comparison = facts.comparison or Comparison(not_compared=["any value: the job did not finish"])
     result = DrillResult(
         fault=request.fault.name,
         job=spec.name,
@@ -49,11 +47,11 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         evicted=sorted({machine for report in reports for machine in report.evicted}),
         over_evicted=over_evicted(reports, request.leaving(spec)),
         stages=[(stage.name, stage.seconds) for report in reports for stage in report.timings],
-        tried=[(str(one.rung), round(one.seconds, 3)) for report in reports for one in report.tried],
+        tried=[(str(rung.rung), round(rung.seconds, 3)) for report in reports for rung in report.tried],
         steps_redone=facts.records.redone(),
         steps=facts.records.steps or None,
-        losses_match=_none(comparison.losses),
-        state_match=_none(comparison.state),
+        losses_match=_equal(comparison.losses),
+        state_match=_equal(comparison.state),
         compared=comparison.compared,
         not_compared=comparison.not_compared,
         ettr=None if facts.ettr is None else round(facts.ettr, 4),
@@ -64,7 +62,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
         restored_from=facts.restored_from,
         emptied=facts.seen.emptied,
         damaged=[f"rank {copy.rank}, step {copy.step}: {copy.path}: {copy.what}" for copy in facts.seen.damaged],
-        said=sorted(facts.seen.said),
+        said=sorted(facts.seen.reported),
         lag=facts.seen.lag,
         pace=_pace(request, facts),
     )
@@ -74,9 +72,9 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
     result.problems = [
         *_not_fired(facts),
         *(_not_absorbed(facts, result) if request.absorbed else _not_recovered(request, spec, facts, result, reports)),
-        *copies_told(request, facts, result),
-        *findings_told(request, spec, facts),
-        *evictions_right(
+        *copy_report_problems(request, facts, result),
+        *finding_problems(request, spec, facts),
+        *eviction_problems(
             request,
             spec,
             result.evicted,
@@ -92,17 +90,16 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
 
 
 def _faults(request: DrillRequest) -> list[Fault]:
-    """The fault, and the other fault that opens the incident if there is one."""
+    """The drill's fault, and the fault that opens the incident if that is another one."""
     return [fault_of(request), *([] if request.fault is request.opening else [opening_of(request)])]
 
 
-def _none(differences: list[str] | None) -> bool | None:
-    """Whether there are no differences; None: not known."""
+def _equal(differences: list[str] | None) -> bool | None:
     return None if differences is None else not differences
 
 
 def _differences(spec: JobSpec, facts: DrillFacts) -> list[str]:
-    """Differences from the run without a fault; for the example, all values must have been compared."""
+    """Differences from the run without a fault. If the script is the example, all values must have been compared."""
     if facts.comparison is None:
         return []
     found = (facts.comparison.losses or [])[:SHOWN] + (facts.comparison.state or [])[:SHOWN]
@@ -112,25 +109,25 @@ def _differences(spec: JobSpec, facts: DrillFacts) -> list[str]:
 
 
 def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> None:
-    """Fill in the times of detection and recovery, counted from the fault that opened the incident."""
+    """Set the times and the resolution of the result; times count from the fault that opened the incident."""
     times = [mark["time_ns"] for name, mark in facts.marks.items() if mark and _opens(request, name, facts.marks)]
     fault_ns = min(times, default=None)
     result.step_s = None if fault_ns is None else facts.records.step_s(0, fault_ns)
-    if facts.seen.found_ns is not None and (broken := facts.marks.get(request.opening.name)):
-        result.found_s = _seconds(broken["time_ns"], facts.seen.found_ns)
+    if facts.seen.detected_ns is not None and (broken := facts.marks.get(request.opening.name)):
+        result.found_s = _seconds(broken["time_ns"], facts.seen.detected_ns)
     if request.only_reported:
         result.resolution, result.steps_lost = OBSERVED, 0
         if facts.incidents and fault_ns is not None:
             result.detected_s = _seconds(fault_ns, facts.incidents[0].opened_ns)
-        elif facts.seen.absorbed and facts.seen.absorbed.back_ns:
-            result.detected_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
+        elif facts.seen.absence and facts.seen.absence.back_ns:
+            result.detected_s = _seconds(facts.seen.absence.began_ns, facts.seen.absence.back_ns)
         return
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
     if request.absorbed:
         result.resolution = "absorbed" if not opened else None
         result.steps_lost = 0 if not opened else None
-        if facts.seen.absorbed and facts.seen.absorbed.back_ns:
-            result.recovered_s = _seconds(facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns)
+        if facts.seen.absence and facts.seen.absence.back_ns:
+            result.recovered_s = _seconds(facts.seen.absence.began_ns, facts.seen.absence.back_ns)
     if opened and fault_ns is not None:
         result.detected_s = _seconds(fault_ns, opened[0].opened_ns)
         if result.found_s is None and opened[0].seen_ns:
@@ -139,17 +136,17 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
         return
     last = reports[-1]
     result.resolution = "parked" if facts.parked else last.resolution
-    known = [report.lost_steps for report in reports if report.lost_steps is not None]
-    result.steps_lost = sum(known) if known else None
+    lost = [report.lost_steps for report in reports if report.lost_steps is not None]
+    result.steps_lost = sum(lost) if lost else None
     if last.confirmation and last.recovered:
         result.parts = last.confirmation.parts
         if fault_ns is not None:
-            # With several incidents: until the job stepped after the last of them.
+            # After several incidents, the last one counts.
             result.recovered_s = _seconds(fault_ns, last.confirmation.stepped_ns)
 
 
 def _opens(request: DrillRequest, fault_id: str, ids: Collection[str]) -> bool:
-    """Whether a fault starts the clock."""
+    """Whether times count from this fault."""
     if STRIKE in ids:
         return fault_id == STRIKE
     return request.fault is request.opening or not fault_id.startswith(request.fault.name)
@@ -160,11 +157,11 @@ def _seconds(begin_ns: int, end_ns: int) -> float:
 
 
 def _pace(request: DrillRequest, facts: DrillFacts) -> float | None:
-    away = facts.seen.absorbed
+    away = facts.seen.absence
     if not request.opening.delays_backups or away is None or away.back_ns is None:
         return None
-    before = facts.records.step_s(0, away.killed_ns)
-    during = facts.records.step_s(away.killed_ns, away.back_ns)
+    before = facts.records.step_s(0, away.began_ns)
+    during = facts.records.step_s(away.began_ns, away.back_ns)
     return round(during / before, 3) if before and during else None
 
 
@@ -182,20 +179,20 @@ def _not_absorbed(facts: DrillFacts, result: DrillResult) -> list[str]:
         found.append(f"the job did not finish: {facts.headline or 'not in time'}")
     opened = [incident for incident in facts.incidents if not is_observed(incident)]
     if opened:
-        found.append(f"it opened {len(opened)} incidents although no rank was hurt")
+        found.append(f"{len(opened)} incidents were opened although no rank was hurt")
     if facts.generations > 1:
         found.append(f"the job was launched {facts.generations} times")
-    if facts.seen.absorbed is None or facts.seen.absorbed.back_ns is None:
+    if facts.seen.absence is None or facts.seen.absence.back_ns is None:
         found.append("the killed part did not come back in time")
-    elif facts.records.of and _stood(facts, facts.seen.absorbed.killed_ns, facts.seen.absorbed.back_ns):
+    elif facts.records.of and _made_no_step(facts, facts.seen.absence.began_ns, facts.seen.absence.back_ns):
         found.append("the job did not step while the part was away")
     if result.steps_redone:
         found.append(f"{result.steps_redone} steps were done twice")
     return found
 
 
-def _stood(facts: DrillFacts, begin_ns: int, end_ns: int) -> bool:
-    """Whether the job made no step in a time in which it should step."""
+def _made_no_step(facts: DrillFacts, begin_ns: int, end_ns: int) -> bool:
+    """Whether the job made no step in a time in which it should have made one."""
     step_s = facts.records.step_s(0, begin_ns) or 0.0
     return (end_ns - begin_ns) / 1e9 > AWAY_STEPS * step_s and not facts.records.stepped_between(begin_ns, end_ns)
 
@@ -207,7 +204,7 @@ def _not_recovered(
     if opening.parks:
         return _not_parked(request, facts)
     if opening.repeats >= spec.policy.retry.max_failures_at_step:
-        # Again and again at one step deserves an operator, not a loop.
+        # A fault that repeats at one step needs an operator: a job that restarts for ever would be wrong.
         return [] if facts.parked else [f"{opening.repeats} faults at one step and the job was not parked"]
     found = []
     if facts.outcome != "finished":
@@ -219,58 +216,58 @@ def _not_recovered(
     found += [f"not recovered: {report.headline}" for report in reports if not report.recovered]
     found += _steps(request, facts, result, reports)
     if facts.generations > opening.launches_due:
-        found.append(f"the job was launched {facts.generations} times, {opening.launches_due} would have done")
+        found.append(f"the job was launched {facts.generations} times, and {opening.launches_due} are enough")
     return found
 
 
 def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
-    """Problems of a drill whose job should be parked with the right reason."""
-    why = request.opening.parked_words
-    notified = any(all(words in text for words in why) for text in facts.texts)
+    """Problems of a drill whose job must be parked for the right reason."""
+    reason = request.opening.parked_words
+    has_reason = any(all(words in text for words in reason) for text in facts.texts)
     return [
         *([] if facts.parked else ["the job was not parked although only a person can help"]),
-        *([] if notified else [f"nobody was notified why the job is parked: {', '.join(why)}"]),
+        *([] if has_reason else [f"no incident gives the reason for parking: {', '.join(reason)}"]),
     ]
 
 
 def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
-    """Compare the lost steps in the incidents with the step records."""
+    """Problems with the number of lost steps: too many, or not the number that the step records show."""
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
         return []
     most = MAX_LOST if result.steps_promised is None else result.steps_promised
     found = [
-        f"{report.lost_steps} steps lost, {most} would have done"
+        f"{report.lost_steps} steps were lost, and at most {most} may be"
         for report in reports
         if report.lost_steps and report.lost_steps > most
-        if not request.opening.shows_not_finite  # judged by the step to which it went back
+        if not request.opening.shows_not_finite  # its own check compares the step from which it resumed
     ]
-    # The step under way may have been reported and not completed: one more per failure.
+    # At each failure, a step may have been reported and not completed.
     failures = sum(max(len(report.failures), 1) for report in reports)
     if facts.records.of and not lost <= redone <= lost + failures:
-        found.append(f"the incidents say {lost} steps lost, the step records show {redone} done again")
+        found.append(f"by the incidents {lost} steps were lost, by the step records {redone} were done again")
     return found
 
 
-def copies_told(request: DrillRequest, facts: DrillFacts, result: DrillResult) -> list[str]:
-    """Problems with reports on copies: damage, machines that came back empty, full file systems."""
+def copy_report_problems(request: DrillRequest, facts: DrillFacts, result: DrillResult) -> list[str]:
+    """Problems with the reports of damaged copies, of machines that came back empty and of full file systems."""
     promise = facts.seen.promise
     found = [promise.reason] if promise and promise.begins_again else []
     for copy in facts.seen.damaged:
-        named = [text for text in facts.texts if f"rank {copy.rank} " in text and any(word in text for word in FOUND)]
-        if not named:
+        rank, texts = f"rank {copy.rank} ", facts.texts
+        if not any(rank in text and any(word in text for word in DAMAGE_WORDS) for text in texts):
             found.append(f"the incident does not name the damaged copy of rank {copy.rank}")
     if facts.incidents:
         found += [
-            f"the incident does not say that {name} came back empty"
+            f"the incident does not report that {name} came back empty"
             for name in facts.seen.emptied
             if name not in result.evicted
             if not any(name in text and "empty" in text for text in facts.texts)
         ]
-    if request.opening.must_be_reported and not facts.seen.said:
+    if request.opening.must_be_reported and not facts.seen.reported:
         found.append(f"no agent reported a problem although {request.opening.name.replace('-', ' is ')}")
-    if request.opening.delays_backups and not facts.seen.said and (facts.seen.lag or 0) < LAG:
-        found.append("backups did not fall behind visibly while the agent hung")
+    if request.opening.delays_backups and not facts.seen.reported and (facts.seen.lag or 0) < LAG:
+        found.append("backups did not fall behind while the agent hung")
     if result.pace is not None and result.pace > MAX_PACE:
         found.append(f"steps took {result.pace:.2f} times as long while the agent hung")
     return found
@@ -282,35 +279,35 @@ def _not_clean(facts: DrillFacts) -> list[str]:
         found.append(f"{facts.duplicates} ranks had two copies")
     found += [f"{machine} had ranks of {' and '.join(jobs)} at the same time" for machine, jobs in facts.shared]
     found += facts.records.overlaps()
-    if not facts.looks or facts.blind_s > MAX_BLIND_S:
-        found.append(f"nobody looked for two copies of a rank for {facts.blind_s:.1f} s ({facts.looks} looks in all)")
+    if not facts.samples or facts.blind_s > MAX_BLIND_S:
+        found.append(f"no check for two copies of a rank for {facts.blind_s:.1f} s ({facts.samples} checks in all)")
     return found
 
 
-def together(results: list[DrillResult]) -> dict[str, Any]:
-    """Merge several runs: the keys of a run (medians of times, worst counts), ``runs`` and ``summary``."""
-    told = summary(results)
+def merged(results: list[DrillResult]) -> dict[str, Any]:
+    """One object for several runs: the keys of a result with medians or worst values, ``runs`` and ``summary``."""
+    figures = summary(results)
     first = results[0].model_dump()
     lost = [result.steps_lost for result in results if result.steps_lost is not None]
     matches = [result.losses_match for result in results]
     return first | {
         "ok": all(result.ok for result in results),
         "fired": all(result.fired for result in results),
-        "detected_s": told["detected_s"] and told["detected_s"]["median"],
-        "recovered_s": told["recovered_s"] and told["recovered_s"]["median"],
+        "detected_s": figures["detected_s"] and figures["detected_s"]["median"],
+        "recovered_s": figures["recovered_s"] and figures["recovered_s"]["median"],
         "steps_lost": max(lost, default=None),
         "losses_match": False if False in matches else None if None in matches else True,
         "incidents": [name for result in results for name in result.incidents],
         "leaked": [name for result in results for name in result.leaked],
         "problems": [f"{result.job}: {problem}" for result in results for problem in result.problems],
         "duplicates": sum(result.duplicates for result in results),
-        "summary": told,
+        "summary": figures,
         "runs": [result.model_dump() for result in results],
     }
 
 
 def summary(results: list[DrillResult]) -> dict[str, Any]:
-    """Median, p90 and maximum of the times of several runs, and the number of successful runs."""
+    """The number of runs and of successful runs, and median, p90 and maximum of their times."""
     found: dict[str, Any] = {"runs": len(results), "ok": sum(result.ok for result in results)}
     for name in ("detected_s", "recovered_s"):
         times = sorted(t for result in results if (t := getattr(result, name)) is not None)

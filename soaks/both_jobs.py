@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drills.inject.context import DrillContext
-from drills.inject.found import await_healed
+from drills.inject.detection import await_healed
 from drills.inject.put_back import out_of_use, put_back
 from drills.spec.fault import STRIKE
 from everstep.errors import ClusterError

@@ -23,7 +23,7 @@ from drills.observe.processes import CopyWatch
 from drills.observe.step_records import Records
 from drills.observe.stored_copies import Damaged
 from drills.spec.fault import Entry
-from drills.verdict import copies_told
+from drills.verdict import copy_report_problems
 from everstep.errors import ClusterError, EverstepError, SoakStuck
 from everstep.rank import drill_faults as faults
 from soaks.both_jobs import BothJobs
@@ -42,7 +42,7 @@ CLOSED_LIMIT_S = 15.0
 """An incident whose job steps again is closed within this time, e.g. once a killed worker is back, seconds."""
 MAY_LEAVE_S = 8.0
 """A link that is down for longer may cost the job its machine, seconds: ``silence.evict_s`` with a margin."""
-LOOK_S = 0.05
+POLL_S = 0.05
 STATE_S = 1.0
 """Time between two checks whether the job is parked or over, seconds."""
 
@@ -135,7 +135,7 @@ class Episodes:
         found = [
             f"{context.request.fault.name} of {context.target.name}: it did not come back"
             for context in scenes
-            if context.seen.absorbed and context.seen.absorbed.back_ns is None
+            if context.seen.absence and context.seen.absence.back_ns is None
         ]
         if len(scenes) == 1 and scenes[0].planned.outside:
             texts = [text for incident in incidents for text in await self._texts(incident)]
@@ -143,7 +143,7 @@ class Episodes:
             new = [copy for copy in seen.damaged if copy not in self._damaged_before]
             facts = DrillFacts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
             evicted = [name for incident in incidents if incident.report for name in incident.report.evicted]
-            found += copies_told(request, facts, DrillResult(fault=request.fault.name, evicted=evicted))
+            found += copy_report_problems(request, facts, DrillResult(fault=request.fault.name, evicted=evicted))
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
@@ -221,7 +221,7 @@ class Episodes:
         """Let the job continue to the next gate after the strikes from outside."""
         outside = [(context, fault["id"]) for context in scenes for fault in context.planned.outside]
         while not all(context.fired(name) for context, name in outside):  # noqa: ASYNC110 - files say so
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         self.job.strikes(index).open()
 
     def _stage_hold(self, index: int) -> Entry:
@@ -251,7 +251,7 @@ class Episodes:
         injecting = asyncio.create_task(self._injected(context))
         try:
             while not injecting.done() and not all(context.fired(fault["id"]) for fault in context.planned.outside):  # noqa: ASYNC110 - files say so
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         finally:
             await asyncio.to_thread(Path(hold["until"]).touch)
         return await injecting
@@ -279,7 +279,7 @@ class Episodes:
                     raise SoakStuck(over)
             if time.monotonic() > deadline:
                 raise SoakStuck(f"the job did not come to step {gate.step} within {LIMIT_S:.0f} s")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _over(self, index: int) -> str:
         """Why the job can reach no further gate; empty: it can."""
@@ -341,7 +341,7 @@ class Episodes:
             found = await gather.incidents(self.cluster, self.job.spec.name, self._incidents + 1)
             if all(incident.report for incident in found) or time.monotonic() > deadline:
                 return found
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _judged(self, seen: GateLook, struck: Struck) -> list[str]:
         found = violations(seen, struck, self.job.spec, self._known)

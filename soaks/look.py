@@ -144,7 +144,7 @@ async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before
 async def _settle(context: DrillContext, step: int, late: int) -> int:
     stored, ranks = context.stored, range(context.spec.topology().world_size)
     every = context.spec.checkpoint.disk_every_steps
-    await context.settled(step, disk=step - step % every if every and not late else None)
+    await context.await_saves(step, disk=step - step % every if every and not late else None)
     await context.until(
         lambda: best_step({rank: stored.disk_steps(rank) for rank in ranks}) >= step - every - late,
         SETTLE_LIMIT_S,

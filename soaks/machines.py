@@ -16,7 +16,7 @@ from everstep.model.pool import PoolPlace, PoolState
 
 SETTLE_S = 15.0
 """The pool has the right job of a machine within this time, e.g. once a killed worker is back, seconds."""
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ async def machines_seen(cluster: DrillCluster, jobs: Sequence[str], out: Sequenc
         wrong = seen.unknown or leased_twice(seen) or lost(seen, out)
         if not wrong or time.monotonic() > deadline:
             return seen
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _look(cluster: DrillCluster, jobs: Sequence[str]) -> MachinesSeen:

@@ -28,7 +28,7 @@ STEP_S = 0.5
 """Length of its steps, seconds: long, since the job only has to hold machines, and two cores are few."""
 STEPS_LIMIT_S = 60.0
 """It steps again within this time, seconds."""
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class OtherJob:
@@ -90,7 +90,7 @@ class OtherJob:
                     self.machines = state.machines
                     self._had |= {machine.name: machine for machine in state.machines}
                     return self._incidents(state)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return [f"it is {state.status_text if state else 'silent'} for {STEPS_LIMIT_S:.0f} s"]
 
     def _incidents(self, state: JobState) -> list[str]:

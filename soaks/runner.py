@@ -132,7 +132,7 @@ class Soak:
         options: dict[str, Any] = {"machines": machines, "standbys": self.plan.standbys, "say": self.say}
         options["workers"] = self.plan.workers
         cluster = NetworkCluster(with_postgres=True, **options) if setting == "network" else DrillCluster(**options)
-        cluster.placed = self.left.note
+        cluster.before_start = self.left.note
         before = len(result.violations)
         async with cluster:
             own = {episode.number for episode in plan.episodes if episode.own_job}

@@ -20,6 +20,7 @@ def test_it_changes_what_is_there_and_names_tests_that_are_there(mutant: Mutant)
     assert ast.parse(broken)
     for test in mutant.tests:
         path, _, name = test.partition("::")
+        assert (ROOT / path).is_file(), path
         assert not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
 
 

@@ -195,7 +195,7 @@ def _drill(fault: str, chosen: dict[str, Any]) -> None:
     from drills import interrupts
     from drills.faults.all import drill_request
     from drills.runner import run_drills
-    from drills.verdict import together
+    from drills.verdict import merged
 
     repeat, keep, as_json = chosen.pop("repeat", 1), chosen.pop("keep", False), chosen.pop("as_json", False)
     try:
@@ -207,7 +207,7 @@ def _drill(fault: str, chosen: dict[str, Any]) -> None:
         print(f"error: {refused}", file=sys.stderr)
         raise typer.Exit(EXIT_CANNOT_INJECT) from None
     if as_json:
-        print(json.dumps(together(results) if repeat > 1 else results[0].model_dump(), indent=2))
+        print(json.dumps(merged(results) if repeat > 1 else results[0].model_dump(), indent=2))
     else:
         view.results(results)
     if not all(result.ok for result in results):

@@ -1,1 +1,1 @@
-"""Clusters for drills: on this machine, or on machines with their own network."""
+"""Clusters for drills: all machines share the network of this computer, or each has a network of its own."""

@@ -1,4 +1,4 @@
-"""A local cluster for drills: in a temporary folder, with workers that can be killed on purpose."""
+"""A local cluster for drills, in a temporary folder; its workers can be killed on purpose."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from everstep.model.machine import Machine
 from everstep.rank import environment
 
 Say = Callable[[str], None]
+"""A function that shows a line of progress."""
 
 
 def silent(_: str) -> None:
@@ -33,21 +34,22 @@ def silent(_: str) -> None:
 class DrillCluster:
     """A cluster for one drill or several; an async context manager.
 
-    While it is open, ``EVERSTEP_HOME`` of this process names its folder, so that every part of everstep finds it.
+    While it is open, the variable ``EVERSTEP_HOME`` of this process names its folder, so that every part of everstep
+    uses this cluster.
 
     Args:
-        machines: number of machines for jobs.
-        standbys: number of further machines.
-        workers: number of worker processes.
-        keep: leave it up at the end.
-        say: is called with a line for each step.
+        machines: Number of machines for jobs.
+        standbys: Number of further machines.
+        workers: Number of worker processes.
+        keep: Whether the cluster stays up at the end.
+        say: Shows lines of progress.
 
     Raises:
-        NoCluster: on entry, if it does not come up.
+        NoCluster: on entry, if the cluster does not come up.
     """
 
     prefix = ""
-    """Prefix that a user's command needs to reach the cluster."""
+    """Text that a user has to put before a command so that it reaches the cluster."""
 
     def __init__(
         self, *, machines: int = 4, standbys: int = 1, workers: int = 2, keep: bool = False, say: Say = silent
@@ -55,25 +57,25 @@ class DrillCluster:
         self.say = say
         self.keep = keep
         self.leaked: list[str] = []
-        """What was left after the cluster went down; known once it did."""
-        self.placed: Callable[[DrillCluster], None] = lambda _: None
-        """Called once its folder and name are known, before anything is started."""
+        """Processes, mounts and files that are left after the cluster was taken down."""
+        self.before_start: Callable[[DrillCluster], None] = lambda _: None
+        """Called when the cluster has its folder and name, before any process is started."""
         self._machines, self._standbys, self._workers = machines, standbys, workers
         self._before: dict[str, str | None] = {}
         self._named: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
-        self.folder, self.name = await asyncio.to_thread(self.place)
-        self.placed(self)
+        self.folder, self.name = await asyncio.to_thread(self.choose_home)
+        self.before_start(self)
         self._set(environment.HOME, str(self.folder))
         self._set(environment.FAULTS, str(self.worker_plan))
-        bringing = asyncio.create_task(asyncio.to_thread(self.bring_up))
+        starting = asyncio.create_task(asyncio.to_thread(self.bring_up))
         try:
-            self.file = await asyncio.shield(bringing)
+            self.file = await asyncio.shield(starting)
             self.control = await Control.connect(self.name, local=True)
         except BaseException as error:
-            # A thread cannot be cancelled: wait for it, so that all that it started can be taken down.
-            await asyncio.gather(bringing, return_exceptions=True)
+            # A thread cannot be cancelled. Wait for it, so that everything that it started can be taken down.
+            await asyncio.gather(starting, return_exceptions=True)
             await self._down()
             if isinstance(error, ClusterError):
                 raise NoCluster(f"there is no cluster to drill on: {error}") from error
@@ -91,12 +93,12 @@ class DrillCluster:
         else:
             await self._down()
 
-    def place(self) -> tuple[Path, str]:
-        """The everstep home and the name of the cluster; called once, before anything is started."""
+    def choose_home(self) -> tuple[Path, str]:
+        """Make the everstep home of the cluster; returns its folder and the name of the cluster."""
         return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
 
     def bring_up(self) -> ClusterFile:
-        """Start the cluster; returns when all processes answer."""
+        """Start the cluster, and wait until all processes answer."""
         return self.up()
 
     def up(self, **more: Any) -> ClusterFile:
@@ -105,7 +107,7 @@ class DrillCluster:
         return local.up(self.name, **sizes, progress=self.say, **more)
 
     def clear(self) -> None:
-        """Remove the files once the cluster is down."""
+        """Remove the cluster's files."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -115,7 +117,7 @@ class DrillCluster:
 
     @property
     def worker_plan(self) -> Path:
-        """The plan of the faults that workers meet; rewritten for each drill."""
+        """The file with the faults that strike workers; each drill writes it anew."""
         return self.home / "drill-workers.json"
 
     @property
@@ -128,19 +130,19 @@ class DrillCluster:
         return local.processes(self.file)
 
     def tree(self) -> Tree:
-        """The processes to observe: all below the cluster's supervisor, if it runs."""
+        """The tree of the cluster's processes: all below its supervisor."""
         supervisor = local.supervisor_of(self.home)
         return Tree(supervisor.pid if supervisor else 0)
 
     def next_name(self, what: str) -> str:
-        """A name for a job that this cluster has not had."""
+        """A job name that this cluster has not had yet."""
         self._named[what] += 1
         return f"{what}-{self._named[what]:02d}"
 
     async def _down(self) -> None:
         seen = set()
-        with suppress(TreeUnknown):  # it never came up: its processes are found below by the cluster's id
-            seen = {found for pid in self.tree().pids() if (found := cluster_processes.identify(pid))}
+        with suppress(TreeUnknown):  # there was no supervisor: the processes are looked up below by the cluster's id
+            seen = {process for pid in self.tree().pids() if (process := cluster_processes.identify(pid))}
         try:
             await asyncio.to_thread(local.down, self.name, progress=self.say)
         finally:

@@ -1,4 +1,4 @@
-"""A cluster for drills whose machines have their own network, TLS and, if needed, PostgreSQL."""
+"""A cluster for drills in which each machine has a network of its own, with TLS and, if needed, PostgreSQL."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from everstep.errors import CannotInject, ClusterError, NoCluster
 from everstep.model.machine import Machine
 
 CONTROL_ADDRESS, FIRST_ADDRESS = "10.99.0.1", "10.99.0.11"
-"""Addresses of the control host and of the first machine; the network is private."""
+"""Addresses of the control host and of the first machine in their private network."""
 LEDGER = "ledger"
-"""Name of the ledger's server among the cluster's processes."""
+"""Name of the ledger's database server among the cluster's processes."""
 
 
 class NetworkCluster(DrillCluster):
     """A :class:`DrillCluster` whose machines and control host are network namespaces.
 
-    While it is open the thread that opened it, and all that it starts from then on, are on the control host. Temporal's
-    library keeps threads of its own for as long as a process lives, so a process can have one such cluster.
+    While it is open, the thread that opened it is inside the control host's network, and so is every thread and process
+    that this thread starts. Temporal's library keeps its threads for as long as a process lives, so a process can open
+    only one such cluster.
 
     Args:
         with_postgres: Whether the cluster runs a PostgreSQL server for its ledger.
         options: Arguments of :class:`DrillCluster`.
 
     Raises:
-        NoCluster: on entry, if it does not come up.
+        NoCluster: on entry, if the cluster does not come up.
     """
 
     def __init__(self, *, with_postgres: bool = False, **options: Any) -> None:
@@ -53,12 +54,12 @@ class NetworkCluster(DrillCluster):
         self._open = ExitStack()
 
     async def __aenter__(self) -> Self:
-        # Not in the loop's threads: existing threads stay outside when this thread enters the network.
-        choice = temporal_server.find(self.say)  # the namespace has no way to a download
+        # Call it in this thread, since threads that exist already stay outside the network.
+        choice = temporal_server.find(self.say)  # inside the namespace nothing can be downloaded
         if choice.address:
             raise NoCluster(
-                f"there is no cluster to drill on: the server {choice.address} cannot be reached from a network of its "
-                "own: unset TEMPORAL_ADDRESS, or choose a profile without an address"
+                f"there is no cluster to drill on: the server {choice.address} cannot be reached from the machines' "
+                "network: unset TEMPORAL_ADDRESS, or choose a profile without an address"
             )
         self._open.callback(self._remove_network)
         try:
@@ -79,7 +80,7 @@ class NetworkCluster(DrillCluster):
             await super().__aexit__(kind, error, trace)
 
     def bring_up(self) -> ClusterFile:
-        """Start the cluster; returns when all processes answer."""
+        """Start the cluster with TLS, and wait until all processes answer."""
         certificates = Certificates(self.folder / "certificates")
         certificates.make(self.addresses)
         ledger = self._postgres.command() if self._postgres else None
@@ -93,7 +94,7 @@ class NetworkCluster(DrillCluster):
 
         return self.up(
             base_address=FIRST_ADDRESS,
-            # A forked process is in its template's network, so here each agent starts its fork servers itself.
+            # A forked process is in the network of its template, so here each agent starts its fork servers itself.
             commands=Commands(agent=agent, template=None, ledger=ledger),
             agents_ca=certificates.authority,
             ledger_url=self._postgres.url() if self._postgres else "",
@@ -126,9 +127,9 @@ def network_of(cluster: DrillCluster, fault: str) -> Network:
 
 
 def missing(*, with_postgres: bool = False) -> str:
-    """What this computer lacks for such a cluster; empty: nothing."""
-    if said := network.missing():
-        return said
+    """The first thing that this computer lacks for such a cluster; empty: it lacks nothing."""
+    if lacking := network.missing():
+        return lacking
     if not shutil.which("openssl"):
         return "there is no program openssl"
     if with_postgres and postgres.programs() is None:

@@ -1,4 +1,4 @@
-"""Agents and fork servers that are killed or hang while the ranks step."""
+"""Faults of agents and fork servers, which are killed or hang while the ranks step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from controlplane.local import cluster_processes, plan
 from drills.faults.away import ForSeconds
 from drills.faults.fault import Fault
-from drills.faults.kill_rank import KillRank
-from drills.inject.context import LOOK_S, DrillContext
+from drills.faults.rank_ends import KillRank
+from drills.inject.context import POLL_S, DrillContext
 from drills.judge.facts import DrillFacts
-from drills.observe.observed import Absorbed
+from drills.observe.observed import Absence
 from drills.observe.processes import await_rank_of
 from drills.spec import settings
 from drills.spec.fault import (
@@ -46,41 +46,42 @@ from everstep.system.procfs import children
 
 Then = Literal["", "kill-rank", "kill-machine"]
 LAUNCH_LIMIT_S = 60.0
+"""A rank is launched within this time after another one was killed, seconds."""
 TRANSFER_LIMIT_S = 60.0
 """A backup starts within this time, seconds."""
 REACH_LIMIT_S = 300.0
-"""A job has started and reached the step within this time, seconds."""
+"""The job has started and reached the step within this time, seconds."""
 HANG_LIMIT_S = 30.0
+"""Longest hang of an agent, seconds."""
 HANG_S = (1.0, 2.0, 4.0)
-"""Times for which an agent hangs in a soak, seconds: some steps, and not much more than from a fault to the
-next gate."""
+"""Durations of an agent's hang that a soak draws, seconds: the job makes some steps, and is soon at the next gate."""
 SLOW_MB_S = 4.0
-"""Rate of backups when a drill must hit one in the middle, MB/s: a rank of the example has 1.1 MB and steps of 0.2 s
-(``STEP_S``), so a backup is always under way."""
+"""Limit of the rate of backups, MB/s, so that one is always under way: a rank of the example has a state of 1.1 MB and
+steps of 0.2 s."""
 
 
 class KillAgent(OnMachine, Fault):
-    """The agent of a machine dies."""
+    """The agent of a machine is killed, and restarted by its supervisor."""
 
     name = "kill-agent"
     summary = (
-        "SIGKILL of a node agent; its ranks live on. With --then a rank or the machine is killed once it is back; with "
-        "--gone it stays away for longer than a silent machine is waited for"
+        "SIGKILL of a node agent; its ranks live on. With --then a rank or the machine is killed once the agent is "
+        "back; with --gone the agent stays away until its machine counts as silent"
     )
     meets = "beside"
     holds_up_backups = True
 
     during: Literal["", "launch"] = Field(
-        "", description="launch: in the launch after a rank of the machine was killed."
+        "", description="launch: kill the agent in the launch after a rank of the machine was killed."
     )
     then: Then = Field("", description="What is killed once the agent is back.")
-    gone: bool = Field(False, description="It stays away for longer than a silent machine is waited for.")
+    gone: bool = Field(False, description="The agent stays away until its machine counts as silent.")
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a second fault when another fault opens the incident."""
         super().refuse(drill, spec)
         if self.then and self.during:
-            raise ConfigError(f"--then {self.then} goes without --during")
+            raise ConfigError(f"--then {self.then} cannot be combined with --during")
 
     @property
     def opening(self) -> FaultOptions:
@@ -93,7 +94,6 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault, and the second fault after it."""
         return (self.name, STRIKE) if self.then else (self.name,)
 
     @property
@@ -102,12 +102,10 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def struck_again(self) -> bool:
-        """The second fault strikes once the agent is back."""
         return bool(self.then)
 
     @property
     def strike_delay(self) -> int | None:
-        """The job waits at a step before the second fault."""
         return THEN_AFTER if self.then else None
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -130,17 +128,17 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def step_s(self) -> float | None:
-        """The steps last long enough for the job to step while its agent is silent."""
+        """Steps are long enough for the job to step while its agent is silent."""
         return settings.STEP_S if self.gone else None
 
     @property
     def steps_after(self) -> int:
-        """The steps that the job makes until the agent is back."""
+        """Enough steps until the agent is back."""
         return settings.SILENT_STEPS if self.gone else super().steps_after
 
     @property
     def incidents_in_soaks(self) -> int:
-        """The launch may belong to another incident."""
+        """Two, since the launch may belong to the incident of another fault."""
         return 2 if self.during else super().incidents_in_soaks
 
     async def strike(self, context: DrillContext) -> None:
@@ -150,35 +148,35 @@ class KillAgent(OnMachine, Fault):
             return
         await context.reach(context.request.at_step)
         before, name = context.agent(context.target), f"agent-{context.target.name}"
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if self.gone:
                 plan.hold(context.cluster.home, name)
-                held.callback(plan.let_go, context.cluster.home, name)
+                stack.callback(plan.let_go, context.cluster.home, name)
             killed_ns = _kill(context, before)
             if self.gone:
                 await asyncio.sleep(settings.SILENT_S)
-        context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
+        context.seen.absence = Absence(killed_ns, await context.agent_back(context.target, before))
 
     async def _kill_in_launch(self, context: DrillContext) -> None:
-        """Kill the agent as soon as its fork server forked the first rank of the next generation."""
+        """Kill the agent as soon as its fork server has forked the first rank of the next generation."""
         await context.reach(1, [context.target])
         fork_server = await context.fork_server(context.target)
-        known = children(fork_server) or set()
-        while faults.fired(context.planned.plan, context.planned.ranks[0]) is None:  # noqa: ASYNC110 - a rank says so, by a file
-            await asyncio.sleep(LOOK_S)
+        children_before = children(fork_server) or set()
+        while faults.fired(context.planned.plan, context.planned.ranks[0]) is None:  # noqa: ASYNC110 - a rank writes a file
+            await asyncio.sleep(POLL_S)
         before = context.agent(context.target)
-        if await asyncio.to_thread(await_rank_of, fork_server, known, LAUNCH_LIMIT_S) is None:
+        if await asyncio.to_thread(await_rank_of, fork_server, children_before, LAUNCH_LIMIT_S) is None:
             raise ClusterError(f"no rank was launched on {context.target.name} within {LAUNCH_LIMIT_S:.0f} s")
         killed_ns = _kill(context, before)
-        context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
+        context.seen.absence = Absence(killed_ns, await context.agent_back(context.target, before))
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
         """The agent must have been killed within the launch."""
-        if not self.during or facts.seen.absorbed is None:
+        if not self.during or facts.seen.absence is None:
             return []
-        killed_ns = facts.seen.absorbed.killed_ns
+        killed_ns = facts.seen.absence.began_ns
         within = any(begin <= killed_ns <= end for begin, end in facts.launches_ns)
         return [] if within else ["the agent was not killed within the launch"]
 
@@ -191,16 +189,16 @@ class KillAgent(OnMachine, Fault):
 
 
 class _KilledOnMachine(OnMachine, KillRank):
-    """The first rank of a machine is killed, which causes a launch there; by default the job's last rank."""
+    """The first rank of a machine is killed, which causes a launch there."""
 
     @property
     def launches_due(self) -> int:
-        """One launch more, since the fault breaks a launch."""
+        """One more, since the fault breaks a launch."""
         return super().launches_due + 1
 
 
 class KillForkServer(OnMachine, Fault):
-    """The job's fork server on a machine dies."""
+    """The job's fork server on a machine is killed."""
 
     name = "kill-forkserver"
     summary = "SIGKILL of a job's fork server; its ranks live on"
@@ -208,16 +206,8 @@ class KillForkServer(OnMachine, Fault):
     alone = True
     meets = "beside"
     holds_up_backups = True
-
-    @property
-    def absorbed(self) -> bool:
-        """The job continues: the ranks stay alive."""
-        return True
-
-    @property
-    def step_s(self) -> None:
-        """None: the job waits for a new fork server, so its steps need no set length."""
-        return None
+    absorbed: ClassVar = True
+    step_s: ClassVar = None  # the job waits for the new fork server, so its steps need no length
 
     async def strike(self, context: DrillContext) -> None:
         """Kill the fork server, and wait until a new one is ready."""
@@ -226,11 +216,11 @@ class KillForkServer(OnMachine, Fault):
         if not before:
             raise ClusterError(f"the job has no fork server on {context.target.name}")
         killed_ns = _kill(context, before)
-        context.seen.absorbed = Absorbed(killed_ns, await context.fork_server_back(context.target, before))
+        context.seen.absence = Absence(killed_ns, await context.fork_server_back(context.target, before))
 
 
 class HangPeer(OnMachine, ForSeconds, Fault):
-    """An agent that receives backups is stopped."""
+    """An agent that receives backups hangs for some seconds."""
 
     name = "hang-peer"
     summary = "SIGSTOP of an agent while it receives backups"
@@ -240,6 +230,8 @@ class HangPeer(OnMachine, ForSeconds, Fault):
     meets = "beside"
     holds_up_backups = True
     delays_backups = True
+    absorbed: ClassVar = True
+    is_silent: ClassVar = True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a hang that would count as a lost machine, and a job without backups."""
@@ -248,59 +240,53 @@ class HangPeer(OnMachine, ForSeconds, Fault):
             raise ConfigError(f"--seconds {self.seconds:g}: an agent may hang for {HANG_LIMIT_S:g} s at most")
         refuse_without_backups(self, spec)
 
-    @property
-    def absorbed(self) -> bool:
-        return True
-
-    @property
-    def is_silent(self) -> bool:
-        """The agent reports nothing while its ranks step and back up their state."""
-        return True
-
     async def strike(self, context: DrillContext) -> None:
         """Stop the agent for some seconds while backups flow to it."""
         await context.reach(context.request.at_step)
         agent = cluster_processes.identify(context.agent(context.target))
         if agent is None:
             raise ClusterError(f"the agent of {context.target.name} is gone")
-        others = [machine for machine in context.machines if machine is not context.target]
+        answering = [machine for machine in context.machines if machine is not context.target]
         stopped_ns = time.time_ns()
         try:
             context.mark(self.name, time_ns=stopped_ns)
             cluster_processes.send(agent, signal.SIGSTOP)
-            await context.listen(self.seconds, others)
+            await context.listen(self.seconds, answering)
         finally:
             cluster_processes.send(agent, signal.SIGCONT)
-        context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
+        context.seen.absence = Absence(stopped_ns, time.time_ns())
 
 
 class HangAgents(OnRanks, ForSeconds, Fault):
-    """The agents of several machines hang at once, so that the breaker must decide."""
+    """The agents of several machines hang at once, so many that the breaker asks an operator."""
 
     name = "hang-agents"
     summary = "SIGSTOP of the agents of several machines at once, then SIGKILL of a rank of another one"
-    not_soaked = "needs more machines than a soak's job has, for the breaker to be asked"
+    not_soaked = "the breaker only trips in a job with more machines than a soak's job has"
+    patience: ClassVar = settings.QUICK
+    parked_for_a_while: ClassVar = True
 
-    count: int = Field(2, ge=1, description="Of so many machines, the last ones.", json_schema_extra={"metavar": "N"})
+    count: int = Field(
+        2, ge=1, description="Number of machines, the last of the job.", json_schema_extra={"metavar": "N"}
+    )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """By default the first rank, since its machine's agent does not hang."""
+        """The ranks that the options name, or the first rank: the agent of its machine does not hang."""
         return list(dict.fromkeys(self.ranks)) or [0]
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse too few machines to trip the breaker, or so many that none is left."""
+        """Refuse too few machines to trip the breaker, and so many that none is left."""
         super().refuse(drill, spec)
         most = max(spec.policy.evict.share * spec.machines, spec.policy.evict.at_least)
         if not most < self.count < spec.machines:
             raise ConfigError(
-                f"--count {self.count} of {spec.machines} machines: the breaker lets {most:g} go, and one has to be "
-                f"left: use {math.floor(most) + 1} to {spec.machines - 1}"
+                f"--count {self.count} of {spec.machines} machines: the breaker allows {most:g}, and one has to stay: "
+                f"use {math.floor(most) + 1} to {spec.machines - 1}"
             )
         if hung := [rank for rank in self.ranks if spec.topology().machine(rank) >= spec.machines - self.count]:
             raise ConfigError(f"--rank {hung[0]} is on a machine whose agent hangs: name another one")
 
     def describe(self, spec: JobSpec) -> str:
-        """The machines, and the length of the hang."""
         return f"SIGSTOP to the agents of {' and '.join(self.hung_machines(spec))} for {self.seconds:g} s"
 
     def hung_machines(self, spec: JobSpec) -> list[str]:
@@ -310,21 +296,11 @@ class HangAgents(OnRanks, ForSeconds, Fault):
     def loss(self, spec: JobSpec) -> Loss:
         return Loss(ranks=tuple(self.struck_ranks(spec)))
 
-    @property
-    def patience(self) -> dict[str, Any]:
-        """The policy evicts a silent machine soon."""
-        return settings.GONE_POLICY
-
-    @property
-    def parked_for_a_while(self) -> bool:
-        """The job is parked until the agents answer again."""
-        return True
-
     async def strike(self, context: DrillContext) -> None:
         """Stop the agents, then kill a rank of another machine, then let the agents resume."""
         await context.reach(context.request.at_step)
         names = self.hung_machines(context.spec)
-        hung = [cluster_processes.identify(context.agent(one)) for one in context.machines if one.name in names]
+        hung = [cluster_processes.identify(context.agent(m)) for m in context.machines if m.name in names]
         agents = [agent for agent in hung if agent is not None]
         stopped_ns = time.time_ns()
         try:
@@ -336,25 +312,27 @@ class HangAgents(OnRanks, ForSeconds, Fault):
         finally:
             for agent in agents:
                 cluster_processes.send(agent, signal.SIGCONT)
-        context.seen.absorbed = Absorbed(stopped_ns, time.time_ns())
+        context.seen.absence = Absence(stopped_ns, time.time_ns())
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """The job must have waited for an operator."""
+        """The breaker must have asked an operator."""
         asked = any("would be evicted" in text for text in facts.texts)
-        return [] if asked else ["nobody was notified that the breaker tripped"]
+        return [] if asked else ["no incident reports that the breaker tripped"]
 
 
 class KillPeer(OnMachine, Fault):
-    """An agent dies while it receives a backup."""
+    """An agent is killed while it receives a backup."""
 
     name = "kill-peer"
     summary = "SIGKILL of an agent in the middle of a backup; once it is back, the owner's machine or rank is killed"
     line = "SIGKILL to the agent of {machine} in the middle of a backup"
     drawn = {"then": ("", "kill-rank", "kill-machine")}
+    struck_again: ClassVar = True
+    strike_delay: ClassVar = THEN_AFTER
 
-    then: Then = Field("", description="What of the owner is killed once the agent is back; by default its machine.")
+    then: Then = Field("", description="The backup's rank or (default) its machine is killed once the agent is back.")
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a job without backups."""
@@ -362,7 +340,7 @@ class KillPeer(OnMachine, Fault):
         refuse_without_backups(self, spec)
 
     def machine_index(self, spec: JobSpec) -> int:
-        """By default the machine that has the backup of the last rank."""
+        """The machine that the options name, or the one that has the backup of the struck rank."""
         rank = self.struck_ranks(spec)[0]
         peer = None if self.machine else placement_of(spec).peers[rank]
         return spec.topology().machine(rank if peer is None else peer)
@@ -371,18 +349,8 @@ class KillPeer(OnMachine, Fault):
     def follows(self) -> str:
         return self.then
 
-    @property
-    def struck_again(self) -> bool:
-        """The second fault strikes once the agent is back."""
-        return True
-
-    @property
-    def strike_delay(self) -> int:
-        """The job waits at a step before the second fault."""
-        return THEN_AFTER
-
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss of a rank whose backup is on the machine, or of that rank's machine."""
+        """The loss of a rank whose backup is on the machine, or of the machine of that rank."""
         owner = owners(spec, self.machine_index(spec))[0]
         return Loss(ranks=(owner,)) if self.then == "kill-rank" else Loss((spec.topology().machine(owner),))
 
@@ -393,10 +361,10 @@ class KillPeer(OnMachine, Fault):
         """Kill the agent while it receives a backup."""
         index, step = context.machines.index(context.target), context.request.at_step
         before = context.agent(context.target)
-        # Read from the files: an agent's report would arrive after the backup has ended.
+        # From the files, since an agent's report would arrive only after the backup.
         await context.until(lambda: context.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
 
-        def caught() -> bool:
+        def backup_under_way() -> bool:
             deadline = time.monotonic() + TRANSFER_LIMIT_S
             while time.monotonic() < deadline:
                 if context.stored.receiving(index) is not None:
@@ -404,10 +372,10 @@ class KillPeer(OnMachine, Fault):
                 time.sleep(0.0005)
             return False
 
-        if not await asyncio.to_thread(caught):
-            raise ClusterError(f"no backup was on its way to {context.target.name} within {TRANSFER_LIMIT_S:.0f} s")
+        if not await asyncio.to_thread(backup_under_way):
+            raise ClusterError(f"{context.target.name} received no backup within {TRANSFER_LIMIT_S:.0f} s")
         killed_ns = _kill(context, before)
-        context.seen.absorbed = Absorbed(killed_ns, await context.agent_back(context.target, before))
+        context.seen.absence = Absence(killed_ns, await context.agent_back(context.target, before))
 
 
 def _kill(context: DrillContext, pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The list of all faults, and drills made from names."""
+"""The list of all faults, and requests of drills made from the names of the command line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from pydantic.fields import FieldInfo
 
 from drills.faults import agents, away, damaged_copies, devices, full, hangs, lost_machines, not_finite, slow, updates
 from drills.faults.control_plane import ControlFault, KillTemporal, KillWorker
-from drills.faults.exit_rank import ExitRank
 from drills.faults.fault import Fault
-from drills.faults.kill_during_save import KillDuringSave
-from drills.faults.kill_rank import KillRank
 from drills.faults.out_of_memory import OutOfMemory
-from drills.faults.raise_exception import RaiseException
+from drills.faults.rank_ends import ExitRank, KillDuringSave, KillRank, RaiseException
 from drills.spec.job_options import JobOptions
 from drills.spec.request import DrillRequest
 from everstep.errors import ConfigError
@@ -72,24 +69,24 @@ _BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 def fault_named(name: str) -> type[Fault]:
-    """The fault of a name.
+    """The fault with this name.
 
     Raises:
         ConfigError: there is no such fault.
     """
     fault = _BY_NAME.get(name)
     if fault is None:
-        near = difflib.get_close_matches(name, _BY_NAME, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see 'everstep drill --list'"
+        similar = difflib.get_close_matches(name, _BY_NAME, n=1)
+        hint = f"did you mean {similar[0]!r}?" if similar else "see 'everstep drill --list'"
         raise ConfigError(f"no fault is called {name!r}: {hint}")
     return fault
 
 
 def make_fault(name: str, options: Mapping[str, Any]) -> Fault:
-    """A fault with its options.
+    """Make a fault with these options.
 
     Raises:
-        ConfigError: there is no such fault, or an option or its value is wrong.
+        ConfigError: there is no such fault or option, or a value is wrong.
     """
     kind = fault_named(name)
     try:
@@ -99,13 +96,15 @@ def make_fault(name: str, options: Mapping[str, Any]) -> Fault:
 
 
 def drill_request(fault: str, **options: Any) -> DrillRequest:
-    """Make a drill from the names of the command line: options of the fault and of the job.
+    """Make the request of a drill.
 
-    If the fault strikes within the incident of another fault, ``during`` names the other fault, and options that the
-    first fault does not have go to the other.
+    Args:
+        fault: Name of the fault.
+        options: Options of the fault and of the job. If the fault strikes the control plane, ``during`` names another
+            fault, which opens the incident, and options that the first fault does not have go to that one.
 
     Raises:
-        ConfigError: an option makes no sense.
+        ConfigError: there is no such fault or option, or a value is wrong.
     """
     kind = fault_named(fault)
     job = {name: value for name, value in options.items() if name in JobOptions.model_fields}
@@ -113,7 +112,7 @@ def drill_request(fault: str, **options: Any) -> DrillRequest:
     if issubclass(kind, ControlFault):
         opening = fault_named(own.pop("during", "") or KillRank.name)
         if issubclass(opening, ControlFault):
-            raise ConfigError(f"--during {opening.name} opens no incident that anything could strike in")
+            raise ConfigError(f"--during {opening.name} opens no incident in which another fault could strike")
         inner = {name: own.pop(name) for name in opening.model_fields.keys() & own.keys() - kind.model_fields.keys()}
         own["opened_by"] = make_fault(opening.name, inner)
     made = make_fault(fault, own)
@@ -124,11 +123,11 @@ def drill_request(fault: str, **options: Any) -> DrillRequest:
 
 
 def _parsed(value: Any) -> Any:
-    """Parse a fault from an object with its name and options; errors are of the kind that pydantic collects."""
+    """Make a fault from an object with its name and options; raises ValueError, which pydantic collects."""
     if not isinstance(value, Mapping):
         return value
     try:
-        return make_fault(str(value.get("fault", "")), {key: one for key, one in value.items() if key != "fault"})
+        return make_fault(str(value.get("fault", "")), {key: option for key, option in value.items() if key != "fault"})
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
@@ -138,11 +137,11 @@ AnyFault = Annotated[
     BeforeValidator(_parsed),
     PlainSerializer(lambda fault: {"fault": fault.name, **fault.model_dump(exclude_unset=True, exclude={"opened_by"})}),
 ]
-"""Any fault, as JSON: an object with its name as ``fault``, and the chosen options."""
+"""A field with any fault. In JSON it is an object with the fault's name as ``fault``, and the chosen options."""
 
 
 def option_of(name: str, field: FieldInfo) -> str:
-    """The command-line option of a field."""
+    """The command-line option of a field, such as ``--at-step``."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     return str(extra.get("option", f"--{name.replace('_', '-')}"))
 
@@ -153,20 +152,21 @@ def is_hidden(field: FieldInfo) -> bool:
 
 
 def shown_options(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields with a command-line option; those that choose the target are first."""
+    """The fields with a command-line option. Those that choose the target come first."""
     first = ("ranks", "machine")
     shown = [(name, field) for name, field in model.model_fields.items() if not is_hidden(field)]
     return sorted(shown, key=lambda option: option[0] not in first)
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """The possible values of a field, if they are a list."""
-    named = get_origin(field.annotation) is not None and all(isinstance(one, str) for one in get_args(field.annotation))
-    return tuple(one for one in get_args(field.annotation) if one) if named else ()
+    """The values among which the user of a field chooses; empty: any value is possible."""
+    values = get_args(field.annotation)
+    is_choice = get_origin(field.annotation) is not None and all(isinstance(value, str) for value in values)
+    return tuple(value for value in values if value) if is_choice else ()
 
 
 def usage_of(fault: type[Fault]) -> str:
-    """The options of a fault in one line: ``--machine M [--gone]``."""
+    """The options of a fault in one line, such as ``--machine M [--gone]``."""
     return " ".join(_usage(fault))
 
 
@@ -182,14 +182,14 @@ def _usage(fault: type[Fault]) -> Iterator[str]:
 
 
 def _in_words(kind: type[Fault] | type[JobOptions], error: ValidationError) -> str:
-    """The first error in options, in the words of the command line."""
+    """The first error in some options, in the words of the command line."""
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        others = [one.name for one in FAULTS if name in one.model_fields]
+        having = [fault.name for fault in FAULTS if name in fault.model_fields]
         option = f"--{name.replace('_', '-')}"
-        where = f": it goes with {', '.join(others)}" if others else ""
-        return f"{option} does not go with {getattr(kind, 'name', 'a drill')}{where}"
+        where = f": it is an option of {', '.join(having)}" if having else ""
+        return f"{option} is no option of {getattr(kind, 'name', 'a drill')}{where}"
     field = kind.model_fields.get(name)
     option = option_of(name, field) if field else name
     listed = f": use one of {', '.join(choices_of(field))}" if field and choices_of(field) else ""

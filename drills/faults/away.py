@@ -1,4 +1,4 @@
-"""Parts that are away for some seconds: a link, the way to the control host, the ledger's server, all workers."""
+"""Faults with which a part is away for some time: a link, the control host, the ledger's server, or all workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from controlplane.local import cluster_processes, plan
 from drills.clusters.network import LEDGER, network_of
 from drills.faults.fault import Fault
 from drills.inject.context import DrillContext
-from drills.inject.found import OUTAGES
+from drills.inject.detection import LINK_REASONS
 from drills.judge import facts as gather
 from drills.judge.facts import DrillFacts
-from drills.observe.observed import Absorbed
+from drills.observe.observed import Absence
 from drills.spec import settings
 from drills.spec.fault import FaultOptions, Meets, OnMachine, OnRanks
 from drills.spec.job_options import JobOptions
@@ -30,21 +30,21 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 RECOVERED_LIMIT_S = 60.0
-"""The job has recovered within this time after the drill's own ``--seconds``, seconds."""
+"""The job has recovered within this time after ``--seconds`` are over, seconds."""
 LEDGER_LIMIT_S = 20.0
-"""Time for the end of a job to reach the ledger, seconds; workers try to write it for 30 s."""
+"""Longest absence of the ledger's server, seconds; workers try to write the end of a job for 30 s."""
 NOTICED_S = 2.0
-"""Margin over the time after which a job counts as hanging, seconds; a shorter outage heals by itself."""
+"""An outage is longer by this than the time after which a job counts as hanging, seconds; otherwise nothing happens."""
 NEAR_S = 10.0
-"""A machine may leave or stay if its outage differs from the allowed silence by less than this, seconds."""
+"""If an outage differs by less than this from the allowed silence, the machine may leave or stay, seconds."""
 AWAY_S = (6.0, 12.0)
-"""Times for which a part is away in a soak, seconds."""
+"""Absences of a part that a soak draws, seconds."""
 LINK_DOWN_S = (6.0, 30.0)
-"""Times for which a link is down in a soak, seconds: the job recovers by itself, or counts as hanging."""
+"""Outages of a link that a soak draws, seconds. After the shorter one the job may not even count as hanging."""
 
 
 class Away(Fault):
-    """A part is away, on machines that have their own network."""
+    """A part is away; the machines have a network of their own."""
 
     needs_network = True
     holds_up_backups = True
@@ -54,38 +54,35 @@ class Away(Fault):
 class ForSeconds(FaultOptions):
     """A part is away, or hangs, for some seconds."""
 
-    seconds: float = Field(6.0, gt=0, le=300, description="For how long.", json_schema_extra={"metavar": "S"})
+    seconds: float = Field(6.0, gt=0, le=300, description="Duration.", json_schema_extra={"metavar": "S"})
 
 
 class LinkDown(OnMachine, ForSeconds, Away):
-    """A machine loses its link: no traffic to or from it passes."""
+    """A machine loses its link: no packet to or from it passes."""
 
     name = "link-down"
-    summary = "a machine's link is down: it reaches nobody"
+    summary = "a machine's link is down: it reaches no other machine"
     line = "the link of {machine} is down for {seconds:g} s"
     drawn = {"seconds": LINK_DOWN_S}
     alone = True
     may_hang = True
     unreachable = True
+    lingering_reasons: ClassVar = LINK_REASONS
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse an outage that no part would notice."""
+        """Refuse an outage that is too short to be noticed."""
         super().refuse(drill, spec)
         pace_s = settings.STEP_S if drill.step_seconds is None else drill.step_seconds
         least = max(spec.policy.hang.floor_s, spec.policy.hang.factor * pace_s) + NOTICED_S
         if self.seconds < least:
             raise ConfigError(f"--seconds {self.seconds:g} is too short to be noticed: use {least:g} or more")
 
-    @property
-    def found_later(self) -> tuple[str, ...]:
-        return OUTAGES
-
     def leaving(self, spec: JobSpec) -> list[str]:
         """The machine, if it is away for too long."""
         return [self.struck_machine(spec)] if self.seconds > spec.policy.silence.evict_s + NEAR_S else []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """The machine, if its outage is about as long as the allowed silence."""
+        """The machine, if its outage is about as long as the allowed silence, or longer."""
         return {self.struck_machine(spec)} if self.seconds > spec.policy.silence.evict_s - NEAR_S else set()
 
     async def strike(self, context: DrillContext) -> None:
@@ -97,7 +94,7 @@ class LinkDown(OnMachine, ForSeconds, Away):
 
 
 class CutOff(OnMachine, ForSeconds, Away):
-    """The control host does not reach a machine, but the machine's peers do."""
+    """The control host and a machine do not reach each other; the other machines still reach it."""
 
     name = "cut-off"
     summary = "a machine and the control host do not reach each other; other machines reach it"
@@ -105,17 +102,14 @@ class CutOff(OnMachine, ForSeconds, Away):
     drawn = {"seconds": AWAY_S}
     alone = True
     may_hang = True
+    absorbed: ClassVar = True
 
     cut_from: Literal["control"] = Field(
-        "control", description="From whom; control is all there is.", json_schema_extra={"option": "--from"}
+        "control", description="The host from which it is cut off.", json_schema_extra={"option": "--from"}
     )
 
-    @property
-    def absorbed(self) -> bool:
-        return True
-
     async def strike(self, context: DrillContext) -> None:
-        """Cut the machine off for some seconds, and check that it is cut off."""
+        """Cut the machine off for some seconds, and check that the control host does not reach it."""
         await context.reach(context.request.at_step)
         with network_of(context.cluster, self.name).cut_off(context.target.name):
             began_ns = time.time_ns()
@@ -126,40 +120,40 @@ class CutOff(OnMachine, ForSeconds, Away):
             except AgentError:
                 await asyncio.sleep(self.seconds / 2)
             else:
-                raise ClusterError(f"{context.target.name} was cut off from the control host, and answered it")
-        context.seen.absorbed = Absorbed(began_ns, await context.agent_back(context.target, 0))
+                raise ClusterError(f"{context.target.name} answered the control host although it was cut off")
+        context.seen.absence = Absence(began_ns, await context.agent_back(context.target, 0))
 
 
 class BetweenMachines(OnMachine):
     """A fault of the link between two machines."""
 
     between: tuple[str, str] | None = Field(
-        None, description="Between which machines.", json_schema_extra={"metavar": "M1 M2"}
+        None, description="The two machines.", json_schema_extra={"metavar": "M1 M2"}
     )
 
     def ends(self, spec: JobSpec) -> tuple[str, str]:
-        """The two machines, in the job's order; by default the struck machine and the machine before it."""
+        """The two machines, in the order of the job; by default the struck machine and the one before it."""
         names = machine_names(spec.machines)
         index = self.machine_index(spec)
-        one, other = sorted(self.between or (names[index - 1], names[index]), key=names.index)
-        return one, other
+        first, second = sorted(self.between or (names[index - 1], names[index]), key=names.index)
+        return first, second
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse machines that the job does not have."""
+        """Refuse a machine that the job does not have, and one machine twice."""
         super().refuse(drill, spec)
         names = machine_names(spec.machines)
         for name in self.between or ():
             if name not in names:
                 raise ConfigError(f"--between {name}: use two of {', '.join(names)}")
         if self.between and len(set(self.between)) != 2:
-            raise ConfigError("--between names two machines")
+            raise ConfigError("--between needs two different machines")
 
 
 class CutLink(BetweenMachines, Away):
     """Two machines do not reach each other."""
 
     name = "cut-link"
-    summary = "no packet passes between two machines until one of them left the job"
+    summary = "no packet passes between two machines until one of them has left the job"
     alone = True
     own_job = True
     meets = "nothing"
@@ -171,7 +165,7 @@ class CutLink(BetweenMachines, Away):
 
     @property
     def launches_due(self) -> int:
-        """One launch more, since in the first one ranks do not reach each other."""
+        """One more, since in the first launch the ranks do not reach each other."""
         return super().launches_due + 1
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -186,7 +180,7 @@ class CutLink(BetweenMachines, Away):
 
 
 class PartDown(OnRanks, ForSeconds, Away):
-    """A part of the control plane is killed, then a rank; the part is started again later."""
+    """A part of the control plane is killed, and then a rank; the part is started again later."""
 
     drawn = {"seconds": AWAY_S}
 
@@ -195,36 +189,32 @@ class PartDown(OnRanks, ForSeconds, Away):
 
 
 class KillPostgres(PartDown):
-    """The ledger's server dies."""
+    """The ledger's database server is killed."""
 
     name = "kill-postgres"
     summary = "SIGKILL of the ledger's server, then of a rank; the server stays away until the job steps again"
     line = "SIGKILL to the ledger's server, which stays away for {seconds:g} s at least"
     needs_postgres = True
+    steps_needed: ClassVar = STEPS_AGAIN
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a drill whose end the ledger could not record."""
+        """Refuse an absence after which the end of the job would be missing in the ledger."""
         super().refuse(drill, spec)
         if self.seconds > LEDGER_LIMIT_S:
             raise ConfigError(f"--seconds {self.seconds:g}: the ledger may be away for {LEDGER_LIMIT_S:g} s at most")
 
-    @property
-    def steps_needed(self) -> int:
-        """Enough steps to show that the job steps while the server is away."""
-        return STEPS_AGAIN
-
     async def strike(self, context: DrillContext) -> None:
-        """Kill the server and a rank; the server is away until the job steps again."""
+        """Kill the server and a rank; start the server again only after the job has recovered."""
         await context.reach(context.request.at_step)
         async with down(context, [LEDGER], self.name):
             await context.second_fault(exact=False)
             await asyncio.gather(asyncio.sleep(self.seconds), self._steps_again(context))
 
     async def _steps_again(self, context: DrillContext) -> None:
-        """Wait until all ranks have completed steps that no rank had completed at the fault.
+        """Wait until all ranks have completed steps that none had completed before the fault.
 
         Raises:
-            ClusterError: they do not within the time limit.
+            ClusterError: they have not within the time limit.
         """
         wanted, limit_s = context.request.at_step + STEPS_AGAIN, self.seconds + RECOVERED_LIMIT_S
         try:
@@ -234,24 +224,24 @@ class KillPostgres(PartDown):
             raise ClusterError(f"step {wanted} was not completed within {limit_s:.0f} s of the fault") from None
 
     async def gather(self, context: DrillContext, facts: DrillFacts) -> None:
-        """Add what the ledger still lacks at the end."""
+        """Add the entries that the ledger still lacks at the end."""
         facts.ledger_lacks = await gather.ledger_lacks(context.cluster, context.spec.name, facts.incidents)
 
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """No recovery may wait for the ledger, and the ledger must have all of it at the end."""
-        away = facts.seen.absorbed
+        """The recovery must not wait for the ledger, and at the end the ledger must have all entries."""
+        away = facts.seen.absence
         stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
         late = away is None or away.back_ns is None or not stepped or stepped[-1] > away.back_ns
         return [
             *(["the job did not step again before the ledger was back"] if late else []),
-            *(f"the ledger does not know {text}" for text in facts.ledger_lacks),
+            *(f"the ledger lacks {text}" for text in facts.ledger_lacks),
         ]
 
 
 class KillWorkers(PartDown):
-    """All workers die."""
+    """All workers are killed."""
 
     name = "kill-workers"
     summary = "SIGKILL of all workers, then of a rank; then they come back"
@@ -272,15 +262,15 @@ def workers(context: DrillContext) -> list[str]:
 
 @asynccontextmanager
 async def down(context: DrillContext, names: list[str], mark: str = "") -> AsyncIterator[None]:
-    """Kill processes of the cluster, and start them again after the block; it ends once they run.
+    """Kill processes of the cluster; after the block, start them again and wait until they run.
 
     Args:
         context: The drill.
         names: Names of the processes.
-        mark: Id of the fault; empty: the kill is a part of another fault.
+        mark: Id of the mark to write; empty: write none.
 
     Raises:
-        ClusterError: a process did not run.
+        ClusterError: one of the processes did not run.
     """
     home, pids = context.cluster.file.home, context.cluster.processes()
     if absent := [name for name in names if name not in pids]:
@@ -298,4 +288,4 @@ async def down(context: DrillContext, names: list[str], mark: str = "") -> Async
     finally:
         for name in names:
             plan.let_go(home, name)
-    context.seen.absorbed = Absorbed(began_ns, await context.processes_back({name: pids[name] for name in names}))
+    context.seen.absence = Absence(began_ns, await context.processes_back({name: pids[name] for name in names}))

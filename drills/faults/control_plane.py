@@ -1,20 +1,23 @@
-"""The control plane dies in a stage of the incident that another fault opens (``drills/inject/control_plane.py``)."""
+"""Faults of the control plane, in a stage of the incident that another fault opens.
+
+Workers perform them themselves (``drills/inject/control_plane.py``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, SerializeAsAny, field_validator
 
 from drills.faults.devices import DeviceFault
 from drills.faults.fault import Fault
 from drills.faults.hangs import Hang
-from drills.faults.kill_rank import KillRank
 from drills.faults.lost_machines import LostMachines
 from drills.faults.not_finite import MachineBitflip, NotFinite
+from drills.faults.rank_ends import KillRank
 from drills.faults.slow import SlowFault, SlowMachine
 from drills.faults.updates import BadVersion
 from drills.inject.context import DrillContext
@@ -26,32 +29,35 @@ from everstep.errors import CannotInject, ConfigError
 from everstep.model.job import JobSpec
 
 FIRST = 1
-"""Number of a job's first version; rollbacks in these drills go back to it."""
+"""Number of a job's first version, to which the rollbacks in drills return."""
 
 
 class Needs(NamedTuple):
     """The faults whose incident has a certain stage."""
 
     kinds: tuple[type[FaultOptions], ...]
-    names: str
+    example: str
+    """Name of one of them, for the error."""
     why: str
-    """Why other faults do not fit."""
+    """Why the incidents of other faults do not have the stage."""
 
 
-OF_FAULTS = {
-    "vote": Needs((SlowMachine,), "slow-machine", "nobody looks for a slow machine"),
+FAULTS_OF_STAGE = {
+    "vote": Needs((SlowMachine,), "slow-machine", "there is no vote on a slow machine"),
     "trace": Needs((Hang,), "stop-rank", "ranks are not traced"),
-    "diagnose": Needs((NotFinite,), "nan", "machines are tested at once only where a loss is not finite"),
+    "diagnose": Needs((NotFinite,), "nan", "machines are tested at once only if a loss is not finite"),
     "replay": Needs((MachineBitflip,), "bitflip", "the job is not run again on groups of its machines"),
-    "rollback": Needs((BadVersion,), "bad-version", "no code is taken back"),
-    "restore": Needs((LostMachines, Hang), "kill-machine", "copies are moved only where memory was lost"),
+    "rollback": Needs((BadVersion,), "bad-version", "no version is rolled back"),
+    "restore": Needs((LostMachines, Hang), "kill-machine", "copies are moved only if memory was lost"),
 }
+"""Stage → the faults whose incident has it; incidents of all faults have the other stages."""
 
 
 class ControlFault(Fault):
-    """A process of the control plane dies in a stage of an incident, or at an event of its history."""
+    """A process of the control plane is killed in a stage of an incident, or at an event of its history."""
 
     is_control = True
+    incidents_in_soaks: ClassVar = 0
     meets = "stage"
 
     in_stage: str = Field(
@@ -59,7 +65,7 @@ class ControlFault(Fault):
         description=f"Stage of the incident: {', '.join((REPORT, *STAGES))}.",
         json_schema_extra={"metavar": "STAGE"},
     )
-    moment: Literal["begin", "middle", "end"] = Field("middle", description="When in the work of the stage.")
+    moment: Literal["begin", "middle", "end"] = Field("middle", description="The moment in the work of the stage.")
     opened_by: SerializeAsAny[FaultOptions] = Field(
         default_factory=KillRank,
         description="The fault that opens the incident.",
@@ -68,51 +74,52 @@ class ControlFault(Fault):
 
     @field_validator("in_stage")
     @classmethod
-    def _exists(cls, value: str) -> str:
+    def _known_stage(cls, value: str) -> str:
         if value and value not in (REPORT, *STAGES):
             raise ValueError(f"use one of {', '.join((REPORT, *STAGES))}")
         return value
 
     @property
     def opening(self) -> Fault:
-        """The other fault, which opens the incident."""
+        """The other fault."""
         assert isinstance(self.opened_by, Fault)
         return self.opened_by
 
     @property
     def process(self) -> str:
-        """The process that dies, as text."""
+        """The name of the process that is killed."""
         raise NotImplementedError
 
     @property
-    def place(self) -> dict[str, Any]:
-        """The stage or event at which it dies."""
+    def stage_fields(self) -> dict[str, Any]:
+        """The fields of the entry that name the stage."""
         version = {"version": FIRST} if self.in_stage == "rollback" else {}
         return {"in_stage": self.in_stage, "moment": self.moment, **version}
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a stage that the other fault's incident does not have."""
+        """Refuse a stage that the incident of the other fault does not have."""
         opening, stage = self.opening, self.in_stage
         opening.refuse(drill, spec)
         if not self._opens_incident(opening):
-            raise ConfigError(f"--during {opening.name} opens no incident that anything could strike in")
-        leaves_late = isinstance(opening, DeviceFault | SlowFault)
-        if leaves_late and stage == REPORT:
+            raise ConfigError(f"--during {opening.name} opens no incident in which another fault could strike")
+        if stage == REPORT and isinstance(opening, DeviceFault | SlowFault):
             raise ConfigError(f"--in-stage {REPORT}: {opening.name} hurts no rank: name a later stage")
-        if (needs := OF_FAULTS.get(stage)) and not isinstance(opening, needs.kinds):
-            raise ConfigError(f"--in-stage {stage}: {needs.why}: add --during {needs.names}")
+        if (needs := FAULTS_OF_STAGE.get(stage)) and not isinstance(opening, needs.kinds):
+            raise ConfigError(f"--in-stage {stage}: {needs.why}: add --during {needs.example}")
         if stage == "replay" and isinstance(opening, MachineBitflip) and not opening.only_in_job:
-            raise ConfigError("--in-stage replay: a test finds the machine before: add --only-in-job")
+            raise ConfigError(
+                "--in-stage replay: a test of the machines detects the fault before the replay: add --only-in-job"
+            )
         if stage in ("evict", "prepare") and not (opening.stays_away or isinstance(opening, DeviceFault | Hang)):
             raise ConfigError(
-                f"--in-stage {stage}: machines leave only where they stay away, or are at fault: "
+                f"--in-stage {stage}: a machine leaves only if it stays away or is at fault: "
                 "add --during kill-machine --gone, or --during gpu-lost"
             )
         if stage in BEFORE_AN_UPDATE and not opening.is_update:
             raise ConfigError(f"--in-stage {stage}: add --during update or --during bad-version")
         if stage == "await" and not (isinstance(opening, LostMachines) and opening.standby == "late"):
             raise ConfigError(
-                "--in-stage await: nothing is waited for: add --during kill-machine --gone --standby late"
+                "--in-stage await: the job waits for no machine: add --during kill-machine --gone --standby late"
             )
 
     @staticmethod
@@ -125,27 +132,21 @@ class ControlFault(Fault):
         return self.opening.why_not()
 
     def describe(self, spec: JobSpec) -> str:
-        """The process and the stage."""
         return f"SIGKILL to the {self.process} at stage {self.in_stage}"
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks of the other fault, which the injector injects."""
+        """The marks of the other fault."""
         return self.opening.marks
 
-    @property
-    def incidents_in_soaks(self) -> int:
-        """Zero: this fault opens no incident itself."""
-        return 0
-
     def victim(self, processes: Callable[[], Mapping[str, int]]) -> dict[str, Any]:
-        """The part of the entry that names the process; by default it is the worker that meets the entry."""
+        """The fields of the entry that name the process; by default none, since the worker itself is killed."""
         return {}
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entries of the other fault for workers, then the entry at which the process dies."""
+        """The entries of the other fault, then the entry at which the process is killed."""
         entry = {"id": f"{self.name}-{spec.name}", "fault": self.name, "job": spec.name}
-        return [*self.opening.worker_entries(spec, plan, processes), entry | self.place | self.victim(processes)]
+        return [*self.opening.worker_entries(spec, plan, processes), entry | self.stage_fields | self.victim(processes)]
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
         """Prepare the other fault."""
@@ -157,36 +158,33 @@ class ControlFault(Fault):
 
 
 class KillWorker(ControlFault):
-    """The worker that works on the stage dies."""
+    """The worker that executes the stage is killed."""
 
     name = "kill-worker"
     summary = "SIGKILL of the worker that works on that stage of an incident"
+    process: ClassVar = "worker"
 
     at_event: int | None = Field(
-        None, ge=1, description="Instead of a stage: an event of the history.", json_schema_extra={"metavar": "N"}
+        None,
+        ge=1,
+        description="Number of an event of the history, instead of a stage.",
+        json_schema_extra={"metavar": "N"},
     )
 
-    @property
-    def process(self) -> str:
-        """The worker."""
-        return "worker"
-
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a stage beside an event, or neither of them."""
+        """Refuse a stage together with an event, and neither of them."""
         if self.at_event is not None and self.in_stage:
-            raise ConfigError("--at-event goes without --in-stage")
+            raise ConfigError("--at-event cannot be combined with --in-stage")
         if self.at_event is None and not self.in_stage:
             raise ConfigError(f"--in-stage is missing: use one of {', '.join((REPORT, *STAGES))}")
         super().refuse(drill, spec)
 
     def describe(self, spec: JobSpec) -> str:
-        """The stage or the event."""
         if self.at_event is None:
             return super().describe(spec)
         return f"SIGKILL to the worker at event {self.at_event} of {self.opening.swept(spec.name)}"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entries for workers, with the one at which the worker dies."""
         *before, entry = super().worker_entries(spec, plan, processes)
         if self.at_event is not None:
             del entry["in_stage"], entry["moment"]
@@ -195,21 +193,17 @@ class KillWorker(ControlFault):
 
     @contextmanager
     def prepared(self, context: DrillContext) -> Iterator[None]:
-        """Watch the history, if an event of it kills the worker."""
+        """Watch the history if the worker is to be killed at one of its events."""
         with super().prepared(context), watched(context):
             yield
 
 
 class KillTemporal(ControlFault):
-    """The Temporal server dies."""
+    """The Temporal server is killed."""
 
     name = "kill-temporal"
     summary = "SIGKILL of the Temporal server in that stage of an incident"
-
-    @property
-    def process(self) -> str:
-        """The server."""
-        return "Temporal server"
+    process: ClassVar = "Temporal server"
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a drill without a stage."""
@@ -218,8 +212,7 @@ class KillTemporal(ControlFault):
         super().refuse(drill, spec)
 
     def victim(self, processes: Callable[[], Mapping[str, int]]) -> dict[str, Any]:
-        """The server."""
         pid = processes().get("temporal")
         if pid is None:
-            raise CannotInject("kill-temporal: the server is not ours to kill")
+            raise CannotInject("kill-temporal: the Temporal server does not belong to this cluster")
         return {"pid": pid}

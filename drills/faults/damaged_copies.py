@@ -1,10 +1,10 @@
-"""Copies of training state are damaged without their owner's knowledge, and then a restore needs them."""
+"""Faults with which a copy of the training state is damaged, and a restore then needs that copy."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -24,19 +24,16 @@ Where = Literal["buffer", "backup", "file"]
 
 
 class DamagedCopy(OnRanks, Fault):
-    """A rank's newest copy is damaged, and the processes with intact copies are killed."""
+    """A rank's newest copy is damaged, and then the processes and machines with intact copies are killed."""
 
-    @property
-    def strike_delay(self) -> int:
-        """The job waits at the step of the fault."""
-        return 0
+    strike_delay: ClassVar = 0
 
     def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
         """Damage a copy now.
 
         Args:
             context: The drill.
-            rank: The rank.
+            rank: The rank of the copy.
             step: The step at which the job waits.
             on_disk: The newest step on disk.
 
@@ -46,27 +43,29 @@ class DamagedCopy(OnRanks, Fault):
         raise NotImplementedError
 
     async def strike(self, context: DrillContext) -> None:
-        """Damage the copy once all saves of the step are complete; then kill the processes with intact copies."""
-        step = await context.held_up()
+        """Damage the copy once all saves of the step are complete; then strike."""
+        step = await context.await_holds()
         every = context.spec.checkpoint.disk_every_steps
         on_disk = step - step % every if every else 0
-        await context.settled(step, disk=on_disk)
-        done = self.damage(context, self.struck_ranks(context.spec)[0], step, on_disk)
-        context.mark(self.name, path=str(done.path), what=done.what)
-        context.seen.damaged.append(done)
-        context.cluster.say(f"{done.path}: {done.what}")
+        await context.await_saves(step, disk=on_disk)
+        damaged = self.damage(context, self.struck_ranks(context.spec)[0], step, on_disk)
+        context.mark(self.name, path=str(damaged.path), what=damaged.what)
+        context.seen.damaged.append(damaged)
+        context.cluster.say(f"{damaged.path}: {damaged.what}")
         await context.second_fault(exact=True)
 
 
 class FlipBit(DamagedCopy):
-    """One bit of a copy flips."""
+    """One bit of a copy is flipped."""
 
     name = "flip-bit"
-    summary = "one bit of a rank's saved state flips, and what holds the better copies is killed"
+    summary = "one bit of a rank's saved state flips, and the processes or machines with the better copies are killed"
     line = "a bit of the state of {ranks} flips in its"
     drawn = {"where": get_args(Where)}
 
-    where: Where = Field(description="In own memory (buffer), in the peer's (backup), or on disk (file).")
+    where: Where = Field(
+        description="The copy: in own memory (buffer), in the peer's memory (backup), or on disk (file)."
+    )
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a copy that the job does not have."""
@@ -77,7 +76,6 @@ class FlipBit(DamagedCopy):
             refuse_without_disk(self, drill, spec)
 
     def describe(self, spec: JobSpec) -> str:
-        """The ranks, and the place of the copy."""
         rank = self.struck_ranks(spec)[0]
         peer = placement_of(spec).peers[rank]
         machine = f"m{spec.topology().machine(peer)}" if peer is not None else "no machine"
@@ -85,7 +83,7 @@ class FlipBit(DamagedCopy):
         return f"{super().describe(spec)} {copy}"
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The processes and machines that have intact copies."""
+        """The rank, or the machines, with intact copies of the same step."""
         rank = self.struck_ranks(spec)[0]
         if self.where == "buffer":
             return Loss(ranks=(rank,))
@@ -93,7 +91,7 @@ class FlipBit(DamagedCopy):
         return Loss(tuple(sorted(holders)))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """In own memory, checksums are as for a large state: damage is detected after the step is chosen."""
+        """Of a copy in own memory, the checksum is computed as late as for a large state: after the step was chosen."""
         wanted = {"file": settings.disk_settings(disk), "buffer": {"verify_at_stop_mb": 0.0}, "backup": {}}
         return wanted[self.where]
 
@@ -108,7 +106,7 @@ class FlipBit(DamagedCopy):
 
 
 class TruncateFile(DamagedCopy):
-    """A file of a checkpoint is cut short."""
+    """A rank's file of a checkpoint on disk is cut short."""
 
     name = "truncate-file"
     summary = "a rank's newest checkpoint on disk is cut short, and then needed"
@@ -121,7 +119,7 @@ class TruncateFile(DamagedCopy):
         refuse_without_disk(self, drill, spec)
 
     def loss(self, spec: JobSpec) -> Loss:
-        """All copies in memory."""
+        """The machines with copies of the rank's state in memory."""
         return Loss(tuple(sorted(with_peer(spec, self.struck_ranks(spec)[0]))))
 
     def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:
@@ -129,10 +127,10 @@ class TruncateFile(DamagedCopy):
 
 
 def flip_in_slot(path: Path, rank: int, step: int) -> Damaged:
-    """Flip a bit in the middle of the tensors of one step in a checkpoint file in shared memory.
+    """Flip a bit in the middle of the copy of a step in a checkpoint file in shared memory.
 
     Raises:
-        ClusterError: the file does not hold that step.
+        ClusterError: the file has no copy of that step.
     """
     with path.open("r+b", buffering=0) as file:
         slots, capacity, reason = file_header(file.read(PAGE))
@@ -142,7 +140,7 @@ def flip_in_slot(path: Path, rank: int, step: int) -> Damaged:
             if steps == step:
                 middle = at + PAGE + (tensor_bytes or aligned(tensor_bytes) + structure_bytes) // 2
                 return Damaged(path, rank, step, _flip(file.fileno(), middle))
-    raise ClusterError(f"{path} does not hold step {step} of rank {rank} any more: nothing to damage")
+    raise ClusterError(f"{path} has no copy of step {step} of rank {rank}, so nothing can be damaged")
 
 
 def flip_in_file(path: Path, rank: int, step: int) -> Damaged:

@@ -1,7 +1,6 @@
-"""Devices of a machine break, so that its inspections have a fault to detect; the job continues.
+"""Faults with which a device of a machine breaks: inspections must detect it, and the job continues.
 
-Two faults cannot be shown here, since they need hardware that does not answer: ``gpu-power`` and
-``gpu-driver-hangs``, which name a machine for sure only in their worst form.
+The findings ``gpu-power`` and ``gpu-driver-hangs`` have no drill, since they need hardware that does not answer.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from controlplane.local import mounts, power
 from drills.clusters.network import network_of
 from drills.faults.fault import Fault
 from drills.inject.context import DrillContext
-from drills.inject.found import OUTAGES, await_finding, await_told, struck_machines
-from drills.observe.observed import Absorbed
+from drills.inject.detection import LINK_REASONS, await_finding, await_report, struck_machines
+from drills.observe.observed import Absence
 from drills.spec import settings
 from drills.spec.fault import STRIKE, THEN_AFTER, ExpectedFinding, FaultOptions, OnMachine
 from drills.spec.job_options import JobOptions
@@ -40,19 +39,19 @@ from everstep.model.job import JobSpec
 from everstep.system import private_files as private
 
 GPUS = 8
-"""GPUs of a machine; most machines have this many."""
+"""Number of a machine's fake GPUs, if it has no more ranks."""
 FLAP_S = 0.5
-"""A link that flaps is down for this time, seconds."""
+"""Time for which a flapping link is down, seconds."""
 KERNEL_LOG = Path("/dev/kmsg")
+"""The kernel log, to which root can write lines."""
 HOT: dict[str, object] = {"temperature_c": 95}
-"""Readings of a GPU that is too hot; an H100 slows down at 87 degrees C."""
+"""Readings of a fake GPU that is too hot; an H100 slows down at 87 degrees C."""
 GPU = "{gpu}"
 """Placeholder in a line for the PCI address of a GPU."""
 FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+"""The driver's text after the number of Xid 79."""
 XIDS = (79, 48, 94, 13, 31, 45)
-"""Xids that a soak draws: some prove a broken machine, some are also caused by programs."""
-
-
+"""Xids that a soak draws: some prove that the machine is broken, and programs can cause the others."""
 REST = {
     "": "injected",
     "-fatal": "RLW_CTRL Fatal XC0 i0 Link 07",
@@ -62,7 +61,7 @@ REST = {
 
 
 def xid_line(code: int, suffix: str = "") -> str:
-    """The driver's line in the kernel log for an Xid."""
+    """The line that the driver writes into the kernel log for an Xid."""
     return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
 
 
@@ -76,7 +75,7 @@ LINES: dict[str, str] = {
     },
     xid.SXID_FATAL.code: f"nvidia-nvswitch3: SXid (PCI:{GPU}): 20034, Fatal, Link 30 LTSSM Fault Up",
 }
-"""Reason code → a line of the kernel log that names its machine for sure."""
+"""Reason code of a finding that names its machine for sure → a line of the kernel log that causes it."""
 FAKE_GPUS: dict[str, dict[str, object]] = {
     "gpu-lost": {"lost": True},
     "gpu-reset-required": {"reset_required": True},
@@ -84,49 +83,45 @@ FAKE_GPUS: dict[str, dict[str, object]] = {
     "gpu-recovery-action": {"recovery_action": 2},
     "gpu-row-remap-failed": {"remap_failed": True},
 }
-"""Reason code → the faulty readings of a fake GPU (``agent.monitor.gpu.fake``)."""
+"""Reason code of such a finding → the readings of a fake GPU that cause it (``agent.monitor.gpu.fake``)."""
 SURE: tuple[str, ...] = (*LINES, *FAKE_GPUS)
-"""Reason codes of faults that name their machine for sure, and that a drill can show."""
+"""Reason codes of the findings that name their machine for sure and that a drill can cause."""
 
 
 class DeviceFault(Fault):
-    """A device breaks: an incident reports it, or the machine is replaced while its ranks step."""
+    """A device breaks: an incident reports the finding, or the machine is replaced while its ranks step."""
 
     own_job = True
     meets = "nothing"
 
     @property
     def absorbed(self) -> bool:
-        """The job continues unless there is a second fault."""
+        """The job continues unless a second fault follows."""
         return not self.follows
 
     @property
     def only_reported(self) -> bool:
-        """An incident only reports it, unless there is a second fault."""
         return not self.follows
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault, and the second fault after it."""
         return (self.name, STRIKE) if self.follows else (self.name,)
 
     @property
     def struck_again(self) -> bool:
-        """The second fault kills a rank once the first one is detected."""
         return bool(self.follows)
 
     @property
     def strike_delay(self) -> int | None:
-        """The job waits at a step before the second fault."""
         return THEN_AFTER if self.follows else None
 
     @property
     def patience(self) -> dict[str, Any]:
-        """With a second fault on the machine, the policy evicts no machine."""
-        return super().patience | settings.NOBODY_LEAVES
+        """The policy evicts no machine, so that the second fault strikes the machine at fault."""
+        return super().patience | settings.NO_EVICTION
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The second fault kills the first rank of the machine."""
+        """The first rank of the machine, if a second fault follows."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(ranks=(ranks[0],)) if self.follows == "kill-rank" else Loss()
 
@@ -146,16 +141,16 @@ class DeviceFault(Fault):
         context.mark(self.name, time_ns=broken_ns)
         await await_finding(context)
         if context.request.replaces:
-            context.planned.let_go()  # its ranks step while another machine is made ready
+            context.planned.let_go()  # the ranks step while another machine is prepared
         if not self.follows:
-            await await_told(context)
-        context.seen.absorbed = Absorbed(broken_ns, time.time_ns())
+            await await_report(context)
+        context.seen.absence = Absence(broken_ns, time.time_ns())
 
 
 class ThenKillRank(FaultOptions):
-    """An option of faults: a rank of the machine is killed after the fault."""
+    """The option to kill a rank of the machine after the fault."""
 
-    then: Literal["", "kill-rank"] = Field("", description="A rank of the machine is killed with it.")
+    then: Literal["", "kill-rank"] = Field("", description="A rank of the machine is killed after the fault.")
 
     @property
     def follows(self) -> str:
@@ -163,7 +158,7 @@ class ThenKillRank(FaultOptions):
 
 
 class Everywhere(FaultOptions):
-    """An option of faults: the fault strikes all machines at once."""
+    """The option to strike all machines of the job at once."""
 
     everywhere: bool = Field(False, description="On all machines of the job at once.")
 
@@ -175,19 +170,21 @@ class Everywhere(FaultOptions):
         """Refuse too few machines to show a shared fault."""
         super().refuse(drill, spec)
         if self.everywhere and self.follows:
-            raise ConfigError("--everywhere goes without --then")
+            raise ConfigError("--everywhere cannot be combined with --then")
         if self.everywhere and spec.machines <= SHARED_MACHINES:
             least = SHARED_MACHINES + 1
-            raise ConfigError(f"--everywhere: {spec.machines} machines share nothing: use {least} or more")
+            raise ConfigError(
+                f"--everywhere: {spec.machines} machines are too few to share a fault: use {least} or more"
+            )
 
 
 class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
-    """The driver logs a GPU error (an Xid)."""
+    """The GPU driver logs an error (an Xid)."""
 
     name = "xid"
     summary = (
-        "the kernel's line about a GPU error, through /dev/kmsg, on one machine or on all; the job continues unless a "
-        "rank is killed with it"
+        "a line about a GPU error in the kernel log, through /dev/kmsg, of one machine or of all; the job continues "
+        "unless a rank is killed too"
     )
     line = "Xid {code} in the kernel log of {machine}"
     drawn = {"code": XIDS}
@@ -196,12 +193,11 @@ class XidFault(OnMachine, Everywhere, ThenKillRank, DeviceFault):
 
     @property
     def finding(self) -> ExpectedFinding:
-        """The finding for this Xid, from the table of Xids."""
+        """The finding that the table of Xids has for this number."""
         reason = xid.xid_of(self.code)
         return ExpectedFinding(reason.code, reason.owner, reason.verdict, reason.sure)
 
     def why_not(self) -> str:
-        """Why no line can be written into the kernel log; empty: it can."""
         return _no_kernel_log()
 
     def break_device(self, context: DrillContext) -> None:
@@ -212,29 +208,29 @@ class GpuFault(OnMachine, DeviceFault):
     """A fake GPU, which the machine's agent reads, has a fault."""
 
     gpu: ClassVar[dict[str, object]]
+    """The readings that show the fault."""
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Give the machines fake GPUs, all of them healthy."""
+        """Give the machines fake GPUs that are healthy."""
         return fake_gpus(context)
 
     def break_device(self, context: DrillContext) -> None:
-        """Give the first fake GPU its fault."""
         for machine in struck_machines(context):
             write_fake_gpus(context, machine.name, self.gpu)
 
 
 class GpuLost(ThenKillRank, GpuFault):
-    """A GPU is lost."""
+    """A GPU does not answer any more."""
 
     name = "gpu-lost"
-    summary = "a GPU is lost, of fake ones that the machine's agent reads"
+    summary = "one of the fake GPUs that the machine's agent reads is lost"
     line = "a GPU of {machine} is lost"
-    found = ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
+    fixed_finding = ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
     gpu = FAKE_GPUS["gpu-lost"]
 
 
 class MachineFault(OnMachine, Everywhere, DeviceFault):
-    """A fault that names its machine for sure."""
+    """Any fault that names its machine for sure."""
 
     name = "machine-fault"
     summary = "any fault that names its machine for sure: a line of the kernel, or a fake GPU"
@@ -242,33 +238,31 @@ class MachineFault(OnMachine, Everywhere, DeviceFault):
     drawn = {"reason": SURE}
 
     reason: str = Field(
-        description="The reason code, see docs/concepts/inspections.md.", json_schema_extra={"metavar": "CODE"}
+        description="Reason code of the finding, see docs/concepts/inspections.md.",
+        json_schema_extra={"metavar": "CODE"},
     )
 
     @field_validator("reason")
     @classmethod
-    def _can_be_shown(cls, value: str) -> str:
+    def _can_be_caused(cls, value: str) -> str:
         if value not in SURE:
             raise ValueError(f"use one of {', '.join(SURE)}")
         return value
 
     @property
     def finding(self) -> ExpectedFinding:
-        """The finding, which names the machine for sure."""
-        known = reason_of(self.reason)
-        owner = Owner.MACHINE if self.reason in FAKE_GPUS or known is None else known.owner
+        reason = reason_of(self.reason)
+        owner = Owner.MACHINE if self.reason in FAKE_GPUS or reason is None else reason.owner
         return ExpectedFinding(self.reason, owner, sure=True)
 
     def why_not(self) -> str:
-        """Why no line can be written into the kernel log; empty: it can."""
         return _no_kernel_log() if self.reason in LINES else ""
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Give the machines fake GPUs, if one of them is to break."""
+        """Give the machines fake GPUs if one of those is to break."""
         return fake_gpus(context) if self.reason in FAKE_GPUS else super().prepared(context)
 
     def break_device(self, context: DrillContext) -> None:
-        """Write the line into the kernel log, or give a fake GPU its fault."""
         if self.reason in LINES:
             _write_kernel_lines(context, LINES[self.reason])
             return
@@ -280,20 +274,24 @@ class GpuHot(GpuFault):
     """A GPU is too hot."""
 
     name = "gpu-hot"
-    summary = "a GPU is too hot, of fake ones that the machine's agent reads"
+    summary = "one of the fake GPUs that the machine's agent reads is too hot"
     line = "a GPU of {machine} is too hot"
-    found = ExpectedFinding("gpu-hot", Owner.MACHINE)
+    fixed_finding = ExpectedFinding("gpu-hot", Owner.MACHINE)
     gpu = HOT
 
 
 class CardFault(DeviceFault):
-    """A fault of the second network card of machines, in network namespaces."""
+    """The second network card of a machine, in a network namespace, loses its link.
+
+    Outages in two drills within five minutes count as a repeated flap, which is one more finding.
+    """
 
     needs_network = True
+    lingering_reasons: ClassVar = LINK_REASONS
 
     @contextmanager
     def prepared(self, context: DrillContext) -> Iterator[None]:
-        """Give all cards their link back at the end."""
+        """At the end, give all cards their link back."""
         try:
             yield
         finally:
@@ -304,67 +302,56 @@ class CardFault(DeviceFault):
             network_of(context.cluster, self.name).second_card(machine.name, up=up)
 
     def break_device(self, context: DrillContext) -> None:
-        """Take the link away."""
         self._set(context, up=False)
-
-    @property
-    def found_later(self) -> tuple[str, ...]:
-        """Two outages within five minutes raise one more finding, although they are of two drills here."""
-        return OUTAGES
 
 
 class NicDown(OnMachine, CardFault):
-    """A card loses its link."""
+    """A network card loses its link."""
 
     name = "nic-down"
     summary = "a machine's second network card has no link, in network namespaces"
     line = "a network card of {machine} is down"
-    found = ExpectedFinding("nic-down", Owner.NETWORK)
+    fixed_finding = ExpectedFinding("nic-down", Owner.NETWORK)
 
 
 class NicFlap(OnMachine, CardFault):
-    """A link goes down and comes back."""
+    """The link of a network card goes down and comes back."""
 
     name = "nic-flap"
     summary = "the link of a machine's second network card goes down and comes back"
     line = "a network card of {machine} goes down and up"
-    found = ExpectedFinding("nic-flap", Owner.NETWORK, Health.UNKNOWN)
+    fixed_finding = ExpectedFinding("nic-flap", Owner.NETWORK, Health.UNKNOWN)
 
     def break_device(self, context: DrillContext) -> None:
-        """Take the link away for a moment."""
         self._set(context, up=False)
         time.sleep(FLAP_S)
         self._set(context, up=True)
 
 
 class SwitchDown(CardFault):
-    """All machines lose their link at once."""
+    """The second network cards of all machines lose their links at once."""
 
     name = "switch-down"
     summary = "the second network cards of all machines have no link at once, as when their switch fails"
     line = "a network card of every machine is down"
-    found = ExpectedFinding("nic-down", Owner.NETWORK)
+    fixed_finding = ExpectedFinding("nic-down", Owner.NETWORK)
     reported_of_all = True
-
-    @property
-    def strikes_all(self) -> bool:
-        return True
+    strikes_all: ClassVar = True
 
 
 class ReadOnly(OnMachine, DeviceFault):
-    """A file system turns read-only."""
+    """The file system of a machine's checkpoints turns read-only."""
 
     name = "fs-readonly"
     summary = "the file system of a machine's disk checkpoints turns read-only"
     line = "the file system of the disk checkpoints of {machine} turns read-only"
-    found = ExpectedFinding("fs-readonly", Owner.MACHINE, sure=True)
+    fixed_finding = ExpectedFinding("fs-readonly", Owner.MACHINE, sure=True)
 
     def why_not(self) -> str:
-        """Why no file system can be mounted; empty: it can."""
         return mounts.why_not(Path(tempfile.gettempdir()))
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Mount a separate file system for the machine."""
+        """Mount a separate file system for the machine's checkpoints."""
         return mounts.small(context.disk, 1 << 30)
 
     def break_device(self, context: DrillContext) -> None:
@@ -373,7 +360,7 @@ class ReadOnly(OnMachine, DeviceFault):
 
 @contextmanager
 def fake_gpus(context: DrillContext) -> Iterator[None]:
-    """Give the struck machines fake GPUs; they stay afterwards, since vanished GPUs are a fault too."""
+    """Give the struck machines healthy fake GPUs, before and after the block; vanished GPUs would be a fault."""
     for machine in struck_machines(context):
         write_fake_gpus(context, machine.name, {})
     try:
@@ -384,17 +371,22 @@ def fake_gpus(context: DrillContext) -> Iterator[None]:
 
 
 def write_fake_gpus(context: DrillContext, machine: str, first: dict[str, object]) -> None:
-    """Write a machine's fake GPUs, the first with or without a fault; always the same number, since a missing
-    GPU is a fault too."""
-    others: list[dict[str, object]] = [{} for _ in range(max(context.spec.ranks_per_machine, GPUS) - 1)]
+    """Write the fake GPUs of a machine, always the same number of them.
+
+    Args:
+        context: The drill.
+        machine: Name of the machine.
+        first: Readings of the first GPU that differ from those of a healthy one.
+    """
+    healthy: list[dict[str, object]] = [{} for _ in range(max(context.spec.ranks_per_machine, GPUS) - 1)]
     path = power.state_folder(context.cluster.file, machine) / FAKE_GPUS_FILE
-    private.replace(path, json.dumps({"gpus": [first, *others]}))
+    private.replace(path, json.dumps({"gpus": [first, *healthy]}))
 
 
 def reason_of(code: str) -> Reason | None:
-    """The kernel-log reason with this code, or None."""
-    known = (*(rule.reason for rule in rules.RULES), *xid.REASONS)
-    return next((reason for reason in known if reason.code == code), None)
+    """The reason with this code, if a line of the kernel log can cause it."""
+    reasons = (*(rule.reason for rule in rules.RULES), *xid.REASONS)
+    return next((reason for reason in reasons if reason.code == code), None)
 
 
 def _no_kernel_log() -> str:
@@ -403,12 +395,12 @@ def _no_kernel_log() -> str:
 
 
 def _write_kernel_lines(context: DrillContext, line: str) -> None:
-    """Write a line into the kernel log for each struck machine; its agent reads only its own lines.
+    """Write a line into the kernel log for each struck machine, with the tag of its agent.
 
     Raises:
-        CannotInject: this process may not write there.
+        CannotInject: this process may not write to the kernel log.
     """
-    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # unique among all drills
+    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # another one in each drill
     text = line.replace(GPU, gpu)
     try:
         for machine in struck_machines(context):

@@ -1,15 +1,16 @@
-"""A fault that can be injected: the injector's work, and the checks for this kind of fault."""
+"""The base classes of faults: how a fault is injected, and how its effects are checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
 from drills.inject.context import DrillContext
-from drills.inject.found import machine_events
+from drills.inject.detection import machine_events
 from drills.judge.facts import DrillFacts
 from drills.spec.fault import Entry, FaultOptions
 from drills.spec.request import DrillRequest
@@ -19,23 +20,23 @@ from everstep.model.job import JobSpec
 
 
 class Fault(FaultOptions):
-    """One fault of the vocabulary. A subclass overrides what differs."""
+    """A fault that a drill can inject."""
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Prepare what the fault will break; it stays from before the job's start until its end."""
+        """Prepare what the fault will break, from before the job's start until after its end."""
         return nullcontext()
 
     async def strike(self, context: DrillContext) -> None:
-        """Inject the fault once the job has reached the step.
+        """Inject the fault from outside, once the job has reached the step.
 
         Raises:
-            ClusterError: the job or the cluster is not as it would have to be.
-            CannotInject: the injector cannot inject it.
+            ClusterError: the job or the cluster is in a state in which the fault cannot be injected as planned.
+            CannotInject: this computer cannot inject it.
         """
-        raise CannotInject(f"{self.name}: nothing here injects it")
+        raise CannotInject(f"{self.name}: it is not injected from outside")
 
     async def gather(self, context: DrillContext, facts: DrillFacts) -> None:
-        """Add facts for this kind of fault; by default the ledger's events of a machine whose device broke."""
+        """Add the facts that only this kind of fault needs; by default the ledger's events about a broken device."""
         if self.finding:
             facts.machine_events = await machine_events(context)
 
@@ -45,16 +46,16 @@ class Fault(FaultOptions):
         """Problems that only this kind of fault can have.
 
         Args:
-            drill: The drill.
-            spec: Its job.
+            drill: The request of the drill.
+            spec: The job.
             facts: The facts after the drill.
-            reports: The reports of its incidents.
+            reports: The reports of the job's incidents.
         """
         return []
 
 
 def fault_of(drill: DrillRequest) -> Fault:
-    """The fault of a drill, in its form that can be injected."""
+    """The fault of a drill."""
     assert isinstance(drill.fault, Fault)
     return drill.fault
 
@@ -66,32 +67,30 @@ def opening_of(drill: DrillRequest) -> Fault:
 
 
 async def inject(context: DrillContext) -> None:
-    """Inject a drill's fault once the job has reached the step, then the second fault; then let the job continue.
+    """Inject a drill's fault and, if it has one, the strike after it; then let ranks that wait continue.
 
-    Raises:
-        ClusterError: the job or the cluster is not as it would have to be.
-        CannotInject: the injector cannot inject it.
+    Raises as :meth:`Fault.strike` does.
     """
     try:
         await fault_of(context.request).strike(context)
         if context.request.opening.struck_again:
-            await context.settled(await context.held_up())
+            await context.await_saves(await context.await_holds())
             await context.second_fault(exact=True)
     finally:
         context.planned.let_go()
 
 
 class RankFault(Fault):
-    """A fault that ranks perform themselves, at a step (``everstep/rank/drill_faults.py``)."""
+    """A fault that ranks perform themselves at a step (``everstep/rank/drill_faults.py``)."""
 
     by_ranks = True
     action: ClassVar[str] = ""
-    """The action of the rank."""
+    """Name of the action in ``drill_faults.py``."""
     point: ClassVar[str] = "step"
-    """The point of the step: its begin, its middle, or a save."""
+    """The point of the step at which the rank acts: ``begin``, ``step`` (its middle) or ``save``."""
 
     times: int = Field(
-        1, ge=1, le=20, description="Strike so often, after each recovery again.", json_schema_extra={"metavar": "N"}
+        1, ge=1, le=20, description="Number of strikes, one after each recovery.", json_schema_extra={"metavar": "N"}
     )
 
     @property
@@ -100,15 +99,15 @@ class RankFault(Fault):
         return self.times
 
     def details(self, spec: JobSpec) -> Entry:
-        """Further fields of each rank's entry."""
+        """The fields of a rank's entry that this fault adds."""
         return {}
 
-    def rank_entries(self, at_step: int, spec: JobSpec, plan: Any) -> list[Entry]:
-        """One entry for each rank and each time; entries of one time act together."""
-        ranks, made = self.struck_ranks(spec), list[Entry]()
+    def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
+        """One entry for each rank and each strike; the ranks of one strike act together."""
+        ranks, entries = self.struck_ranks(spec), list[Entry]()
         entry: Entry = {"fault": self.action, "at_step": at_step, "point": self.point, **self.details(spec)}
-        for again in range(self.repeats):
-            names = [f"f{again}-{rank}" for rank in ranks]
+        for strike in range(self.repeats):
+            names = [f"f{strike}-{rank}" for rank in ranks]
             together = {"together": names} if len(ranks) > 1 else {}
-            made += [{"id": name, "rank": rank, **entry, **together} for rank, name in zip(ranks, names, strict=True)]
-        return made
+            entries += [{"id": id, "rank": rank, **entry, **together} for rank, id in zip(ranks, names, strict=True)]
+        return entries

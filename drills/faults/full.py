@@ -1,4 +1,4 @@
-"""File systems of a machine that are too small: for own checkpoints, for backups of other machines, for the disk."""
+"""Faults with which a file system of a machine is too small for checkpoints, in shared memory or on disk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from controlplane.local import cluster_processes, mounts, power, readiness
 from drills.faults.fault import Fault
 from drills.inject.context import SETTLE_LIMIT_S, DrillContext
-from drills.inject.found import await_finding, await_told
+from drills.inject.detection import await_finding, await_report
 from drills.spec import settings
 from drills.spec.fault import (
     ExpectedFinding,
@@ -32,15 +32,17 @@ from everstep.model.job import JobSpec
 from everstep.slots.format import own_slots
 
 AMPLE = 4 << 30
-"""Room at the beginning, bytes; a memory file system uses only the memory of its files."""
+"""Size of a file system at the beginning, bytes; it uses only the memory of its files."""
 REPORTS = 300_000
-"""Size of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and some more."""
+"""Size of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and a margin."""
 GENERATIONS = 3
-"""Number of generations whose reports may exist at once: a job is parked after some attempts."""
+"""Number of generations whose reports may exist at once before the job is parked."""
 SPARE = 64 << 10
+"""Free room in shared memory, bytes: less than a checkpoint needs."""
 DISK_SPARE = 16 << 10
 """Free room on the disk, bytes: less than its inspection allows, even with small checkpoints."""
 START_LIMIT_S = 60.0
+"""The job starts and makes its first saves within this time, seconds."""
 REPORTED_LIMIT_S = 20.0
 """A problem with backups or disks is reported within this time, seconds."""
 
@@ -48,28 +50,28 @@ Fits = Literal["nothing", "own"]
 
 
 class FullFileSystem(OnMachine, Fault):
-    """A file system of a machine has no room; training continues, and an agent reports it."""
+    """A file system of a machine has no room left."""
 
     own_job = True
 
     def why_not(self) -> str:
-        """Why no file system can be mounted; empty: it can."""
         return mounts.why_not(Path(tempfile.gettempdir()))
 
     @property
     def strike_delay(self) -> int | None:
-        """The job waits at the step of the fault, unless it is parked."""
         return None if self.parks else 0
 
 
 class MemoryFull(FullFileSystem):
-    """Shared memory is too small."""
+    """The shared memory of a machine is too small for checkpoints."""
 
     name = "shm-full"
     summary = "shared memory too small for the machine's own checkpoints, or for the backups that others send"
     drawn = {"fits": get_args(Fits)}
 
-    fits: Fits = Field("nothing", description="Room for nothing, or for its own checkpoints and no backups of others.")
+    fits: Fits = Field(
+        "nothing", description="What fits: nothing, or the machine's own checkpoints but no backups of other machines."
+    )
 
     @property
     def must_be_reported(self) -> bool:
@@ -82,35 +84,33 @@ class MemoryFull(FullFileSystem):
             refuse_without_backups(self, spec)
 
     def describe(self, spec: JobSpec) -> str:
-        """The machine, and the contents that still fit."""
         room = "nothing" if self.parks else "its own ranks only"
         return f"shared memory of {self.struck_machine(spec)} has room for {room}"
 
     @property
     def parks(self) -> bool:
-        """The job is parked if there is no room for its own checkpoints."""
+        """The job is parked if nothing fits."""
         return self.fits == "nothing"
 
     parked_words = ("no room",)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault, and the second fault."""
         return (self.name,) if self.parks else super().marks
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss of a machine with a rank that needs the backups there."""
+        """The machine of a rank whose backup has no room, unless the job is parked."""
         if self.parks:
             return Loss()
         return Loss((spec.topology().machine(owners(spec, self.machine_index(spec))[0]),))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Checkpoints on disk, if the drill needs them."""
+        """Checkpoints on disk, unless the job is parked."""
         return {} if self.parks else settings.disk_settings(disk)
 
     @contextmanager
     def prepared(self, context: DrillContext) -> Iterator[None]:
-        """Give the machine a new shared memory; its agent and fork servers, which keep files there, start again."""
+        """Give the machine a new file system as shared memory, while its agent and fork servers are off."""
         size = SPARE + REPORTS * GENERATIONS * context.spec.ranks_per_machine if self.parks else AMPLE
         target, cluster = context.target, context.cluster.file
         with ExitStack() as mounted:
@@ -127,10 +127,9 @@ class MemoryFull(FullFileSystem):
                 readiness.agent_serves(cluster, target.name, target.address)
 
     async def strike(self, context: DrillContext) -> None:
-        """Shrink the machine's shared memory until only its own slots fit; then kill a machine that needs the
-        backups there."""
+        """Shrink the shared memory until only the machine's own slots fit; then strike."""
         if self.parks:
-            return  # its memory was too small from the beginning
+            return  # the shared memory was too small from the beginning
         agent = cluster_processes.identify(context.agent(context.target))
         if agent is None:
             raise ClusterError(f"the agent of {context.target.name} is gone")
@@ -141,7 +140,7 @@ class MemoryFull(FullFileSystem):
             START_LIMIT_S,
             f"the ranks of {context.target.name} were not started",
         )
-        cluster_processes.send(agent, signal.SIGSTOP)  # before the first save, so that no backup fits
+        cluster_processes.send(agent, signal.SIGSTOP)  # before the first save, so that the agent accepts no backup
         try:
             slots = [own_slots(folder, rank) for rank in ranks]
             await context.until(
@@ -149,46 +148,43 @@ class MemoryFull(FullFileSystem):
                 START_LIMIT_S,
                 "nothing was saved, or not all slots were allocated",
             )
-            # The next generation's reports still fit, as on a machine that is nearly full; a backup does not.
+            # The step reports of the next generation still fit, but a backup does not.
             mounts.shrink(context.memory, SPARE + REPORTS * len(ranks))
             context.mark(self.name)
         finally:
             cluster_processes.send(agent, signal.SIGCONT)
-        step = await context.held_up()
-        await context.listen(REPORTED_LIMIT_S, enough=lambda: bool(context.seen.said))
+        step = await context.await_holds()
+        await context.listen(REPORTED_LIMIT_S, enough=lambda: bool(context.seen.reported))
         every = context.spec.checkpoint.disk_every_steps
-        await context.settled(step, backups=False, disk=step - step % every)
+        await context.await_saves(step, backups=False, disk=step - step % every)
         await context.second_fault(exact=True)
 
 
 class DiskFull(FullFileSystem):
-    """A disk is full."""
+    """The disk of a machine is full."""
 
     name = "disk-full"
     summary = "no space for checkpoints on a machine's disk; then memory is lost"
     line = "the disk of {machine} is full"
-    found = ExpectedFinding("disk-full", Owner.MACHINE)
-
-    @property
-    def must_be_reported(self) -> bool:
-        return True
+    fixed_finding = ExpectedFinding("disk-full", Owner.MACHINE)
+    must_be_reported: ClassVar = True
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a job without a disk on each machine."""
+        """Refuse a job without checkpoints on a disk of each machine."""
         super().refuse(drill, spec)
         refuse_without_disk(self, drill, spec)
         if spec.checkpoint.disk_path:
             raise ConfigError(
-                "disk-full: disk_path is the same for all machines here: leave it away, or fill it yourself"
+                "disk-full: all machines share disk_path: remove it from the job file, or fill that disk yourself"
             )
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss of all copies in memory of the machine's ranks."""
+        """The machines with copies of the machine's ranks in memory."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(tuple(sorted({holder for rank in ranks for holder in with_peer(spec, rank)})), disks=False)
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Each machine writes to its own disk."""
+        """Checkpoints on the disk of each machine."""
         return {"disk_every_steps": settings.DISK_EVERY}
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
@@ -196,7 +192,7 @@ class DiskFull(FullFileSystem):
         return mounts.small(context.disk, AMPLE)
 
     async def strike(self, context: DrillContext) -> None:
-        """Leave no room for a second checkpoint on the machine's disk; then strike, so that disks are needed."""
+        """Leave no room for a second checkpoint on the machine's disk; then strike."""
         ranks = context.spec.topology().ranks(context.machines.index(context.target))
         await context.until(
             lambda: all(context.stored.disk_steps(rank) for rank in ranks),
@@ -206,14 +202,14 @@ class DiskFull(FullFileSystem):
         mounts.shrink(context.disk, DISK_SPARE)
         context.mark(self.name)
         await await_finding(context)
-        await await_told(context)
-        step = await context.held_up()
-        await context.listen(REPORTED_LIMIT_S, enough=lambda: bool(context.seen.said))
-        await context.settled(step)
+        await await_report(context)
+        step = await context.await_holds()
+        await context.listen(REPORTED_LIMIT_S, enough=lambda: bool(context.seen.reported))
+        await context.await_saves(step)
         await context.second_fault(exact=True)
 
 
 def _allocated(path: Path) -> bool:
-    """Whether a checkpoint file has memory for all of its slots; the rank allocates it after its first save."""
-    found = path.stat()
-    return found.st_blocks * 512 >= found.st_size
+    """Whether all slots of a checkpoint file have memory, which the rank allocates after its first save."""
+    status = path.stat()
+    return status.st_blocks * 512 >= status.st_size

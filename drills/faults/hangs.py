@@ -1,8 +1,8 @@
-"""Ranks that hang, so that the others wait for them; and a script that hangs on every machine."""
+"""Faults with which a rank hangs and the other ranks wait for it, and a script that hangs on any machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import ClassVar
 
 from drills.faults.fault import RankFault
 from drills.spec.fault import WITH_EVICTION, OnRanks
@@ -11,15 +11,11 @@ from everstep.model.topology import Topology
 
 
 class Hang(OnRanks, RankFault):
-    """A rank hangs and the other ranks wait for it; its machine leaves the job if there is a standby."""
+    """A rank hangs; its machine leaves the job if there is a standby."""
 
     hangs = True
     may_hang = True
-
-    @property
-    def stages(self) -> Sequence[str]:
-        """All ranks are traced before the stop."""
-        return ("trace", *WITH_EVICTION)
+    stages: ClassVar = ("trace", *WITH_EVICTION)
 
     def leaving(self, spec: JobSpec) -> list[str]:
         """The machines of the ranks that hang."""
@@ -27,7 +23,7 @@ class Hang(OnRanks, RankFault):
 
 
 class StopRank(Hang):
-    """A rank is stopped by a signal."""
+    """A rank is stopped by SIGSTOP."""
 
     name = "stop-rank"
     summary = "SIGSTOP: the rank hangs and its peers wait"
@@ -37,17 +33,17 @@ class StopRank(Hang):
 
 
 class Spin(Hang):
-    """A loop holds Python's lock."""
+    """A rank runs an endless loop that holds Python's lock."""
 
     name = "spin"
-    summary = "a loop without end holds Python's lock"
-    line = "a loop without end in {ranks}"
+    summary = "an endless loop holds Python's lock"
+    line = "an endless loop in {ranks}"
     action = "spin"
     seldom = True
 
 
 class Deadlock(Hang):
-    """A lock is never released."""
+    """A rank waits for a lock that is never released."""
 
     name = "deadlock"
     summary = "a lock is never released"
@@ -57,37 +53,37 @@ class Deadlock(Hang):
 
 
 class SkipCollective(Hang):
-    """A rank skips a collective, and the others wait in it."""
+    """A rank skips a collective, and the other ranks wait in it."""
 
     name = "skip-collective"
-    summary = "a collective is not entered"
+    summary = "a rank does not enter a collective"
     line = "{ranks} skips a collective"
     action = "skip-collective"
     seldom = True
 
     def standbys(self, topology: Topology) -> int:
-        """Enough standbys for all machines of a pipeline: gloo records no point-to-point, so all may leave."""
+        """One for each machine of a pipeline: gloo records no point-to-point operations, so all of them may leave."""
         return topology.pp
 
 
 class HangDataloader(Hang):
-    """The process of a data loader hangs."""
+    """The process of a rank's data loader hangs."""
 
     name = "hang-dataloader"
-    summary = "the process of a data loader waits for ever"
+    summary = "the process of a rank's data loader waits for ever"
     line = "the data loader of {ranks} waits for ever"
     action = "hang-dataloader"
     seldom = True
 
 
 class WrongOrder(RankFault):
-    """Ranks call collectives in a different order: the script is at fault, no machine is."""
+    """Ranks call collectives in different orders: the script is at fault, and no machine."""
 
     name = "wrong-order"
-    summary = "odd ranks call two collectives in another order than even ones: the script's fault, and of no machine"
+    summary = "odd ranks call two collectives in another order than even ranks: the script is at fault, and no machine"
     line = "collectives in an order that works on no machine"
     action = "wrong-order"
-    not_soaked = "all ranks act in it at once, which no second fault can strike between"
+    not_soaked = "all ranks act at once, so no second fault can strike in between"
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
         return list(range(spec.topology().world_size))

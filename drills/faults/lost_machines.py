@@ -1,4 +1,4 @@
-"""Machines lose power with all their data: they come back empty, or stay away and are replaced."""
+"""Faults with which machines lose power and all their data; they come back empty, or are replaced."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from controlplane.local import power
 from controlplane.machine_pool import move_machine, pool_state
 from drills.faults.devices import FAKE_GPUS, write_fake_gpus
 from drills.faults.fault import Fault
-from drills.inject.context import LOOK_S, DrillContext
-from drills.inject.found import await_reason
+from drills.inject.context import POLL_S, DrillContext
+from drills.inject.detection import await_reason
 from drills.spec.fault import STRIKE, WITH_EVICTION, WITH_RESTORE, Entry, OnMachine
 from drills.spec.job_options import JobOptions
 from drills.spec.loss import Loss
@@ -28,36 +28,35 @@ from everstep.model.topology import AXES, Topology
 from everstep.rank import drill_faults as faults
 
 HOLD = "standby"
-"""Id of the hold during which the chosen standby is lost."""
+"""Id of the hold in which the incident waits while the chosen standby is lost."""
 SICK = "gpu-lost"
-"""Reason code of a sick standby's fault."""
+"""Reason code of the finding about a sick standby."""
 CHOSEN_LIMIT_S = 90.0
-"""The incident has a machine, or waits for one, within this time, seconds."""
+"""The incident has chosen a replacement, or waits for one, within this time, seconds."""
 
 
 class LostMachines(Fault):
-    """Machines lose power: all their processes die, and their memory and disks are lost."""
+    """Machines lose power: all their processes end, and their memory and disks are lost."""
 
     meets = "opening"
     shared_disk = True
     takes_machines = True
 
-    gone: bool = Field(False, description="They do not come back; others take their places.")
+    gone: bool = Field(False, description="They do not come back, and are replaced.")
     standby: Literal["", "sick", "dies", "late"] = Field(
         "",
-        description="With --gone: the machine that is to take the place is found faulty, is lost while it is made "
-        "ready, or is there only once the job waits for it.",
+        description="With --gone: the replacement is faulty (sick), is lost while it is prepared (dies), or is there "
+        "only once the job waits for it (late).",
     )
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse ``--standby`` if no machine is replaced."""
         super().refuse(drill, spec)
         if self.standby and not self.gone:
-            raise ConfigError(f"--standby goes with {self.name} --gone: nobody is replaced else")
+            raise ConfigError(f"--standby needs {self.name} --gone: otherwise no machine is replaced")
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The fault itself is the strike."""
         return (STRIKE,)
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
@@ -73,21 +72,19 @@ class LostMachines(Fault):
 
     @property
     def parked_for_a_while(self) -> bool:
-        """The job is parked for a while if a machine arrives late."""
+        """The job is parked until a late replacement is there."""
         return self.standby == "late"
 
     @property
     def strike_delay(self) -> int | None:
-        """The job waits at the step while an inspection detects the sick standby."""
+        """The job waits while an inspection detects the sick standby."""
         return 0 if self.standby == "sick" else None
 
     @property
     def stages(self) -> Sequence[str]:
-        """The stages of an incident after a loss of memory, or of a machine for good."""
         return WITH_EVICTION if self.gone else WITH_RESTORE
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """The machines that do not come back."""
         return [f"m{index}" for index in self.loss(spec).machines] if self.gone else []
 
     @property
@@ -95,29 +92,29 @@ class LostMachines(Fault):
         return self.standby == "dies"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """A hold in the stage that prepares the standby, so that the standby can die there."""
+        """A hold in the stage that prepares the standby, so that the standby can be lost there."""
         if self.standby != "dies":
             return []
-        place = {"job": spec.name, "in_stage": "prepare", "moment": "begin"}
-        return [{"id": HOLD, "fault": "hold", **place, "until": f"{plan}.standby"}]
+        stage = {"job": spec.name, "in_stage": "prepare", "moment": "begin"}
+        return [{"id": HOLD, "fault": "hold", **stage, "until": f"{plan}.standby"}]
 
     async def strike(self, context: DrillContext) -> None:
-        """Kill the machines; before and after, apply the fault of the standby, if any."""
+        """Cut the machines' power; before or after that, do what ``--standby`` asks for."""
         await context.reach(context.request.at_step)
         if self.standby == "sick":
-            await _falls_sick(context)
+            await _make_standby_sick(context)
         elif self.standby == "late":
-            for one in await _spare(context):
-                await move_machine(context.cluster.control, "evict", one.machine.name, "the drill wants the pool empty")
+            for spare in await _spare_machines(context):
+                await move_machine(context.cluster.control, "evict", spare.machine.name, "the drill empties the pool")
         await context.second_fault(exact=False)
         if self.standby == "dies":
-            await _dies(context)
+            await _lose_standby(context)
         elif self.standby == "late":
-            await _comes_late(context)
+            await _release_late(context)
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """Draw a machine, which stays away half of the time."""
+        """Draw the machines, and for half of the episodes that they stay away."""
         drawn = super().draw(rng, topology, alone=alone)
         return drawn | ({"gone": True} if rng.random() < 0.5 else {})
 
@@ -126,7 +123,7 @@ class KillMachine(OnMachine, LostMachines):
     """One machine is lost."""
 
     name = "kill-machine"
-    summary = "SIGKILL of everything of a machine, which comes back empty, or not at all"
+    summary = "SIGKILL of all processes of a machine, which comes back empty, or not at all"
     line = "{loss}"
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
@@ -141,9 +138,11 @@ class KillGroup(LostMachines):
     line = "{kind} group {index}: {loss}"
 
     kind: str = Field(
-        description="An axis of the mesh, or a group laid over it.", json_schema_extra={"metavar": "AXIS"}
+        description="Kind of the group: an axis of the mesh, or a laid group.", json_schema_extra={"metavar": "AXIS"}
     )
-    index: int = Field(0, ge=0, description="Which group of that kind.", json_schema_extra={"metavar": "I"})
+    index: int = Field(
+        0, ge=0, description="Number of the group of this kind, from 0 on.", json_schema_extra={"metavar": "I"}
+    )
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a group that the job does not have."""
@@ -155,11 +154,10 @@ class KillGroup(LostMachines):
             raise ConfigError(f"--index {self.index} does not exist: {self.kind} groups go from 0 to {count - 1}")
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """All machines that have a rank of the group."""
+        """Positions of the machines that have a rank of the group."""
         return {topology.machine(rank) for rank in topology.groups(self.kind)[self.index]}
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
-        """The machines of the group."""
         return self.named_machines(spec.topology())
 
     @classmethod
@@ -169,81 +167,85 @@ class KillGroup(LostMachines):
         return group | super().draw(rng, topology, alone=alone)
 
 
-async def _falls_sick(context: DrillContext) -> None:
-    """Make the first spare machine sick, and wait until an inspection detects it."""
-    first = (await _spare(context))[0].machine
+async def _make_standby_sick(context: DrillContext) -> None:
+    """Give the spare machine that the pool leases first a fault, and wait until an inspection detects it."""
+    first = (await _spare_machines(context))[0].machine
     context.seen.standby = first.name
     context.off.callback(write_fake_gpus, context, first.name, {})
     write_fake_gpus(context, first.name, FAKE_GPUS[SICK])
     await await_reason(context, [first], SICK)
 
 
-async def _dies(context: DrillContext) -> None:
-    """Kill the chosen machine too, while it is prepared."""
-    hold = next(fault for fault in context.planned.workers if fault["id"] == HOLD)
+async def _lose_standby(context: DrillContext) -> None:
+    """Cut the power of the chosen standby while it is prepared."""
+    hold = next(entry for entry in context.planned.workers if entry["id"] == HOLD)
     try:
         await context.until(
             lambda: faults.fired(context.planned.worker_plan, hold) is not None,
             CHOSEN_LIMIT_S,
-            "no machine was made ready in the place of the lost one",
+            "no replacement was prepared",
         )
-        context.seen.standby = await _chosen(context)
-        await asyncio.to_thread(_lose, context, context.seen.standby)
+        context.seen.standby = await _chosen_standby(context)
+        await asyncio.to_thread(_cut_power, context, context.seen.standby)
     finally:
         await asyncio.to_thread(Path(hold["until"]).touch)
 
 
-async def _comes_late(context: DrillContext) -> None:
-    """Make a machine available again once the job waits for it."""
-    await _parked(context)
+async def _release_late(context: DrillContext) -> None:
+    """Release one of the machines that were evicted, once the job waits for a machine."""
+    await _await_parked(context)
     state = await pool_state(context.cluster.control)
-    cordoned = [one for one in state.machines.values() if one.place is PoolPlace.CORDONED] if state else []
-    for one in cordoned[:1]:
-        await move_machine(context.cluster.control, "release", one.machine.name, "the drill has waited")
+    cordoned = [m for m in state.machines.values() if m.place is PoolPlace.CORDONED] if state else []
+    for entry in cordoned[:1]:
+        await move_machine(context.cluster.control, "release", entry.machine.name, "the job waits for it")
 
 
-async def _spare(context: DrillContext) -> list[PoolMachine]:
-    """Spare machines, in the order in which the pool leases them.
+async def _spare_machines(context: DrillContext) -> list[PoolMachine]:
+    """The spare machines, in the order in which the pool leases them.
 
     Raises:
         ClusterError: there is none.
     """
     state = await pool_state(context.cluster.control)
-    known = state.machines.values() if state else []
-    spare = [one for one in known if one.place in {PoolPlace.STANDBY, PoolPlace.FREE} and not one.fault]
+    machines = state.machines.values() if state else []
+    spare = [m for m in machines if m.place in {PoolPlace.STANDBY, PoolPlace.FREE} and not m.fault]
     if not spare:
-        raise ClusterError("no machine is to spare: the pool was to have one")
-    return sorted(spare, key=lambda one: (one.place is not PoolPlace.STANDBY, one.machine.name))
+        raise ClusterError("the pool has no spare machine, and this drill needs one")
+    return sorted(spare, key=lambda m: (m.place is not PoolPlace.STANDBY, m.machine.name))
 
 
-async def _chosen(context: DrillContext) -> str:
-    """The machine that the pool has leased to the job as a replacement."""
-    job, had = context.spec.name, {machine.name for machine in context.machines}
+async def _chosen_standby(context: DrillContext) -> str:
+    """The machine that the pool has leased to the job as a replacement.
+
+    Raises:
+        ClusterError: it has leased none within the time limit.
+    """
+    job, first_machines = context.spec.name, {machine.name for machine in context.machines}
     deadline = time.monotonic() + CHOSEN_LIMIT_S
     while time.monotonic() < deadline:
         state = await pool_state(context.cluster.control)
-        for name, one in state.machines.items() if state else ():
-            if one.place is PoolPlace.ACTIVE and one.job == job and name not in had:
+        for name, entry in state.machines.items() if state else ():
+            if entry.place is PoolPlace.ACTIVE and entry.job == job and name not in first_machines:
                 return name
-        await asyncio.sleep(LOOK_S)
-    raise ClusterError("the pool gave the job no machine in the place of the lost one")
+        await asyncio.sleep(POLL_S)
+    raise ClusterError(f"the pool leased no replacement to the job within {CHOSEN_LIMIT_S:.0f} s")
 
 
-def _lose(context: DrillContext, machine: str) -> None:
+def _cut_power(context: DrillContext, machine: str) -> None:
     context.off.enter_context(power.powered_off(context.cluster.file, [machine]))
     power.empty_memory(context.cluster.file, machine)
 
 
-async def _parked(context: DrillContext) -> None:
-    """Wait until the job waits for a machine.
+async def _await_parked(context: DrillContext) -> None:
+    """Wait until the job is parked, since the pool has no machine for it.
 
     Raises:
-        ClusterError: it does not.
+        ClusterError: it is not parked within the time limit.
     """
     deadline = time.monotonic() + CHOSEN_LIMIT_S
     while time.monotonic() < deadline:
         with suppress(EverstepError):  # the fault may have struck the control plane
             if (await context.cluster.control.state(context.spec.name)).status == "parked":
                 return
-        await asyncio.sleep(LOOK_S)
-    raise ClusterError(f"the job was not parked within {CHOSEN_LIMIT_S:.0f} s although no machine is to spare")
+        await asyncio.sleep(POLL_S)
+    raise ClusterError(f"the job was not parked within {CHOSEN_LIMIT_S:.0f} s although the pool has no spare machine")

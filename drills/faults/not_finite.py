@@ -1,4 +1,4 @@
-"""Losses, or gradient norms, that are not finite: a NaN in a forward pass, and a machine that flips bits."""
+"""Faults that make a loss or gradient norm not finite: a NaN in a forward pass, and a machine that flips bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -29,23 +29,19 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 
 KEEP = 8
-"""Number of checkpoints on disk in a drill that must go back to before a NaN: at its detection, memory and, on a
-busy computer, two checkpoints on disk are already later."""
+"""Number of checkpoints that a drill keeps on disk, so that the job can resume from a step before the NaN. When it is
+detected, the copies in memory are from later steps, and on a busy computer the newest two on disk are too."""
 DISK_STEPS = 2
-"""Checkpoints that may be lost in steps back: the one under way at the fault, and the one before it."""
+"""The job resumes at most this many checkpoints before the fault; the newest may be under way."""
 
 
 class NotFinite(RankFault):
-    """A loss or gradient norm is not finite: steps are done again from a checkpoint on disk, with other losses."""
+    """A loss or gradient norm is not finite, and the job resumes from a checkpoint on disk."""
 
     point = "begin"
     own_job = True
     steps_done_anew = True
-
-    @property
-    def step_s(self) -> float:
-        """Steps are long enough for a backup, and to go back before the job ends."""
-        return settings.STEP_S
+    step_s: ClassVar = settings.STEP_S  # long enough for backups, and to resume before the job ends
 
     @property
     def shows_not_finite(self) -> bool:
@@ -58,34 +54,32 @@ class NotFinite(RankFault):
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """It must be reported as not finite."""
+        """The incidents must report it as not finite."""
         return [] if not self.shows_not_finite else not_finite_problems(drill.at_step, spec, facts, reports)
 
 
 class Nan(OnRanks, OnMachine, NotFinite):
-    """The forward pass of a rank produces a NaN."""
+    """The forward pass of a rank computes a NaN."""
 
     name = "nan"
-    summary = "NaN in a rank's forward pass; bound to a machine it comes again there at that step"
+    summary = "NaN in a rank's forward pass; with --machine it repeats there at that step"
     line = "NaN in the forward pass of {ranks}"
     action = "nan"
 
     @property
     def is_bound(self) -> bool:
-        """Whether the fault stays with a broken machine, whichever ranks run there."""
+        """Whether the fault stays with a machine, whichever ranks run there."""
         return self.machine != "" and not self.ranks
 
     @property
     def repeats(self) -> int:
-        """A fault that is bound to a machine repeats after each recovery, until the job is parked."""
+        """A fault that stays with a machine repeats after each recovery, until the job is parked."""
         return max(self.times, RecoveryPolicy().retry.max_failures_at_step) if self.is_bound else self.times
 
     def describe(self, spec: JobSpec) -> str:
-        """The ranks, or the machine."""
         return f"NaN in the forward pass of {self.machine}" if self.is_bound else super().describe(spec)
 
     def details(self, spec: JobSpec) -> Entry:
-        """The machine to which the fault is bound."""
         return {"machine": self.machine} if self.is_bound else {}
 
     @classmethod
@@ -94,37 +88,39 @@ class Nan(OnRanks, OnMachine, NotFinite):
 
 
 class MachineBitflip(OnMachine, NotFinite):
-    """A machine computes wrongly."""
+    """A machine computes wrong gradients."""
 
     name = "bitflip"
     summary = (
-        "one bit of a gradient flips on that machine, in the job from a step on and in every test, or in no test; it "
-        "makes numbers infinite, or with --finite only wrong, for which a check on another machine aborts the job"
+        "from a step on, one bit of a gradient flips on the machine, in the job and in all tests, or with "
+        "--only-in-job in no test; numbers become infinite, or with --finite only wrong: then a check on another "
+        "machine aborts the job"
     )
     action = "bitflip"
     least_machines = 4
 
-    only_in_job: bool = Field(False, description="Not in tests, only in jobs of several machines.")
+    only_in_job: bool = Field(False, description="The bit flips in no test, and only in jobs of several machines.")
     shows_every: int = Field(
         1,
         ge=0,
-        description="With --only-in-job: in every so many runs of a replay only; 0: in none.",
+        description="With --only-in-job: the bit flips only in every N-th run of a replay; 0: in no run.",
         json_schema_extra={"metavar": "N"},
     )
-    finite: bool = Field(False, description="Numbers are wrong and finite; a check on another machine aborts the job.")
+    finite: bool = Field(False, description="Numbers are wrong but finite; a check on another machine aborts the job.")
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a fault that no test or replay would show."""
+        """Refuse a fault that neither a test nor a replay could show."""
         super().refuse(drill, spec)
         if self.shows_every != 1 and not self.only_in_job:
-            raise ConfigError("--shows-every goes with --only-in-job: a test finds the machine before")
+            raise ConfigError(
+                "--shows-every needs --only-in-job: otherwise a test detects the machine before the replay"
+            )
         if self.finite and spec.machines == 1:
-            raise ConfigError("--finite: the check that aborts the job is on another machine: use 2 or more")
+            raise ConfigError("--finite: another machine has to abort the job: use 2 machines or more")
         if self.only_in_job and (why := no_replay(spec, Showing(kind="steps"))):
-            raise ConfigError(f"--only-in-job: nobody would find it: {why}")
+            raise ConfigError(f"--only-in-job: no replay can show the fault: {why}")
 
     def describe(self, spec: JobSpec) -> str:
-        """The machine, and the places where the fault shows."""
         tests = "none" if self.only_in_job else "each"
         line = f"a bit of a gradient flips on {self.struck_machine(spec)} again and again, and in {tests} of its tests"
         line += "; all numbers stay finite" if self.finite else ""
@@ -133,21 +129,20 @@ class MachineBitflip(OnMachine, NotFinite):
         return f"{line}, and in {f'every {self.shows_every} runs' if self.shows_every else 'none'} of its replays"
 
     def details(self, spec: JobSpec) -> Entry:
-        """The machine, and the places where the fault shows."""
         shows = {"only_in_job": self.only_in_job, "shows_every": self.shows_every, "finite": self.finite}
         return {"machine": self.struck_machine(spec), **shows}
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """With ``--finite`` also entries for another machine that abort the job when gradients have wrong bits."""
-        made = super().rank_entries(at_step, spec, plan)
+        """With ``--finite`` one more entry: a rank of another machine aborts the job if gradients have wrong bits."""
+        entries = super().rank_entries(at_step, spec, plan)
         if not self.finite:
-            return made
+            return entries
         elsewhere = spec.topology().ranks((self.machine_index(spec) + 1) % spec.machines)[0]
         at = {"rank": elsewhere, "at_step": at_step, "point": "step"}
-        return [*made, {"id": "check", "fault": "check", "of": made[0]["id"], **at}]
+        return [*entries, {"id": "check", "fault": "check", "of": entries[0]["id"], **at}]
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """Entries for diagnostic tests of machines, which read the workers' plan."""
+        """The entry for diagnostic tests, which read the plan of the workers."""
         if self.only_in_job:
             return []
         machine = self.struck_machine(spec)
@@ -155,21 +150,20 @@ class MachineBitflip(OnMachine, NotFinite):
 
     @property
     def patience(self) -> dict[str, Any]:
-        """A policy with a short replay that repeats often enough for the fault to show."""
+        """With ``--only-in-job``, short replays that are repeated until the fault must show."""
         if not self.only_in_job:
             return super().patience
         return settings.DRILL_POLICY | settings.SHORT_REPLAY | {"replay.fault_share": 1.0 / (self.shows_every or 2)}
 
     @property
     def parks(self) -> bool:
-        """The job is parked if no replay shows the fault."""
+        """The job is parked if the fault shows in no replay."""
         return self.shows_every == 0
 
     parked_words = ("not reproduced on groups of", "is missed with probability")
 
     @property
     def shows_not_finite(self) -> bool:
-        """Yes, unless all numbers stay finite."""
         return not self.finite
 
     def leaving(self, spec: JobSpec) -> list[str]:
@@ -177,45 +171,47 @@ class MachineBitflip(OnMachine, NotFinite):
 
     @property
     def incidents_due(self) -> int:
-        """One more incident if a NaN is detected after the restart that follows its tests: it has the replay."""
+        """One more if tests do not detect the machine: the NaN repeats after the restart, before a replay."""
         return self.repeats + (self.only_in_job and not self.finite)
 
     @property
     def launches_due(self) -> int:
-        """Further launches if the job aborts: one before the tests, one before the replay."""
+        """With ``--finite``, one more before the tests, and one more before the replay."""
         return super().launches_due + self.finite * (1 + self.only_in_job)
 
     def swept(self, job: str) -> str:
-        """The replay's workflow, if there is one."""
+        """The workflow of the replay, if there is one."""
         return replay_workflow_id(job, 1 if self.finite else 2, 1) if self.only_in_job else super().swept(job)
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """Draw a machine whose fault shows in tests, after a NaN or a check, or only in the job."""
+        """Draw a machine, and whether the fault is a NaN, finite, or shows only in the job."""
         can_replay = 2 * replica_machines(topology) <= topology.machines
         how = rng.choice(({}, {"finite": True}, {"only_in_job": True} if can_replay else {}))
         return super().draw(rng, topology, alone=alone) | how
 
 
 def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]) -> list[str]:
-    """Problems with the incidents of a NaN: they must report it with the ranks that had it first, and the job must go
-    back as far as needed and no further."""
+    """Problems with the incidents of a NaN.
+
+    They must name the ranks that had it first, and the job must resume from a step shortly before it.
+    """
     found = []
     for report in reports:
         cause = report.failures[0].symptom if report.failures else None
         if cause is not Symptom.NOT_FINITE or f"since step {at_step}" not in report.headline:
-            found.append(f"it was reported as something else: {report.headline}")
+            found.append(f"something else was reported: {report.headline}")
         elif lacking := [name for name in first_bad(facts, spec) if name not in report.headline]:
-            found.append(f"{lacking[0]} reported it first, and is not named: {report.headline}")
+            found.append(f"{lacking[0]} had it first, and is not named: {report.headline}")
         every = spec.checkpoint.disk_every_steps
         oldest = at_step - DISK_STEPS * every if every else 0
         if report.recovered and not oldest <= report.resume_step <= at_step:
-            found.append(f"it resumed from step {report.resume_step}, not from one of {oldest} to {at_step}")
+            found.append(f"the job resumed from step {report.resume_step}, not from one of {oldest} to {at_step}")
     return found
 
 
 def first_bad(facts: DrillFacts, spec: JobSpec) -> list[str]:
-    """The ranks that reported a NaN before all others, with their machines; empty if all did in one step."""
+    """The ranks that reported a NaN before others, with their machines; empty if all reported it in one step."""
     steps: dict[int, int] = {}
     with_loss = 0
     for rank, records in facts.records.of.items():

@@ -1,4 +1,4 @@
-"""A rank allocates memory until the kernel kills it."""
+"""A fault with which a rank allocates memory until the kernel kills it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from everstep.model.finding import Health, Owner
 from everstep.model.job import JobSpec
 
 ROOTS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
-"""Folder of control groups and file of their limit, for both versions of cgroups."""
+"""Folder of control groups, and name of the file of their memory limit, for both versions of cgroups."""
 LIMIT = 64 << 20
-"""Memory that the group's processes may allocate in addition, bytes."""
+"""Memory limit of the control group, bytes."""
 
 
 class OutOfMemory(OnRanks, RankFault):
-    """The rank joins a control group with little memory, and allocates more."""
+    """A rank joins a control group with little memory, and allocates more."""
 
     name = "oom"
-    summary = "a rank takes memory until the kernel kills it, in a group of processes of its own"
+    summary = "a rank allocates memory until the kernel kills it, in a control group of its own"
     line = "{ranks} is killed for memory"
-    found = ExpectedFinding("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
+    fixed_finding = ExpectedFinding("oom-kill-limit", Owner.CODE, Health.UNKNOWN)
     action = "oom"
     own_job = True
 
@@ -42,16 +42,16 @@ class OutOfMemory(OnRanks, RankFault):
             return str(error)
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
-        """Make the control group; it exists as long as the job."""
+        """Make the control group; it exists until the job has ended."""
         return small_group()
 
 
 @contextmanager
 def small_group() -> Iterator[None]:
-    """Make the control group while the block runs.
+    """A control group with little memory, which exists while the block runs.
 
     Raises:
-        CannotInject: it cannot be made.
+        CannotInject: the group cannot be made.
     """
     root, limit = _root()
     with process_group.made(root, {limit: str(LIMIT)}, "with a limit of memory"):
@@ -59,4 +59,4 @@ def small_group() -> Iterator[None]:
 
 
 def _root() -> tuple[Path, str]:
-    return next((one for one in ROOTS if Path(*one).exists()), ROOTS[-1])
+    return next((root for root in ROOTS if Path(*root).exists()), ROOTS[-1])

@@ -1,1 +1,1 @@
-"""The injection of faults: by ranks and workers themselves, and from outside."""
+"""Injects faults: ranks and workers perform some faults themselves, and the injector does others from outside."""

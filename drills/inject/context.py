@@ -1,4 +1,4 @@
-"""A drill under way, with the helpers of the injector."""
+"""The context of a running drill: its job and cluster, and the waits and kills that injectors of faults need."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.rank import drill_faults as faults
 
-LOOK_S = 0.05
+POLL_S = 0.05
+"""Time between two checks of a condition that the injector waits for, seconds."""
 BACK_LIMIT_S = 60.0
 """A killed part must be back within this time, seconds."""
 QUIET_S = 6.0
-"""Backups that did not change for this time are final, seconds: a failed peer is tried again every 5 s."""
+"""Backups that did not change for this time count as final, seconds: a failed peer is tried again every 5 s."""
 CATCH_UP_S = 2.0
-"""A second fault waits this long for backups, seconds: the job makes about ten steps meanwhile."""
+"""Longest wait of a second fault for backups, seconds; the job makes about ten steps in this time."""
 SETTLE_LIMIT_S = 20.0
 """Backups and disks of a job that waits at a step are complete within this time, seconds."""
-
-
 INCIDENT_LIMIT_S = 240.0
-"""An incident with diagnostic tests or a vote on a slow machine is over within this time, seconds."""
+"""An incident is over within this time, even with diagnostic tests or a vote on a slow machine, seconds."""
 
 
 @dataclass
@@ -55,7 +54,7 @@ class DrillContext:
     planned: Planned
     seen: DrillObservations = field(default_factory=DrillObservations)
     off: ExitStack = field(default_factory=ExitStack)
-    """The machines without power; closing it gives them power again."""
+    """Holds the machines without power; closing it gives them power again."""
 
     def __post_init__(self) -> None:
         self.stored = StoredCopies(self.cluster.file, self.spec, self.machines)
@@ -74,29 +73,29 @@ class DrillContext:
     # Waiting.
 
     async def reach(self, step: int, machines: list[Machine] | None = None) -> None:
-        """Wait until all ranks have completed this many steps."""
-        async with self.cluster.control.feed(self.spec.name, machines or self.machines, LOOK_S) as feed:
+        """Wait until all ranks of these machines, by default all of the job, have completed this many steps."""
+        async with self.cluster.control.feed(self.spec.name, machines or self.machines, POLL_S) as feed:
             async for picture in feed.pictures():
                 if picture.step is not None and picture.step >= step:
                     return
 
-    async def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
+    async def until(self, holds: Callable[[], bool], seconds: float, problem: str) -> None:
         """Wait until a condition holds.
 
         Raises:
-            ClusterError: it does not within this many seconds.
+            ClusterError: it does not within this many seconds; the message is "``problem`` within … s".
         """
         deadline = time.monotonic() + seconds
         while not await asyncio.to_thread(holds):
             if time.monotonic() > deadline:
-                raise ClusterError(f"{what} within {seconds:.0f} s")
-            await asyncio.sleep(LOOK_S)
+                raise ClusterError(f"{problem} within {seconds:.0f} s")
+            await asyncio.sleep(POLL_S)
 
     async def incident_over(self) -> None:
         """Wait until an incident of the job is over.
 
         Raises:
-            ClusterError: no incident is over in time.
+            ClusterError: no incident is over within the time limit.
         """
         deadline = time.monotonic() + INCIDENT_LIMIT_S
         while time.monotonic() < deadline:
@@ -104,36 +103,40 @@ class DrillContext:
                 state = await self.cluster.control.state(self.spec.name)
                 if any(incident.resolution for incident in state.incidents):
                     return
-            await asyncio.sleep(10 * LOOK_S)
+            await asyncio.sleep(10 * POLL_S)
         raise ClusterError(f"no incident was over within {INCIDENT_LIMIT_S:.0f} s")
 
-    async def held_up(self) -> int:
+    async def await_holds(self) -> int:
         """Wait until all ranks wait for the injector; returns the number of steps that they have completed."""
         holds = self.planned.holds
-        while not all(self.fired(hold["id"]) for hold in holds):  # noqa: ASYNC110 - other processes say so, by files
-            await asyncio.sleep(LOOK_S)
+        while not all(self.fired(hold["id"]) for hold in holds):  # noqa: ASYNC110 - other processes write files
+            await asyncio.sleep(POLL_S)
         return int(holds[0]["at_step"])
 
-    async def settled(self, step: int, *, backups: bool = True, disk: int | None = None) -> None:
+    async def await_saves(self, step: int, *, backups: bool = True, disk: int | None = None) -> None:
         """Wait until all saves of a step are complete.
 
         Args:
-            step: step at which the job waits.
-            backups: wait for backups too, until they no longer change: a rank that is behind skips every second step.
-            disk: newest step that must be on all disks.
+            step: Step at which the job waits.
+            backups: Whether to wait for backups too. If they lack the step, it waits until they no longer change: a
+                rank that is behind skips every second step.
+            disk: Newest step that must be on all disks; None: the disks do not matter.
+
+        Raises:
+            ClusterError: they are not complete within the time limit.
         """
         stored, ranks = self.stored, range(self.spec.topology().world_size)
-        await self._all_hold(ranks, step, stored.own_steps, "saved in memory")
+        await self._all_have(ranks, step, stored.own_steps, "saved in memory")
         if backups:
-            await self._quiet([rank for rank in ranks if stored.backup(rank)], step)
+            await self._backups_final([rank for rank in ranks if stored.backup(rank)], step)
         if disk:
-            await self._all_hold(ranks, disk, stored.disk_steps, "written to disk")
+            await self._all_have(ranks, disk, stored.disk_steps, "written to disk")
 
-    async def _quiet(self, ranks: Sequence[int], step: int) -> None:
+    async def _backups_final(self, ranks: Sequence[int], step: int) -> None:
         seen: dict[int, set[int]] = {}
         since = time.monotonic()
 
-        def quiet() -> bool:
+        def final() -> bool:
             nonlocal seen, since
             before, seen = seen, {rank: self.stored.backup_steps(rank) for rank in ranks}
             if seen != before:
@@ -142,9 +145,9 @@ class DrillContext:
                 all(step in steps for steps in seen.values()) or time.monotonic() - since > QUIET_S
             )
 
-        await self.until(quiet, SETTLE_LIMIT_S, "backups were not complete")
+        await self.until(final, SETTLE_LIMIT_S, "backups were not complete")
 
-    async def _all_hold(self, ranks: Sequence[int], step: int, steps_of: Callable[[int], set[int]], how: str) -> None:
+    async def _all_have(self, ranks: Sequence[int], step: int, steps_of: Callable[[int], set[int]], how: str) -> None:
         def missing() -> list[int]:
             return [rank for rank in ranks if step not in steps_of(rank)]
 
@@ -152,32 +155,32 @@ class DrillContext:
             await self.until(lambda: not missing(), SETTLE_LIMIT_S, f"step {step} was not {how}")
         except ClusterError as error:
             await self.listen(1.0)
-            said = f"; agents say: {'; '.join(sorted(self.seen.said))}" if self.seen.said else ""
-            raise ClusterError(f"{error} by ranks {missing()}{said}") from error
+            reports = f"; agents report: {'; '.join(sorted(self.seen.reported))}" if self.seen.reported else ""
+            raise ClusterError(f"{error} by ranks {missing()}{reports}") from error
 
     # Marks.
 
     def fired(self, name: str) -> dict[str, object] | None:
-        """The mark of an action; None: it has not happened."""
+        """The mark that an action happened; None: it has not."""
         return faults.fired(self.planned.plan, {"id": name})
 
     def mark(self, name: str, **details: object) -> None:
-        """Record that an action happened, at ``time_ns`` or now."""
+        """Write the mark that an action happened, at ``time_ns`` or now."""
         faults.claim(self.planned.plan, {"id": name}, **details)
 
     # Agents.
 
     async def power_on(self) -> None:
-        """Let machines that stayed away come back, empty."""
+        """Give all machines power again, and wait for their agents."""
         self.off.close()
         for machine in self.machines:
-            await self._comes(machine, lambda described: described.pid > 0)
+            await self._await_agent(machine, lambda described: described.pid > 0)
 
     def agent(self, machine: Machine) -> int:
         """The pid of a machine's agent.
 
         Raises:
-            ClusterError: it does not run.
+            ClusterError: the agent does not run.
         """
         pid = self.cluster.processes().get(f"agent-{machine.name}")
         if pid is None:
@@ -185,30 +188,29 @@ class DrillContext:
         return pid
 
     async def agent_back(self, machine: Machine, before: int) -> int | None:
-        """The time at which an agent with another pid answers; None: not within the limit."""
-        return await self._comes(machine, lambda described: described.pid not in (0, before))
+        """Wait until an agent with another pid than ``before`` answers; returns the time, or None after the limit."""
+        return await self._await_agent(machine, lambda described: described.pid not in (0, before))
 
     async def fork_server(self, machine: Machine) -> int:
         """The pid of the job's fork server on a machine; 0: there is none."""
         return _fork_server(await self.cluster.control.agents.get(machine.address).describe(), self.spec.name)
 
     async def fork_server_back(self, machine: Machine, before: int) -> int | None:
-        """The time at which a fork server with another pid is ready; None: not within the limit."""
+        """Wait until a fork server with another pid than ``before`` is ready; returns the time; None: too late."""
         job = self.spec.name
-        return await self._comes(machine, lambda described: _fork_server(described, job) not in (0, before))
+        return await self._await_agent(machine, lambda described: _fork_server(described, job) not in (0, before))
 
     async def processes_back(self, before: Mapping[str, int]) -> int | None:
-        """The time at which processes with these names, but other pids, run; None: not within the
-        limit."""
+        """Wait until processes of these names run with other pids; returns the time, or None after the limit."""
         deadline = time.monotonic() + BACK_LIMIT_S
         while time.monotonic() < deadline:
             now = await asyncio.to_thread(self.cluster.processes)
             if all(now.get(name) not in (None, pid) for name, pid in before.items()):
                 return time.time_ns()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return None
 
-    async def _comes(self, machine: Machine, holds: Callable[[pb.DescribeReply], bool]) -> int | None:
+    async def _await_agent(self, machine: Machine, holds: Callable[[pb.DescribeReply], bool]) -> int | None:
         deadline = time.monotonic() + BACK_LIMIT_S
         while time.monotonic() < deadline:
             try:
@@ -217,18 +219,18 @@ class DrillContext:
                     return time.time_ns()
             except AgentError:
                 pass
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return None
 
     async def listen(
         self, seconds: float, machines: list[Machine] | None = None, *, enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Collect the agents' reports about backups and disks, for some time or until they suffice."""
+        """Collect the agents' reports about backups and disks for some seconds, or until they are ``enough``."""
         tasks = [asyncio.create_task(self._listen_to(machine)) for machine in machines or self.machines]
         try:
             deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and not enough():  # noqa: ASYNC110 - the tasks write it down
-                await asyncio.sleep(LOOK_S)
+            while time.monotonic() < deadline and not enough():  # noqa: ASYNC110 - the tasks collect them
+                await asyncio.sleep(POLL_S)
         finally:
             for task in tasks:
                 task.cancel()
@@ -239,7 +241,7 @@ class DrillContext:
         async for reply in self.cluster.control.agents.get(machine.address).progress(request):
             for rank in reply.ranks:
                 saved = rank.saved
-                self.seen.said |= {text for text in (saved.backup_problem, saved.disk_problem) if text}
+                self.seen.reported |= {text for text in (saved.backup_problem, saved.disk_problem) if text}
                 if saved.backup_step >= 0:
                     self.seen.lag = max(self.seen.lag or 0, saved.own_step - saved.backup_step)
 
@@ -249,18 +251,18 @@ class DrillContext:
         """Inject the second fault, and record the steps that it may cost.
 
         Args:
-            exact: the job waits and all copies are known, so the copies that are left decide the cost.
+            exact: The job waits and all copies are known, so the cost follows from the copies that are left.
         """
         loss = self.request.opening.loss(self.spec)
         if loss.ranks:
             self.seen.promise = self._promise(loss, exact=exact)
             await self._kill_ranks(loss)
         else:
-            await asyncio.to_thread(self._take_power, loss, exact)
-        self.planned.let_go()  # into the next collective, where they detect missing ranks
+            await asyncio.to_thread(self._cut_power, loss, exact)
+        self.planned.let_go()  # the ranks that live enter the next collective, where they notice the missing ranks
 
     async def _kill_ranks(self, loss: Loss) -> None:
-        async with self.cluster.control.feed(self.spec.name, self.machines, LOOK_S) as feed:
+        async with self.cluster.control.feed(self.spec.name, self.machines, POLL_S) as feed:
             async for picture in feed.pictures():
                 pids = [picture.ranks[rank].pid for rank in loss.ranks if rank in picture.ranks]
                 if len(pids) == len(loss.ranks):
@@ -269,7 +271,7 @@ class DrillContext:
                         os.kill(pid, signal.SIGKILL)
                     return
 
-    def _take_power(self, loss: Loss, exact: bool) -> None:
+    def _cut_power(self, loss: Loss, exact: bool) -> None:
         names = [self.stored.machine(index) for index in loss.machines]
         cluster, job = self.cluster.file, self.spec.name
         promised = not exact and promise_of(self.spec, loss).steps is not None
@@ -289,9 +291,9 @@ class DrillContext:
                 self.off.enter_context(off.pop_all())
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
-        """A check that backups have caught up with the steps, which the placement's promise needs.
+        """A check that backups have caught up with the steps, as the promise of their placement assumes.
 
-        After ``CATCH_UP_S`` it holds anyway, so that the strike happens.
+        After ``CATCH_UP_S`` the check succeeds anyway, so that the strike happens.
         """
         deadline = math.inf
 
@@ -304,27 +306,27 @@ class DrillContext:
         return caught_up
 
     def _promise(self, loss: Loss, *, exact: bool) -> Promise:
-        """The most steps that a strike may cost: by the placement's promise, else by the copies that are left."""
+        """The most steps that a strike may cost, by the placement's promise or by the copies that are left."""
         placed = promise_of(self.spec, loss)
         if placed.steps is not None and not exact:
             return placed
         best = best_step(self.stored.left(loss, self.seen.damaged))
-        # A step may be completed and not saved yet, unless the job waits.
+        # If the job does not wait, a completed step may not be saved yet.
         lost = max(self.stored.newest() - best, 0) + (not exact)
         if best == 0:
-            return Promise(lost, "no step is left of which every rank has a sound copy", begins_again=True)
-        return Promise(lost, f"step {best} is the latest of which every rank has a sound copy left")
+            return Promise(lost, "no step is left of which every rank has an intact copy", begins_again=True)
+        return Promise(lost, f"step {best} is the latest of which every rank has an intact copy left")
 
 
-def copies_seen(found: Collection[RankCopies], contexts: Sequence[DrillContext]) -> int:
+def copies_seen(copies: Collection[RankCopies], contexts: Sequence[DrillContext]) -> int:
     """The number of ranks that had two copies at once.
 
-    A machine whose link is down cannot be notified to end its ranks. If it is replaced, they wait for peers that are
-    gone; ``Records.overlaps`` checks that they do not step.
+    Ranks on a machine whose link is down do not count: nothing can end them when the machine is replaced, and they wait
+    for peers that are gone. ``Records.overlaps`` checks that they do not step.
     """
     away = {context.target.name for context in contexts if context.request.opening.unreachable}
-    return sum(not away & set(one.machines) for one in found)
+    return sum(not away & set(pair.machines) for pair in copies)
 
 
 def _fork_server(described: pb.DescribeReply, job: str) -> int:
-    return next((here.fork_server_pid for here in described.jobs if here.job == job), 0)
+    return next((entry.fork_server_pid for entry in described.jobs if entry.job == job), 0)

@@ -1,47 +1,38 @@
-"""Faults of the control plane inside a worker: it dies in a stage, or at an event, of an incident.
+"""Faults of the control plane inside a worker: a process dies in a stage of an incident, or at an event of its history.
 
-A worker loads this when ``EVERSTEP_FAULTS`` is in *its* environment; nothing
-here runs otherwise. The plan (everstep/rank/drill_faults.py) is read anew at each place,
-so that one cluster serves many drills. Three kinds of entry:
+A worker loads this only if ``EVERSTEP_FAULTS`` is in its own environment. It reads the plan
+(``everstep/rank/drill_faults.py``) again each time, so that one cluster can serve many drills. A plan has entries of
+three kinds:
 
 ``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid"}``
-    SIGKILL of this worker, or of the process ``pid``, in an activity of that
-    stage of an incident of the job, or of what the job does with an update
-    before it opens one: as it ``begin``s, in the ``middle`` (its
-    work is under way), or at its ``end`` (its work is done, its result is
-    not yet reported). With a ``version`` the activity launches that one of the
-    code. The stage ``report`` comes before the incident: the worker has seen a
-    fault and reports it to the job.
+    SIGKILL of this worker, or of the process ``pid``, in the activity of a stage of an incident, or of a stage in which
+    the job prepares an update before it opens an incident. It dies when the activity ``begin``s, in its ``middle`` (its
+    work is under way) or at its ``end`` (its work is done, but its result is not reported yet). A ``version`` selects
+    the launch of that version of the code. The stage ``report`` is before the incident: the worker has seen a fault and
+    reports it to the job.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
-    Not a fault: the activity waits there until the file ``until`` is there, so
-    that another fault can strike in that stage.
+    No fault: the activity waits until the file ``until`` exists, so that another fault can strike in that stage.
 
 ``{"id", "fault": "kill-worker", "job", "at_event": n, "workflow_id"}``
-    SIGKILL of this worker as soon as any part of it can know that event n of
-    the history of that workflow, by default the job's first incident, is
-    durable. Five places look, and the first one that
-    finds ``n <= newest durable event`` kills:
+    SIGKILL of this worker as soon as it can know that event n of the workflow's history is durable. The workflow is by
+    default the job's first incident. Five checks compare n with the newest durable event, and the first one that finds
+    ``n <= newest`` kills:
 
-    1. a workflow task, after the workflow's code ran and before its commands
-       are sent: for n = WorkflowTaskStarted;
-    2. the begin of an activity, before it has any effect: for n = a command
-       that the last task wrote (tasks write their events at once, so that
-       nobody can die between them);
-    3. the end of an activity, after its effects and before its result is
-       reported: for n = ActivityTaskStarted, which the server writes down
-       together with the result;
-    4. the report of its result: for n = ActivityTaskCompleted, or the
-       WorkflowTaskScheduled that comes with it. The worker dies as the report
-       arrives (drills/inject/last_report.py), for the next task is taken within
-       milliseconds;
-    5. polls of the history from outside (drills/inject/history_watch.py): for
-       all others, such as WorkflowExecutionStarted.
+    1. in a workflow task, after the workflow's code ran and before its commands are sent: it catches
+       WorkflowTaskStarted;
+    2. at the begin of an activity, before it has any effect: it catches the commands of the last workflow task, which
+       become durable together;
+    3. at the end of an activity, after its effects and before its result is reported: it catches ActivityTaskStarted,
+       which the server writes together with the result;
+    4. when the result is reported: it catches ActivityTaskCompleted, and the WorkflowTaskScheduled after it
+       (``drills/inject/last_report.py``);
+    5. from outside, by polls of the history (``drills/inject/history_watch.py``): it catches all other events, such as
+       WorkflowExecutionStarted.
 
-    Results of activities that run at once come one after the other then, each
-    when no workflow task is under way: else one task would take several, and
-    some events would never be the newest. The marker of the fault says which
-    place it was and what was durable then.
+    Activities that run at the same time then report their results one after the other, each when no workflow task is
+    under way. Otherwise one workflow task could process several results, and some events would never be the newest. The
+    mark of the fault names the check, and the newest durable event.
 """
 
 from __future__ import annotations
@@ -79,13 +70,13 @@ from everstep.rank import environment
 Fault = dict[str, Any]
 
 MIDDLE_S = 0.02
-"""An activity is in its middle after this time, seconds; for a shorter one the middle is its end."""
-LOOK_S = 0.004
-"""Time between two queries whether a history is at rest, seconds."""
+"""An activity is in its middle after this time, seconds; a shorter one is in its middle at the end of its work."""
+POLL_S = 0.004
+"""Time between two queries whether a workflow task is under way, seconds."""
 REST_S = 1.0
-"""A result waits at most this long for the result before it and for the current workflow task, seconds."""
+"""Longest wait of a result for the previous result and for the current workflow task, seconds."""
 RECOVERS = ("Incident", "Replay")
-"""Types of workflows in which faults strike."""
+"""Types of the workflows in whose activities and workflow tasks faults strike."""
 
 
 def plugins() -> list[DrillPlugin]:
@@ -94,14 +85,14 @@ def plugins() -> list[DrillPlugin]:
 
 
 class DrillPlugin(SimplePlugin):
-    """Hooks a worker's activities, workflow tasks and reports."""
+    """Adds the checks to a worker's activities, workflow tasks and reports."""
 
     def __init__(self) -> None:
         interceptors: list[Interceptor | client.Interceptor] = [_Activities(self), _Reports()]
         super().__init__("everstep.drill", workflow_runner=_wrap, interceptors=interceptors)
         self.client: client.Client | None = None
         self._reported: dict[str, int] = {}
-        """Of workflows with a fault at an event: the newest event as the last result was about to be reported."""
+        """Id of a workflow with a fault at an event → its newest event before the last result was reported."""
 
     def configure_worker(self, config: Any) -> Any:
         """Keep the worker's client, which reads histories."""
@@ -114,7 +105,7 @@ class DrillPlugin(SimplePlugin):
         return described.history_length if described else 0
 
     async def turn(self, workflow_id: str) -> None:
-        """Wait, at most ``REST_S``, until the result before this one is durable and no workflow task is under way."""
+        """Wait until the previous result is durable and no workflow task is under way, but at most ``REST_S``."""
         deadline = time.monotonic() + REST_S
         while time.monotonic() < deadline:
             described = await self._describe(workflow_id)
@@ -124,7 +115,7 @@ class DrillPlugin(SimplePlugin):
             if not busy and described.history_length > self._reported.get(workflow_id, 0):
                 self._reported[workflow_id] = described.history_length
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _describe(self, workflow_id: str) -> client.WorkflowExecutionDescription | None:
         assert self.client is not None
@@ -156,13 +147,13 @@ class _Activity(ActivityInboundInterceptor):
         return result
 
     async def _report(self, result: Any) -> None:
-        """Die with the result reported, if the report causes the event."""
+        """Have the worker killed when its result is reported, if that causes the event."""
         info = activity.info()
         assert info.workflow_id is not None
         for plan, fault in _pending("at_event"):
             if info.workflow_id == _swept(fault) and not info.is_local:
                 newest = await self._drill.durable(info.workflow_id)
-                # Its own ActivityTaskStarted, ActivityTaskCompleted, and the WorkflowTaskScheduled after it.
+                # The report causes ActivityTaskStarted, ActivityTaskCompleted and WorkflowTaskScheduled.
                 if newest + 1 < fault["at_event"] <= newest + 3:
                     assert self._drill.client is not None
                     await last_report.die(self._drill.client, plan, fault, result)
@@ -173,11 +164,10 @@ class _Activity(ActivityInboundInterceptor):
         place = f"{moment} of {info.activity_type}"
         for plan, fault in _pending("in_stage"):
             job = fault["job"]
-            ours = (f"incident/{job}/", f"replay/{job}/")
-            mine = info.workflow_id == job_workflow_id(job) or info.workflow_id.startswith(ours)
-            stage = STAGES.get(fault["in_stage"])
-            here = mine and info.activity_type == stage and moment == fault.get("moment", "middle")
-            if here and ("version" not in fault or _launches(input, fault["version"])):
+            prefixes = (f"incident/{job}/", f"replay/{job}/")
+            of_job = info.workflow_id == job_workflow_id(job) or info.workflow_id.startswith(prefixes)
+            in_stage = info.activity_type == STAGES.get(fault["in_stage"]) and moment == fault.get("moment", "middle")
+            if of_job and in_stage and ("version" not in fault or _launches(input, fault["version"])):
                 await _strike(plan, fault, place)
         if moment == "middle":
             return
@@ -186,8 +176,7 @@ class _Activity(ActivityInboundInterceptor):
                 if moment == "end":
                     await self._drill.turn(info.workflow_id)
                 newest = await self._drill.durable(info.workflow_id)
-                # The next event that this activity causes is its own ActivityTaskStarted: the
-                # server knows it, and writes it down together with the result.
+                # At its end, ActivityTaskStarted has happened too: the server writes it together with the result.
                 if newest + (moment == "end") >= fault["at_event"]:
                     die(plan, fault, place=place, newest=newest)
 
@@ -198,7 +187,7 @@ class _Reports(client.Interceptor):
 
 
 class _Report(client.OutboundInterceptor):
-    """A watcher that reports a fault to a job."""
+    """Strikes when a watcher reports a fault to a job."""
 
     async def start_workflow_update(self, input: client.StartWorkflowUpdateInput) -> client.WorkflowUpdateHandle[Any]:
         if input.update != REPORT:
@@ -206,12 +195,12 @@ class _Report(client.OutboundInterceptor):
 
         async def meet(moment: str) -> None:
             for plan, fault in _pending("in_stage"):
-                mine = fault["in_stage"] == REPORT and input.id == job_workflow_id(fault["job"])
-                if mine and moment == fault.get("moment", "middle"):
+                of_job = fault["in_stage"] == REPORT and input.id == job_workflow_id(fault["job"])
+                if of_job and moment == fault.get("moment", "middle"):
                     await _strike(plan, fault, f"{moment} of a report")
 
-        found: client.WorkflowUpdateHandle[Any] = await _at_each_moment(super().start_workflow_update(input), meet)
-        return found
+        handle: client.WorkflowUpdateHandle[Any] = await _at_each_moment(super().start_workflow_update(input), meet)
+        return handle
 
 
 async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], Awaitable[None]]) -> Any:
@@ -234,7 +223,7 @@ async def _at_each_moment(work: Coroutine[Any, Any, Any], meet: Callable[[str], 
 
 
 class _FaultRunner(WorkflowRunner):
-    """The worker's own runner, with a check after each workflow task of an incident."""
+    """A runner of workflows with a check after each workflow task of an incident or a replay."""
 
     def __init__(self, inner: WorkflowRunner) -> None:
         self._inner = inner
@@ -246,11 +235,11 @@ class _FaultRunner(WorkflowRunner):
         instance = self._inner.create_instance(det)
         if det.info.workflow_type not in RECOVERS:
             return instance
-        ours = instance.activate
+        inner_activate = instance.activate
         workflow_id = det.info.workflow_id
 
         def activate(act: WorkflowActivation) -> WorkflowActivationCompletion:
-            completion = ours(act)
+            completion = inner_activate(act)
             if not act.is_replaying and any(_advances(job) for job in act.jobs):
                 for plan, fault in _pending("at_event"):
                     if workflow_id == _swept(fault) and act.history_length >= fault["at_event"]:
@@ -271,8 +260,8 @@ def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
 
 def _launches(input: ExecuteActivityInput, version: int) -> bool:
     """Whether an activity launches this version of the code."""
-    given = input.args[0]
-    return isinstance(given, LaunchRanks) and given.job.spec.version == version
+    launch = input.args[0]
+    return isinstance(launch, LaunchRanks) and launch.job.spec.version == version
 
 
 def _swept(fault: Fault) -> str:
@@ -281,21 +270,21 @@ def _swept(fault: Fault) -> str:
 
 
 def _advances(job: Any) -> bool:
-    """Whether an activation's job advances the workflow: not a query, not a removal from the cache."""
+    """Whether a job of an activation advances the workflow; queries and removals from the cache do not."""
     return job.WhichOneof("variant") not in ("query_workflow", "remove_from_cache")
 
 
-def _pending(kind: str) -> Iterator[tuple[Path, Fault]]:
-    """The entries of this worker's plan that have not fired."""
+def _pending(key: str) -> Iterator[tuple[Path, Fault]]:
+    """The entries of the worker's plan that have this key and have not fired."""
     try:
         loaded = faults.load_plan()
-    except ValueError:  # it is being written now
+    except ValueError:  # another process is writing the plan
         return
     if loaded is None:
         return
-    plan, found = loaded
-    for fault in found:
-        if kind in fault and faults.fired(plan, fault) is None:
+    plan, entries = loaded
+    for fault in entries:
+        if key in fault and faults.fired(plan, fault) is None:
             yield plan, fault
 
 
@@ -307,16 +296,16 @@ async def _strike(plan: Path, fault: Fault, place: str) -> None:
 
 
 async def _hold(plan: Path, fault: Fault, place: str) -> None:
-    """Wait, once over all workers, until the entry's file exists."""
+    """Wait until the entry's file exists; only the first worker that meets the entry waits."""
     until, deadline = Path(fault["until"]), time.monotonic() + faults.HOLD_S
     if faults.claim(plan, fault, place=place):
         while not await asyncio.to_thread(until.exists) and time.monotonic() < deadline:
             if activity.in_activity():
-                activity.heartbeat()  # its work may be over; without a heartbeat Temporal would retry it elsewhere
+                activity.heartbeat()  # without heartbeats Temporal would retry the activity elsewhere
             await asyncio.sleep(0.01)
 
 
 def die(plan: Path, fault: Fault, **details: Any) -> None:
-    """Fire once over all workers: SIGKILL this worker, or the process in the entry."""
+    """SIGKILL this worker, or the process in the entry; only the first worker that meets the entry does."""
     if faults.claim(plan, fault, **details):
         os.kill(fault.get("pid") or os.getpid(), signal.SIGKILL)

@@ -1,10 +1,8 @@
 """Watches a workflow's history from outside, and kills a worker as soon as an event is durable.
 
-For a local server it reads the store: the table ``executions`` has the number of the next event, and a read takes ten
-microseconds. Any other server is queried. A separate process does this, since workers and drills have other work, which
-may take milliseconds.
-
-Run as ``python -m drills.inject.history_watch`` with a ``HistoryWatch`` as JSON on standard input.
+Of a local server it reads the store, since a read takes ten microseconds: the table ``executions`` has the number of
+the next event. Any other server is queried. A separate process watches, since workers and drills are busy for
+milliseconds at a time: ``python -m drills.inject.history_watch``, with a ``HistoryWatch`` as JSON on standard input.
 """
 
 from __future__ import annotations
@@ -31,19 +29,19 @@ from everstep.rank import drill_faults as faults
 if TYPE_CHECKING:
     from drills.inject.context import DrillContext
 
-LOOK_S, ASK_S = 0.0003, 0.004
-"""Time between two reads of a store, and between two queries, seconds."""
+READ_S, QUERY_S = 0.0003, 0.004
+"""Time between two reads of a store, and between two queries of a server, seconds."""
 WORKER = "worker-0"
 """Name of the worker process that is killed."""
 ENDS_S = 5.0
-"""Time for the watching process to end after SIGTERM, seconds."""
+"""The watching process ends within this time after SIGTERM, seconds."""
 
 
 class HistoryWatch(BaseModel):
     """The workflow to watch, and the worker to kill."""
 
     store: Path
-    """Store of a local server; else the server is queried."""
+    """Store of a local server; if this file does not exist, the server is queried."""
     address: str
     namespace: str
     workflow_id: str
@@ -51,39 +49,39 @@ class HistoryWatch(BaseModel):
     """Pid of the worker."""
     plan: Path
     fault: dict[str, Any]
-    """The entry of the plan, with ``at_event``."""
+    """The entry of the plan; its ``at_event`` is the number of the event."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Watch in another process until the block ends."""
-        looking = subprocess.Popen(
+        watching = subprocess.Popen(
             [sys.executable, "-P", "-m", "drills.inject.history_watch"], stdin=subprocess.PIPE, start_new_session=True
         )
         try:
-            assert looking.stdin
-            with contextlib.suppress(BrokenPipeError), looking.stdin:
-                looking.stdin.write(self.model_dump_json().encode())
+            assert watching.stdin
+            with contextlib.suppress(BrokenPipeError), watching.stdin:
+                watching.stdin.write(self.model_dump_json().encode())
             yield
         finally:
-            looking.terminate()
-            looking.wait(ENDS_S)
+            watching.terminate()
+            watching.wait(ENDS_S)
 
 
 @contextlib.contextmanager
 def watched(context: DrillContext) -> Iterator[None]:
-    """While a drill runs, watch the history whose event kills the first worker; other faults need no watch.
+    """While the block runs, watch the history whose event kills the first worker; for other faults do nothing.
 
     Raises:
-        ClusterError: that worker does not run.
+        ClusterError: the first worker does not run.
     """
     cluster = context.cluster
-    fault = next((one for one in context.planned.workers if "at_event" in one), None)
+    fault = next((entry for entry in context.planned.workers if "at_event" in entry), None)
     if fault is None:
         yield
         return
     worker = cluster.processes().get(WORKER)
     if worker is None:
-        raise ClusterError(f"{WORKER} does not run: nothing can kill it at event {fault['at_event']}")
+        raise ClusterError(f"{WORKER} does not run, so it cannot be killed at event {fault['at_event']}")
     watch = HistoryWatch(
         store=cluster.file.database,
         address=cluster.file.temporal_address,
@@ -97,47 +95,48 @@ def watched(context: DrillContext) -> Iterator[None]:
         yield
 
 
-def look(asked: HistoryWatch) -> None:
-    """Watch until the event is durable, and kill the worker; or until another place has killed it."""
-    worker = os.pidfd_open(asked.worker)
-    with contextlib.ExitStack() as held:
-        held.callback(os.close, worker)
-        if asked.store.exists():
-            store = held.enter_context(contextlib.closing(sqlite3.connect(f"{asked.store.as_uri()}?mode=ro", uri=True)))
-            newest, pause_s = _of_store(store, asked.workflow_id), LOOK_S
+def watch_and_kill(watch: HistoryWatch) -> None:
+    """Kill the worker once the event is durable; return early if the worker was killed otherwise."""
+    worker = os.pidfd_open(watch.worker)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, worker)
+        if watch.store.exists():
+            connection = sqlite3.connect(f"{watch.store.as_uri()}?mode=ro", uri=True)
+            store = stack.enter_context(contextlib.closing(connection))
+            newest, pause_s = _newest_in_store(store, watch.workflow_id), READ_S
         else:
-            newest, pause_s = _of_server(held.enter_context(asyncio.Runner()), asked), ASK_S
-        while faults.fired(asked.plan, asked.fault) is None:
-            if (number := newest()) >= asked.fault["at_event"]:
-                with contextlib.suppress(ProcessLookupError):  # another place killed it, and left a mark
+            newest, pause_s = _newest_on_server(stack.enter_context(asyncio.Runner()), watch), QUERY_S
+        while faults.fired(watch.plan, watch.fault) is None:
+            if (number := newest()) >= watch.fault["at_event"]:
+                with contextlib.suppress(ProcessLookupError):  # it was killed otherwise, and its mark was written
                     signal.pidfd_send_signal(worker, signal.SIGKILL)
-                    faults.claim(asked.plan, asked.fault, place="seen in the history", newest=number, pid=asked.worker)
+                    faults.claim(watch.plan, watch.fault, place="seen in the history", newest=number, pid=watch.worker)
                 return
             time.sleep(pause_s)
 
 
-def _of_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[], int]:
-    """The number of the newest event in the server's store; 0: there is no such workflow yet."""
+def _newest_in_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[], int]:
+    """A function that reads the number of the newest event; 0: there is no such workflow yet."""
     row: list[Any] = []
 
     def newest() -> int:
         if not row:
-            found = "SELECT shard_id, namespace_id, workflow_id, run_id FROM current_executions WHERE workflow_id = ?"
-            row.extend(store.execute(found, (workflow_id,)).fetchone() or ())
+            current = "SELECT shard_id, namespace_id, workflow_id, run_id FROM current_executions WHERE workflow_id = ?"
+            row.extend(store.execute(current, (workflow_id,)).fetchone() or ())
         key = "shard_id = ? AND namespace_id = ? AND workflow_id = ? AND run_id = ?"
-        said = row and store.execute(f"SELECT next_event_id FROM executions WHERE {key}", row).fetchone()
-        return int(said[0]) - 1 if said else 0
+        result = row and store.execute(f"SELECT next_event_id FROM executions WHERE {key}", row).fetchone()
+        return int(result[0]) - 1 if result else 0
 
     return newest
 
 
-def _of_server(runner: asyncio.Runner, asked: HistoryWatch) -> Callable[[], int]:
-    """The number of the newest event, by a query of the server; 0: there is no such workflow yet."""
-    client = runner.run(Client.connect(asked.address, namespace=asked.namespace))
+def _newest_on_server(runner: asyncio.Runner, watch: HistoryWatch) -> Callable[[], int]:
+    """A function that queries the number of the newest event; 0: there is no such workflow yet."""
+    client = runner.run(Client.connect(watch.address, namespace=watch.namespace))
 
     async def described() -> int:
         try:
-            return (await client.get_workflow_handle(asked.workflow_id).describe()).history_length
+            return (await client.get_workflow_handle(watch.workflow_id).describe()).history_length
         except RPCError:
             return 0
 
@@ -145,4 +144,4 @@ def _of_server(runner: asyncio.Runner, asked: HistoryWatch) -> Callable[[], int]
 
 
 if __name__ == "__main__":
-    look(HistoryWatch.model_validate_json(sys.stdin.read()))
+    watch_and_kill(HistoryWatch.model_validate_json(sys.stdin.read()))

@@ -1,10 +1,10 @@
-"""A worker dies as an activity's result reaches Temporal: it is durable, and no worker gets the next workflow task.
+"""Kills a worker at the moment when an activity's result is durable in Temporal, and no later.
 
-A worker takes that task within milliseconds, so that no kill from within comes in time. Here a separate process does
-both: it kills the worker, which waits at the end of the activity, and then sends the result in its place, as a message
-that was under way when its sender died. Temporal cannot see a difference.
+After a result the worker gets the next workflow task within milliseconds, so it cannot be killed in time from within.
+Instead it waits at the end of the activity, and a separate process first kills it and then sends the result in its
+place. For Temporal this is a message that was on its way when its sender died.
 
-Run as ``python -m drills.inject.last_report`` by that worker, with a ``LastReport`` as JSON on standard input.
+The worker runs ``python -m drills.inject.last_report`` with a ``LastReport`` as JSON on standard input.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from temporalio.client import Client
 from everstep.rank import drill_faults as faults
 
 SETTLE_S = 0.1
-"""Time after the worker's death until Temporal drops its polls, and time after the report until its events
-are durable, seconds; a new worker needs longer to start."""
+"""After the worker's death Temporal drops its polls within this time, and after the report its events are durable
+within this time, seconds. A new worker needs longer to start."""
 ALIVE_S = 0.1
-"""Time between two heartbeats of the activity meanwhile, seconds."""
+"""Time between two heartbeats of the waiting activity, seconds."""
 
 
 class LastReport(BaseModel):
-    """The work that a worker leaves to another process for after its death."""
+    """The report that another process has to send after the worker's death."""
 
     address: str
     """Address of Temporal's frontend."""
@@ -46,12 +46,12 @@ class LastReport(BaseModel):
     """Pid of the worker."""
     place: str
     plan: Path
-    """Plan of the fault."""
+    """The plan with the fault."""
     fault: dict[str, Any]
 
 
 async def die(client: Client, plan: Path, fault: dict[str, Any], result: Any) -> None:
-    """Have this worker killed and the calling activity's ``result`` reported; returns only if that failed."""
+    """Have this worker killed and the result of the calling activity reported; returns only if that failed."""
     info = activity.info()
     assert info.workflow_id is not None
     payloads = Payloads(payloads=await client.data_converter.encode([result]))
@@ -73,15 +73,15 @@ async def die(client: Client, plan: Path, fault: dict[str, Any], result: Any) ->
     )
     sending = asyncio.ensure_future(sender.communicate(report.model_dump_json().encode()))
     while not sending.done():
-        activity.heartbeat()  # its work is over, and Temporal must not retry it elsewhere
+        activity.heartbeat()  # without heartbeats Temporal would retry the activity elsewhere
         await asyncio.wait([sending], timeout=ALIVE_S)
 
 
 async def send(report: LastReport) -> None:
-    """Kill the worker, which is this process's parent, report the result, and record the newest event at that time.
+    """Kill the worker, which is this process's parent; then report the result, and mark which event was the newest.
 
     Raises:
-        RPCError: Temporal did not accept the result; the worker is dead and no mark is written.
+        RPCError: Temporal did not accept the result; the worker is dead, and no mark is written.
     """
     client = await Client.connect(report.address, namespace=report.namespace)
     if os.getppid() != report.worker:

@@ -1,4 +1,4 @@
-"""The code that a drill's update brings: the folder of the job's code, with some lines put into the script.
+"""Makes the new code for a drill's update: a copy of the job's code with some lines inserted into the script.
 
 The lines work in any script that reports its steps to everstep. They are inserted after the docstring and the
 imports from ``__future__``.
@@ -16,6 +16,7 @@ from everstep.errors import CannotInject
 from everstep.model.job import IN_PLACE, JobSpec
 
 AT_START = "import a_module_that_nobody_has"
+"""Lines that fail at the import of the script."""
 AFTER_STEPS = """
 import everstep as _everstep
 
@@ -31,6 +32,7 @@ def _fails(self, step, *args, **kwargs):
 
 _everstep.Run.report = _fails
 """
+"""Lines that fail after ``{steps}`` steps of each process."""
 CHANGES_STATE = """
 import torch as _torch
 
@@ -40,13 +42,14 @@ _checkpoint = _everstep.Run.checkpoint
 
 
 def _wider(self, *args, **kwargs):
-    model = next(one for one in kwargs.values() if isinstance(one, _torch.nn.Module))
+    model = next(value for value in kwargs.values() if isinstance(value, _torch.nn.Module))
     model.register_parameter("a_new_one", _torch.nn.Parameter(_torch.zeros(8)))
     return _checkpoint(self, *args, **kwargs)
 
 
 _everstep.Run.checkpoint = _wider
 """
+"""Lines that add a parameter, so that the saved state does not fit."""
 
 
 def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
@@ -56,10 +59,10 @@ def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
         spec: The job as it was started.
         folder: The new folder, which must not exist.
         lines: Lines of Python.
-        note: A comment that makes two versions of the same lines differ.
+        note: A comment, so that two updates with the same lines differ.
 
     Raises:
-        CannotInject: the script has no place for them.
+        CannotInject: the script is no valid Python.
     """
     script = Path(spec.script)
     source = script.parent if spec.code in {"", IN_PLACE} else Path(spec.code)
@@ -71,18 +74,18 @@ def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
     try:
         at = _after_the_head(ast.parse("\n".join(before)).body)
     except SyntaxError as error:
-        raise CannotInject(f"{script} is no Python that could be changed: {error}") from error
+        raise CannotInject(f"{script} is no valid Python, so no lines can be inserted: {error}") from error
     changed = [*before[:at], f"# {note}", *lines.splitlines(), *before[at:]]
     (folder / script.relative_to(source)).write_text("\n".join(changed) + "\n")
 
 
 def _after_the_head(body: Sequence[ast.stmt]) -> int:
-    """The number of lines of a module's docstring and of its imports from ``__future__``."""
+    """The number of the last line of a module's docstring and its imports from ``__future__``; 0: it has neither."""
     at = 0
-    for place, statement in enumerate(body):
+    for position, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        if not ((place == 0 and is_text) or is_future):
+        if not ((position == 0 and is_text) or is_future):
             break
         at = statement.end_lineno or at
     return at

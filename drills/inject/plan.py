@@ -1,4 +1,4 @@
-"""The plan of a drill: faults for ranks and workers, and the injector's faults from outside."""
+"""The plan of a drill: the entries for ranks, for workers and for the injector itself."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from everstep.rank import drill_faults as faults
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The faults of one drill, and the files of its plan."""
+    """The entries of one drill's plan, and the files in which ranks and workers read them."""
 
     plan: Path
-    """The plan for ranks; the injector's own marks lie beside it."""
+    """File of the ranks' plan; the marks of the injector's own actions lie beside it."""
     ranks: list[Entry]
     outside: list[Entry]
     """Entries for the injector itself."""
     worker_plan: Path
+    """File of the workers' plan."""
     workers: list[Entry]
     holds: list[Entry] = field(default_factory=list)
-    """Entries at which the job waits for the injector."""
+    """Entries for ranks that wait at a step for the injector."""
 
     def write(self) -> None:
-        """Write each plan atomically, since ranks and workers read them at any time."""
+        """Write both files atomically, since ranks and workers may read them at any time."""
         for path, content in ((self.plan, [*self.ranks, *self.holds]), (self.worker_plan, self.workers)):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".new")
@@ -37,21 +38,21 @@ class Planned:
             temporary.rename(path)
 
     def let_go(self) -> None:
-        """Let the job step again."""
+        """Let the ranks that wait for the injector continue."""
         for hold in self.holds:
             Path(hold["until"]).touch()
 
     def fired(self) -> dict[str, dict[str, Any] | None]:
-        """Fault id → when and where it fired, or None."""
+        """Id of an entry → the mark that it fired, or None."""
         marks = {fault["id"]: faults.fired(self.plan, fault) for fault in (*self.ranks, *self.outside)}
         return marks | {fault["id"]: faults.fired(self.worker_plan, fault) for fault in self.workers}
 
 
 def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillCluster) -> Planned:
-    """The plan of a drill.
+    """Make the plan of a drill, with its ranks' plan in the file ``plan``.
 
     Raises:
-        CannotInject: the part to be killed is not of this cluster.
+        CannotInject: the process to be killed does not belong to the cluster.
     """
     ranks = request.opening.rank_entries(request.at_step, spec, plan)
     workers = request.fault.worker_entries(spec, plan, cluster.processes)
@@ -60,7 +61,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     if request.waits_at_hold:
         holds = [_hold(plan, 0, request.hold_step, "step")]
     elif (at_step := request.strike_hold) is not None:
-        # All at once, and before a collective that would let other ranks complete the step.
+        # All ranks wait, before a collective that would let other ranks complete the step.
         holds = [_hold(plan, rank, at_step, "begin") for rank in range(spec.topology().world_size)]
     return Planned(plan, ranks, outside, cluster.worker_plan, workers, holds)
 

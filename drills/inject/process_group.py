@@ -1,4 +1,4 @@
-"""A control group (cgroup) for a drill, with limits."""
+"""Makes a control group (cgroup) with limits for a drill."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from everstep.errors import CannotInject
 
 
 def name(kind: str = "") -> str:
-    """The name of this process's group, with the kind of its limits."""
+    """The name of the control group of this process for one kind of limits."""
     return f"everstep-drill-{kind}{os.getpid()}"
 
 
 @contextlib.contextmanager
-def made(root: Path, limits: Mapping[str, str], what: str, kind: str = "") -> Iterator[Path]:
+def made(root: Path, limits: Mapping[str, str], description: str, kind: str = "") -> Iterator[Path]:
     """Make a control group while the block runs; yields its folder.
 
     Args:
         root: Folder in which groups are made.
         limits: File of the group → text to write to it, in order.
-        what: Description of the group in errors.
-        kind: Part of the group's name.
+        description: Description of the group for the error.
+        kind: Kind of its limits, a part of its name.
 
     Raises:
-        CannotInject: it cannot be made.
+        CannotInject: the group cannot be made.
     """
     folder = root / name(kind)
     try:
@@ -35,14 +35,14 @@ def made(root: Path, limits: Mapping[str, str], what: str, kind: str = "") -> It
             for file, value in limits.items():
                 (folder / file).write_text(value)
         except OSError as error:
-            raise CannotInject(f"{folder}: no group of processes {what} can be made ({error})") from error
+            raise CannotInject(f"{folder}: no control group {description} can be made ({error})") from error
         yield folder
     finally:
         _remove(folder)
 
 
 def _remove(folder: Path) -> None:
-    """Move its remaining processes to the parent group, and remove it."""
+    """Move the processes of a control group to its parent, and remove the group."""
     with contextlib.suppress(OSError):
         for pid in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Returns machines that left a job to the pool: the drill has repaired them."""
+"""Returns machines that left a drill's job to the pool, since the drill has repaired them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from contextlib import suppress
 
 from controlplane.machine_pool import move_machine, pool_state
 from drills.clusters.local import DrillCluster
-from drills.inject.context import LOOK_S, DrillContext
+from drills.inject.context import POLL_S, DrillContext
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.pool import PoolMachine, PoolPlace
 
 LIMIT_S = 90.0
-"""An evicted machine that answers is clean within this time, seconds: the pool checks every 30 s."""
+"""The pool has cleaned an evicted machine within this time, seconds; it checks every 30 s."""
 OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
+"""Slots of the pool whose machines no job may use."""
 
 
 async def spare_of(cluster: DrillCluster, machines: int) -> int:
-    """The number of spare machines while a job has this many machines.
+    """The number of machines that are spare when a job has this many.
 
     Raises:
         ClusterError: the pool does not answer.
@@ -26,23 +27,23 @@ async def spare_of(cluster: DrillCluster, machines: int) -> int:
     deadline = time.monotonic() + LIMIT_S
     while (state := await pool_state(cluster.control)) is None:
         if time.monotonic() > deadline:
-            raise ClusterError("the pool of machines does not say whose they are: see the log of the workers")
-        await asyncio.sleep(LOOK_S)
+            raise ClusterError("the machine pool does not answer: see the logs of the workers")
+        await asyncio.sleep(POLL_S)
     return max(state.spare - machines, 0)
 
 
 async def cleaned(context: DrillContext) -> None:
-    """Wait until no process of the job is left on machines that left it.
+    """Wait until the pool has ended all processes of the job on machines that left it.
 
-    The pool checks every 30 s, and at once after an operator's command.
+    The pool checks these machines every 30 s, and at once after an operator's command, which this sends.
     """
     deadline = time.monotonic() + LIMIT_S
     while left := [one for one in await out_of_use(context.cluster) if one.uncleaned]:
         if time.monotonic() > deadline:
-            return  # a check detects processes that are left there
+            return  # the drill reports the processes that are left
         with suppress(EverstepError):
             await move_machine(context.cluster.control, "evict", left[0].machine.name, "the drill waits for it")
-        await asyncio.sleep(20 * LOOK_S)
+        await asyncio.sleep(20 * POLL_S)
 
 
 async def put_back(context: DrillContext) -> None:
@@ -54,7 +55,7 @@ async def put_back(context: DrillContext) -> None:
                 await move_machine(context.cluster.control, "release", one.machine.name, "the drill is over")
             except EverstepError as error:
                 context.cluster.say(f"{one.machine.name} is not released: {error}")
-        await asyncio.sleep(10 * LOOK_S)
+        await asyncio.sleep(10 * POLL_S)
 
 
 async def out_of_use(cluster: DrillCluster) -> list[PoolMachine]:

@@ -1,1 +1,1 @@
-"""The verdict on a drill, from the facts."""
+"""Gathers the facts after a drill, and checks them part by part; ``drills/verdict.py`` makes the result."""

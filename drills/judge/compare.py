@@ -1,4 +1,4 @@
-"""Compares two runs of a job bit for bit, and lists values that could not be compared. Pure functions."""
+"""Compares two runs of a job bit for bit, and lists the values that could not be compared. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from drills.observe.step_records import Records, ReportedStep
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of comparing a run with the run without a fault."""
+    """The comparison of a run with the run without a fault."""
 
     losses: list[str] | None = None
     """Differences of the losses; None: neither run reports losses."""
     state: list[str] | None = None
     """Differences of the states at the end of the loop; None: neither run reports them."""
     compared: list[str] = field(default_factory=list)
+    """The values that were compared, in words."""
     not_compared: list[str] = field(default_factory=list)
 
 
 def compare(reference: Records, run: Records, ranks: int) -> Comparison:
-    """Compare a run with the run without a fault: every rank, every step, both ways.
+    """Compare all ranks and steps of a run with those of the run without a fault.
 
-    A rank that reports losses on one side must report them on the other, each step of the other and no more, with the
-    same bits each time that it did the step. A missing report counts as a difference, since it may hide one.
+    A rank that reports losses in one run must report them in the other, for the same steps, and with the same bits each
+    time that it did a step. A missing report counts as a difference, since it may hide one.
 
     Args:
         reference: Records of the run without a fault.
@@ -40,11 +41,11 @@ def compare(reference: Records, run: Records, ranks: int) -> Comparison:
     ]
     compared, not_compared = [], []
     losses: list[str] | None = None
-    if both := expected.keys() | found.keys():
-        losses = unknown + [text for rank in sorted(both) for text in _of_rank(rank, expected, found)]
+    if reporting := expected.keys() | found.keys():
+        losses = unknown + [text for rank in sorted(reporting) for text in _of_rank(rank, expected, found)]
         steps = {record.step for records in expected.values() for record in records}
-        compared.append(f"losses of {len(both)} ranks, {len(steps)} steps")
-    if silent := [rank for rank in range(ranks) if rank not in both]:
+        compared.append(f"losses of {len(reporting)} ranks, {len(steps)} steps")
+    if silent := [rank for rank in range(ranks) if rank not in reporting]:
         not_compared.append(f"losses of {_ranks(silent, ranks)}: no loss is reported")
     state: list[str] | None = None
     if ends := reference.final.keys() | run.final.keys():
@@ -52,45 +53,45 @@ def compare(reference: Records, run: Records, ranks: int) -> Comparison:
         state += [
             f"rank {rank} ends with another state"
             if rank in reference.final and rank in run.final
-            else f"rank {rank} tells of its last state {'without' if rank in reference.final else 'with'} a fault only"
+            else f"rank {rank} logged its last state only {'without' if rank in reference.final else 'with'} a fault"
             for rank in sorted(ends)
             if reference.final.get(rank) != run.final.get(rank)
         ]
         compared.append(f"the last state of {len(ends)} ranks")
     if silent := [rank for rank in range(ranks) if rank not in ends]:
-        not_compared.append(f"the last state of {_ranks(silent, ranks)}: run.steps() had none to tell of")
+        not_compared.append(f"the last state of {_ranks(silent, ranks)}: run.steps() logged none")
     if losses is None and state is None:
         not_compared += unknown
     return Comparison(losses, state, compared, not_compared)
 
 
 def _with_losses(records: Records) -> dict[int, list[ReportedStep]]:
-    """The records of ranks that report losses; a script may report steps without losses."""
+    """The records of the ranks that report losses; a script may report steps without losses."""
     return {
-        rank: found
-        for rank, found in records.of.items()
-        if any(math.isfinite(struct.unpack("<d", record.bits)[0]) for record in found)
+        rank: reported
+        for rank, reported in records.of.items()
+        if any(math.isfinite(struct.unpack("<d", record.bits)[0]) for record in reported)
     }
 
 
 def _of_rank(rank: int, expected: dict[int, list[ReportedStep]], found: dict[int, list[ReportedStep]]) -> list[str]:
     right = {record.step: record.bits for record in expected.get(rank, [])}
     seen = {record.step for record in found.get(rank, [])}
-    told = []
+    differences = []
     if missing := sorted(right.keys() - seen):
-        told.append(f"rank {rank} has no report of step {_some(missing)}")
+        differences.append(f"rank {rank} has no report of step {_some(missing)}")
     if extra := sorted(seen - right.keys()):
-        told.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
+        differences.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
     common = [record for record in found.get(rank, []) if record.step in right]
     wrong = {record.step for record in common if record.bits != right[record.step]}
     if wrong:
-        told.append(f"rank {rank} has another loss at step {_some(sorted(wrong))}")
-    return told
+        differences.append(f"rank {rank} has another loss at step {_some(sorted(wrong))}")
+    return differences
 
 
-def _ranks(some: Sequence[int], count: int) -> str:
-    return "all ranks" if len(some) == count else f"rank{'s' if len(some) > 1 else ''} {_some(some)}"
+def _ranks(ranks: Sequence[int], count: int) -> str:
+    return "all ranks" if len(ranks) == count else f"rank{'s' if len(ranks) > 1 else ''} {_some(ranks)}"
 
 
-def _some(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
+def _some(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (" …" if len(numbers) > 5 else "")

@@ -1,4 +1,4 @@
-"""Checks that the right machines left the job: those at fault or gone, never a healthy one. Pure."""
+"""Checks that the right machines left the job: those at fault or gone, and no healthy one. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everstep.model.job import JobSpec
 
 
 def over_evicted(reports: Iterable[IncidentReport], guilty: Collection[str]) -> list[str]:
-    """Over-eviction: healthy machines that an incident evicted together with a machine at fault, on purpose.
+    """The healthy machines that an incident evicted on purpose, since a machine of their group is at fault.
 
     Args:
         reports: Reports of the job's incidents.
@@ -23,7 +23,7 @@ def over_evicted(reports: Iterable[IncidentReport], guilty: Collection[str]) -> 
     return sorted(beside)
 
 
-def evictions_right(
+def eviction_problems(
     request: DrillRequest,
     spec: JobSpec,
     evicted: Sequence[str],
@@ -34,15 +34,16 @@ def evictions_right(
     """Problems with the set of machines that left the job.
 
     Args:
-        request: Request of the drill.
-        spec: Spec of its job.
-        evicted: The machines that left.
-        standby: A standby that was chosen and failed: it leaves too, unless the pool knew its fault before.
-        beside: Machines that left by over-eviction.
+        request: The drill.
+        spec: Its job.
+        evicted: The machines that left the job.
+        standby: A standby that was chosen and failed: it may leave the job too.
+        beside: Healthy machines that left by over-eviction.
     """
-    wanted, may = request.leaving(spec), {standby, *beside} | request.opening.may_leave(spec)
+    must, may = request.leaving(spec), {standby, *beside} | request.opening.may_leave(spec)
     if standby and request.opening.standby_is_lost:
-        wanted = [*wanted, standby]
-    found = [f"{name} is at fault, and did not leave the job" for name in wanted if name not in evicted]
-    found += [f"{name} left the job, and nothing is wrong with it" for name in evicted if name not in {*wanted, *may}]
-    return found
+        must = [*must, standby]
+    return [
+        *(f"{name} is at fault, and did not leave the job" for name in must if name not in evicted),
+        *(f"{name} left the job, and nothing is wrong with it" for name in evicted if name not in {*must, *may}),
+    ]

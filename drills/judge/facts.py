@@ -1,4 +1,4 @@
-"""The facts after a drill, gathered from Temporal, the agents, the ledger and the processes."""
+"""Gathers the facts after a drill from Temporal, the agents, the ledger and the processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from everstep.model.state_copy import CopyToRestore, Restored, Tier
 from everstep.model.version import JobVersion
 
 WRITTEN_S = 20.0
-"""Late writes to a ledger that was away arrive within this time after the job's end, seconds."""
+"""A ledger that was away has all entries within this time after the job's end, seconds."""
 SETTLE_S = 5.0
 """Processes that end by themselves after a job are gone within this time, seconds."""
 
@@ -41,10 +41,9 @@ class IncidentFacts:
     id: str
     opened_ns: int
     report: IncidentReport | None
-    """Its report; None: it is open."""
+    """Its report; None: it is still open."""
     seen_ns: int = 0
-    """Time at which the machine or a watcher detected its fault, nanoseconds; 0: not known."""
-    history: list[dict[str, Any]] = field(default_factory=list)
+    """Time at which an agent or a watcher detected its fault, nanoseconds; 0: not known."""
 
 
 OBSERVED = "observed"
@@ -52,13 +51,13 @@ OBSERVED = "observed"
 
 
 def is_observed(incident: IncidentFacts) -> bool:
-    """Whether an incident only reports a fault."""
+    """Whether an incident only reports a fault, while the job continues."""
     return incident.report is not None and incident.report.resolution == OBSERVED
 
 
 @dataclass(slots=True)
 class DrillFacts:
-    """All facts for the judge."""
+    """The facts about one drill, for the judge."""
 
     outcome: str = ""
     """``finished``, ``failed``, ``stopped``; empty: the job did not end in time."""
@@ -70,24 +69,24 @@ class DrillFacts:
     records: Records = field(default_factory=Records)
     seen: DrillObservations = field(default_factory=DrillObservations)
     texts: list[str] = field(default_factory=list)
-    """Texts of the incidents: stages, conclusions, headlines, and answers of eviction rules."""
+    """Texts of the incidents: headlines, stages, conclusions, and answers of eviction rules."""
     machine_events: list[str] = field(default_factory=list)
-    """The ledger's events of the machine whose device broke, oldest first."""
+    """The texts of the ledger's events of the machine whose device broke, oldest first."""
     restored_from: dict[str, int] = field(default_factory=dict)
     """Tier → number of ranks that restored a copy from there, in the last restart."""
     comparison: Comparison | None = None
     """Comparison with the run without a fault; None: the job did not finish."""
     duplicates: int = 0
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    """Machines that had ranks of several jobs at the same time, and these jobs."""
-    looks: int = 0
-    """Number of checks for two copies of a rank …"""
+    """Machines that had ranks of several jobs at the same time, each with these jobs."""
+    samples: int = 0
+    """Number of samples of the processes, which show two copies of a rank."""
     blind_s: float = 0.0
-    """… and the longest time without such a check, seconds."""
+    """Longest time without a sample, seconds."""
     leaked: list[str] = field(default_factory=list)
     ettr: float | None = None
     ledger_lacks: list[str] = field(default_factory=list)
-    """Entries that the ledger lacks at the end; checked if it was away."""
+    """Entries that the ledger lacks at the end; checked only if it was away."""
     versions: list[JobVersion] = field(default_factory=list)
     """Versions of the job's code, as the job has them at the end."""
     launches_ns: list[tuple[int, int]] = field(default_factory=list)
@@ -95,7 +94,7 @@ class DrillFacts:
 
 
 async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[IncidentFacts]:
-    """All incidents of a job from this number on, from Temporal alone: no worker must answer."""
+    """All incidents of a job from this number on, read from Temporal's histories, so that no worker has to answer."""
     found: list[IncidentFacts] = []
     while True:
         name = incident_workflow_id(job, number)
@@ -113,7 +112,7 @@ async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[In
 
 
 async def seen_ns(client: Client, incident: str) -> int:
-    """Time of an incident's fault detection, from its input, nanoseconds; 0: not known."""
+    """Time at which an incident's fault was detected, from the incident's input, nanoseconds; 0: not known."""
     async for event in client.get_workflow_handle(incident).fetch_history_events(page_size=1):
         payloads = event.workflow_execution_started_event_attributes.input.payloads
         [opened_with] = await client.data_converter.decode(payloads, [IncidentState])
@@ -138,17 +137,17 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
 
 
 async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
-    """The texts of an incident: its stages from the report, and its full conclusions from the ledger."""
-    said = [incident.report.headline, *incident.report.stages] if incident.report else []
-    said += [answer.why for answer in incident.report.asked] if incident.report else []
+    """The texts of an incident, from its report, and with its full conclusions from the ledger."""
+    found = [incident.report.headline, *incident.report.stages] if incident.report else []
+    found += [answer.why for answer in incident.report.asked] if incident.report else []
     if ledger := await cluster.control.ledger():
         recorded = await asyncio.to_thread(ledger.incident, incident.id)
-        said += [f"{event.stage}: {event.text}" for event in recorded.events] if recorded else []
-    return said
+        found += [f"{event.stage}: {event.text}" for event in recorded.events] if recorded else []
+    return found
 
 
 async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
-    """The copies that an incident moved to the machines that needed them, in order, from its history."""
+    """The copies that an incident moved to the machines that needed them, in order, read from its history."""
     scheduled: set[int] = set()
     found: list[CopyToRestore] = []
     handle = cluster.control.client.get_workflow_handle(incident)
@@ -166,22 +165,22 @@ async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
 
 
 def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) -> dict[str, int]:
-    """Tier → number of ranks that restored a step from it; copies that were not moved lay in own memory."""
+    """Tier → number of ranks that restored a step from it. A copy that was not moved was in own memory."""
     tiers = {copy.rank: copy.tier for copy in moved if copy.completed_steps == step}
     counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
     return {str(tier): counts[tier] for tier in Tier if counts[tier]}
 
 
 async def recorded_on(
-    cluster: DrillCluster, spec: JobSpec, first: Sequence[Machine], emptied: Collection[str]
+    cluster: DrillCluster, spec: JobSpec, first_machines: Sequence[Machine], emptied: Collection[str]
 ) -> list[Machine]:
-    """The machines with records of a job: its first machines and replacements, without machines that were emptied."""
+    """The machines with records of a job: its last machines, and those of its first ones that were not emptied."""
     last = {machine.name: machine for machine in (await cluster.control.state(spec.name)).machines}
-    return [*last.values(), *(one for one in first if one.name not in last and one.name not in emptied)]
+    return [*last.values(), *(m for m in first_machines if m.name not in last and m.name not in emptied)]
 
 
 async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> list[str]:
-    """Processes and shared memory that an ended job left, after the time in which they end by themselves."""
+    """Processes and shared memory that an ended job left, after waiting for those that end by themselves."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:
@@ -198,18 +197,18 @@ async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[M
 
 
 async def ettr(cluster: DrillCluster, job: str) -> float | None:
-    """The productive share of the job's time, from the ledger."""
+    """The productive share of the job's time, from the ledger; None: not known."""
     ledger = await cluster.control.ledger()
-    found = await asyncio.to_thread(ledger.ettr, job, now_ns=time.time_ns()) if ledger else None
-    return found.ratio if found else None
+    share = await asyncio.to_thread(ledger.ettr, job, now_ns=time.time_ns()) if ledger else None
+    return share.ratio if share else None
 
 
 async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[IncidentFacts]) -> list[str]:
-    """Entries that the ledger lacks for an ended job, after the time for late writes."""
+    """Entries that the ledger lacks for an ended job, after waiting for late writes."""
     deadline = time.monotonic() + WRITTEN_S
     ledger = await cluster.control.ledger()
     if ledger is None:
-        return ["anything: it cannot be opened"]
+        return ["any entry: it cannot be opened"]
     while True:
         jobs = await asyncio.to_thread(ledger.jobs)
         lacking = [] if any(record.name == job and record.ended_ns for record in jobs) else ["the end of the job"]
@@ -223,11 +222,18 @@ async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[Inci
 
 
 async def records(
-    cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], known: Records | None = None
+    cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], rescued: Records | None = None
 ) -> tuple[Records, int]:
-    """The step records of a job, with those known already, and the number of double ranks in the ranks' logs."""
+    """The step records of a job, and how often a rank existed twice according to the ranks' logs.
+
+    Args:
+        cluster: The cluster.
+        spec: The job.
+        machines: The machines with its records.
+        rescued: Records of machines that were emptied since; they are added.
+    """
     agents = cluster.control.agents
     topology = spec.topology()
     ranks = [topology.ranks(index) for index in range(spec.machines)]
-    found = await step_records.collect(agents, spec.name, machines, known)
+    found = await step_records.collect(agents, spec.name, machines, rescued)
     return found, await step_records.read_logs(agents, spec.name, machines, ranks, found)

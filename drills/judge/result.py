@@ -1,4 +1,4 @@
-"""The result of a drill. The keys of the JSON are a contract: more may be added, none changes."""
+"""The result of a drill. Its JSON is a contract: keys may be added, and no key changes."""
 
 from __future__ import annotations
 
@@ -6,66 +6,75 @@ from pydantic import BaseModel, Field
 
 
 class DrillResult(BaseModel):
-    """One run of a drill; times are seconds; None: not known."""
+    """The result of one run of a drill. Times are in seconds; None: not known."""
 
     fault: str
     ok: bool = False
-    """The fault fired, and the job recovered as expected."""
+    """Whether the fault fired, and the job recovered as expected."""
     fired: bool = False
     detected_s: float | None = None
     """Time from the fault to the opening of the incident."""
     found_s: float | None = None
-    """Time from the fault to its detection: of a device by an inspection, of a rank's end by its agent,
-    else by a watcher."""
+    """Time from the fault to its detection: by an inspection if a device broke, by the agent if a rank ended, else by a
+    watcher."""
     recovered_s: float | None = None
-    """Time from the fault to the first step that all ranks completed at full width; for a part that is no rank,
-    until it was back."""
+    """Time from the fault until all ranks of the job completed a step again; or, if a part that is no rank was struck,
+    until that part was back."""
     step_s: float | None = None
     """Median time of a step before the fault."""
     resolution: str | None = None
-    """``reattempt``, …; ``absorbed``: the job continued and lost nothing; ``observed``: and the fault was reported."""
+    """Resolution of the last incident, such as ``reattempt``. ``absorbed``: the job continued without an incident;
+    ``observed``: the job continued, and an incident only reported the fault."""
     stages: list[tuple[str, float]] = Field(default_factory=list)
+    """Stages of all incidents, in order, with their seconds."""
     tried: list[tuple[str, float]] = Field(default_factory=list)
     """Rungs of the ladder in all incidents, in order, with their seconds."""
     evicted: list[str] = Field(default_factory=list)
     over_evicted: list[str] = Field(default_factory=list)
+    """Those of the evicted machines that are healthy, and were evicted on purpose."""
     steps_lost: int | None = None
     steps_promised: int | None = None
-    """Most steps that the fault may cost; None: no copies are needed after it."""
+    """The most steps that the fault may cost; None: no copies are needed after it."""
     promise: str = ""
-    """The reason for this number."""
-    restored_from: dict[str, int] = Field(default_factory=dict, description="Tier → ranks that went on from it.")
-    emptied: list[str] = Field(default_factory=list, description="Machines that lost memory and disk.")
-    damaged: list[str] = Field(default_factory=list, description="Copies that were damaged, and how.")
-    said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents told of.")
+    """The reason for ``steps_promised``."""
+    restored_from: dict[str, int] = Field(
+        default_factory=dict, description="Tier → number of ranks that restored their state from it."
+    )
+    emptied: list[str] = Field(default_factory=list, description="Machines that lost their memory and disk.")
+    damaged: list[str] = Field(default_factory=list, description="Copies that the drill damaged, and how.")
+    said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents reported.")
     lag: int | None = None
-    """Most steps that a backup was behind; None: not measured."""
+    """The most steps by which a backup was behind; None: not measured."""
     pace: float | None = None
-    """Step time while an agent hung over step time before; None: no agent hung."""
+    """Duration of a step while an agent hung, as a multiple of that before; None: no agent hung."""
     steps_redone: int | None = None
-    """Number of steps that the step records show twice; a step that the fault cut short counts too."""
+    """Number of steps that were done again, by the step records; a step that was cut short counts too."""
     losses_match: bool | None = None
-    """Whether all losses are equal; None: the script reports none, or the job did not finish."""
+    """Whether all losses are equal to those without a fault; None: there are none, or the job did not finish."""
     state_match: bool | None = None
-    """Whether every rank ended with the same state as without a fault; None: not reported."""
-    compared: list[str] = Field(default_factory=list, description="What was held against the run without a fault …")
-    not_compared: list[str] = Field(default_factory=list, description="… and what could not be.")
+    """Whether every rank ended with the same state as without a fault; None: no rank logged its state."""
+    compared: list[str] = Field(
+        default_factory=list, description="Values that were compared with the run without a fault."
+    )
+    not_compared: list[str] = Field(default_factory=list, description="Values that could not be compared.")
     incidents: list[str] = Field(default_factory=list)
-    links: list[str] = Field(default_factory=list, description="The incidents in Temporal's Web UI.")
+    links: list[str] = Field(default_factory=list, description="Addresses of the incidents in Temporal's Web UI.")
     ettr: float | None = None
+    """The productive share of the job's time."""
     leaked: list[str] = Field(default_factory=list)
+    """Processes, files and mounts that were left."""
     duplicates: int = 0
-    """Number of ranks with two copies at once; must be 0."""
+    """Number of ranks that had two copies at once; it must be 0."""
     generations: int = 0
     job: str = ""
     steps: int | None = None
-    """Number of steps that were compared."""
+    """Number of different steps that the ranks reported."""
     parts: dict[str, float] = Field(default_factory=dict)
-    """Seconds from fork to the first step, by part."""
+    """Parts of the time from the fork of the ranks to their first step, seconds."""
     headline: str = ""
     problems: list[str] = Field(default_factory=list)
     """Why ``ok`` is false."""
     cluster: str = ""
     """Folder of the cluster that ``--keep`` left up."""
     prefix: str = ""
-    """Prefix that commands need to reach it; empty: none."""
+    """Text that a user has to put before a command so that it reaches this cluster."""

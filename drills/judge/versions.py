@@ -8,26 +8,27 @@ from drills.observe.step_records import Records
 from everstep.model.version import JobVersion
 
 SHOWN = 5
-"""Number of steps that a problem names."""
+"""Most steps that one problem names."""
 
 
 def steps_under_their_versions(versions: Sequence[JobVersion], records: Records) -> list[str]:
-    """Steps whose record has another version than the job's list of versions.
+    """Problems with the versions in step records, compared with the job's own list of versions.
 
-    A generation runs the last version applied before it; for a step only its last report counts.
+    A generation runs the last version that was applied before it. Only the last report of a step must lie within the
+    steps of its version.
 
     Args:
-        versions: Versions of the job.
+        versions: Versions of the job, with the ranges of steps in which they ran.
         records: Step records of the job.
     """
-    came = sorted((generation, one.number, begin, end) for one in versions for generation, begin, end in one.ranges)
+    applied = sorted((generation, v.number, begin, end) for v in versions for generation, begin, end in v.ranges)
     wrong: dict[str, set[int]] = {}
-    for found in records.of.values():
-        last = {record.step: record for record in found}
-        for record in found:
-            earlier = [one for one in came if one[0] <= record.generation]
+    for reported in records.of.values():
+        last = {record.step: record for record in reported}
+        for record in reported:
+            earlier = [entry for entry in applied if entry[0] <= record.generation]
             if not earlier:
-                wrong.setdefault(f"generation {record.generation} ran no version that is known", set()).add(record.step)
+                wrong.setdefault(f"generation {record.generation} ran no version of the list", set()).add(record.step)
                 continue
             _, number, begin, end = earlier[-1]
             if record.version != number:

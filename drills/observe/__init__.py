@@ -1,1 +1,1 @@
-"""Observations of a drill from outside: processes, copies, step records."""
+"""Observes a drill from outside: the processes, the stored copies and the step records of its job."""

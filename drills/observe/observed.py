@@ -1,4 +1,4 @@
-"""Observations of the injector besides the fault itself, for the judge."""
+"""What the injector observed during a drill, for the judge."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from drills.spec.loss import Promise
 
 
 @dataclass(frozen=True, slots=True)
-class Absorbed:
-    """A part that is no rank was killed or hung, and came back."""
+class Absence:
+    """The time in which a part that is no rank was dead, hung or cut off."""
 
-    killed_ns: int
+    began_ns: int
     back_ns: int | None
+    """Time at which it worked again, nanoseconds; None: it did not within the limit."""
 
 
 @dataclass(slots=True)
 class DrillObservations:
-    """The observations of one drill."""
+    """The injector's observations in one drill."""
 
-    absorbed: Absorbed | None = None
-    found_ns: int | None = None
-    """Time at which an inspection had detected the fault, nanoseconds."""
+    absence: Absence | None = None
+    detected_ns: int | None = None
+    """Time at which inspections of all struck machines had detected the fault, nanoseconds."""
     promise: Promise | None = None
     """The limit on the steps that the strike may cost."""
     standby: str = ""
-    """The standby that was chosen as a replacement, and failed."""
+    """A standby that was chosen as a replacement and failed; empty: none."""
     damaged: list[Damaged] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     """Machines that lost memory and disk."""
     records: Records = field(default_factory=Records)
     """Step records of machines that were emptied."""
-    asked: list[str] = field(default_factory=list)
-    """Folders of the code in the drill's update requests."""
-    said: set[str] = field(default_factory=set)
-    """Problems with backups and disks that the agents reported."""
+    update_folders: list[str] = field(default_factory=list)
+    """Folders of the code that the drill's update requests named, in order."""
+    reported: set[str] = field(default_factory=set)
+    """Problems with backups and disks that agents reported."""
     lag: int | None = None
-    """Most steps that a backup was behind; None: not measured."""
+    """The most steps by which a backup was behind; None: not measured."""
     trouble: str = ""
-    """Why the fault could not be injected as planned."""
+    """Why the fault could not be injected as planned; empty: it could."""

@@ -1,4 +1,4 @@
-"""The data of a job for a comparison: its step records, and lines in its ranks' logs."""
+"""Collects what a job's ranks recorded: the reports of their steps, and lines in their logs."""
 
 from __future__ import annotations
 
@@ -28,65 +28,66 @@ _FINAL = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE
 
 @dataclass(frozen=True, slots=True)
 class ReportedStep:
-    """One report of one step by one rank."""
+    """A rank's report of one step."""
 
     step: int
     generation: int
     time_ns: int
     bits: bytes
-    """The loss, as all 64 bits of a double."""
+    """The loss: the 64 bits of a double."""
     version: int = 0
     """Version of the job's code; 0: not known."""
 
 
 @dataclass(slots=True)
 class Records:
-    """All reports of a job, by rank, in the order in which they were made."""
+    """The reports of a job's steps."""
 
     of: dict[int, list[ReportedStep]] = field(default_factory=dict)
+    """Rank → its reports, in the order in which they were made."""
     final: dict[int, str] = field(default_factory=dict)
     """Rank → digest of its state at the end of the loop."""
     unknown: list[str] = field(default_factory=list)
-    """Machines and ranks that did not answer, with the reason: their records are not known."""
+    """Machines and ranks whose records are not known, each with the reason."""
 
     @property
     def steps(self) -> int:
-        """The number of different steps."""
+        """The number of different steps that were reported."""
         return len({record.step for records in self.of.values() for record in records})
 
     def add(self, replies: Iterable[pb.StepsReply]) -> None:
-        """Append the records in an agent's reply."""
+        """Append the records in an agent's replies."""
         for reply in replies:
             self.of.setdefault(reply.rank, []).extend(
                 ReportedStep(r.step, r.generation, r.time_ns, struct.pack("<d", r.loss), r.version)
                 for r in reply.records
             )
 
-    def join(self, others: Records) -> None:
+    def join(self, more: Records) -> None:
         """Append the records of another object."""
-        for rank, records in others.of.items():
+        for rank, records in more.of.items():
             self.of.setdefault(rank, []).extend(records)
-        self.final |= others.final
-        self.unknown += others.unknown
+        self.final |= more.final
+        self.unknown += more.unknown
 
     def between(self, begin: int, end: int) -> Records:
         """The records of steps from ``begin`` to before ``end``, without final states."""
-        some = {rank: [record for record in found if begin <= record.step < end] for rank, found in self.of.items()}
-        return Records({rank: found for rank, found in some.items() if found}, unknown=list(self.unknown))
+        kept = {rank: [r for r in records if begin <= r.step < end] for rank, records in self.of.items()}
+        return Records({rank: records for rank, records in kept.items() if records}, unknown=list(self.unknown))
 
     def newest(self) -> Records:
-        """Only the last report of each rank's step: earlier reports may have the wrong numbers of a fault."""
-        ordered = {rank: sorted(found, key=lambda record: record.generation) for rank, found in self.of.items()}
-        last = {rank: list({record.step: record for record in found}.values()) for rank, found in ordered.items()}
+        """For each rank and step only the report of the last generation: a fault may have spoilt earlier numbers."""
+        ordered = {rank: sorted(records, key=lambda r: r.generation) for rank, records in self.of.items()}
+        last = {rank: list({r.step: r for r in records}.values()) for rank, records in ordered.items()}
         return Records(last, dict(self.final), list(self.unknown))
 
     def redone(self) -> int | None:
-        """Most steps that any rank reported more than once; None without reports."""
+        """The number of repeated reports of the rank with most of them; None: there are no reports."""
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
         return max(again, default=None)
 
     def overlaps(self) -> list[str]:
-        """Ranks with two copies at work: an older generation stepped after a newer one had stepped."""
+        """Ranks of which an older generation stepped after a newer one had stepped: two copies were at work."""
         found = []
         for rank, records in sorted(self.of.items()):
             began: dict[int, int] = {}
@@ -94,13 +95,13 @@ class Records:
             for record in records:
                 began[record.generation] = min(began.get(record.generation, record.time_ns), record.time_ns)
                 ended[record.generation] = max(ended.get(record.generation, record.time_ns), record.time_ns)
-            for one, other in pairwise(sorted(began)):
-                if ended[one] > began[other]:
-                    found.append(f"rank {rank} stepped in generation {one} after generation {other} had begun to")
+            for older, newer in pairwise(sorted(began)):
+                if ended[older] > began[newer]:
+                    found.append(f"rank {rank} stepped in generation {older} after generation {newer} had begun to")
         return found
 
     def step_s(self, begin_ns: int, end_ns: int) -> float | None:
-        """Median time of a step between two times, over all ranks that report, seconds; None: too few reports."""
+        """Median duration of the steps between two times, over all ranks, seconds; None: there are too few reports."""
         gaps = []
         for records in self.of.values():
             times = sorted(r.time_ns for r in records if begin_ns < r.time_ns < end_ns)
@@ -115,36 +116,38 @@ class Records:
 
 
 async def collect(
-    agents: AgentClients, job: str, machines: Sequence[Machine], known: Records | None = None, *, from_step: int = 0
+    agents: AgentClients, job: str, machines: Sequence[Machine], rescued: Records | None = None, *, from_step: int = 0
 ) -> Records:
-    """Ask the agents for all step records of a job from a step on.
+    """Ask the agents for the step records of a job.
 
     Args:
-        agents: clients of the agents.
-        job: name of the job.
-        machines: machines on which it ran.
-        known: records of machines that were emptied since.
-        from_step: the first step.
+        agents: Clients of the agents.
+        job: Name of the job.
+        machines: Machines on which it ran.
+        rescued: Records of machines that were emptied since; they are added.
+        from_step: The first step.
     """
     found = Records()
-    if known:
-        found.join(known)
+    if rescued:
+        found.join(rescued)
     for machine in machines:
         try:
             request = pb.StepsRequest(job=job, rank=-1, from_step=from_step)
             found.add([reply async for reply in agents.get(machine.address).steps(request)])
         except AgentError as error:
-            found.unknown.append(f"{machine.name} did not tell its step records: {error}")
+            found.unknown.append(f"{machine.name} did not report its step records: {error}")
     return found
 
 
 def rescue(job: str, state: Path, shm: Path) -> Records:
-    """The step records of a machine that is off and about to be emptied, after its mapped reports are on its disk.
+    """The step records of a machine that is off and about to be emptied.
+
+    The reports that lie in its shared memory are first moved to the archive on its disk, as its agent would have done.
 
     Args:
-        job: name of the job.
-        state: state folder of the agent.
-        shm: folder of the agent in shared memory.
+        job: Name of the job.
+        state: State folder of the agent.
+        shm: Folder of the agent in shared memory.
     """
     found, folder = Records(), state / "jobs" / job
     if not folder.is_dir():
@@ -165,29 +168,34 @@ def rescue(job: str, state: Path, shm: Path) -> Records:
 async def read_logs(
     agents: AgentClients, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
 ) -> int:
-    """Read the ranks' own log lines into ``records``; returns how often a rank existed twice.
+    """Read the final states from the ranks' logs into ``records``; returns how often a rank existed twice.
 
-    A rank existed twice if one of its generations began twice, or began while an older one was alive.
+    Args:
+        agents: Clients of the agents.
+        job: Name of the job.
+        machines: Machines on which it ran.
+        ranks: For each of these machines, the ranks on it.
+        records: Receives the final states, and the ranks whose log could not be read.
     """
     twice = 0
-    for machine, here in zip(machines, ranks, strict=False):
-        for rank in here:
+    for machine, ranks_here in zip(machines, ranks, strict=False):
+        for rank in ranks_here:
             data = b""
             try:
                 request = pb.ReadLogRequest(job=job, rank=rank, stream=pb.ReadLogRequest.STDERR)
                 async for chunk in agents.get(machine.address).read_log(request):
                     data += chunk.data
             except AgentError as error:
-                records.unknown.append(f"{machine.name} did not tell the log of rank {rank}: {error}")
+                records.unknown.append(f"{machine.name} did not send the log of rank {rank}: {error}")
             text = data.decode(errors="replace")
             twice += copies_in(text)
-            if found := _FINAL.findall(text):
-                records.final[rank] = found[-1]
+            if states := _FINAL.findall(text):
+                records.final[rank] = states[-1]
     return twice
 
 
 def copies_in(log: str) -> int:
-    """How often a rank's log shows two copies of it."""
+    """How often a rank's log shows a second copy: a generation began twice, or beside a live older one."""
     begun = _MARKER.findall(log)
     again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
-    return again + sum(BESIDE in more for _, _, more in begun)
+    return again + sum(BESIDE in rest for _, _, rest in begun)

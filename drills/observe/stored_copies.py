@@ -1,4 +1,4 @@
-"""The stored copies of a job's state on a local cluster, read from the files without the agents."""
+"""The stored copies of a job's state on a local cluster, read from the files and not from the agents' answers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from everstep.slots.reader import held
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The damage that was done to one copy."""
+    """A copy that a drill damaged."""
 
     path: Path
     rank: int
     step: int
     """Completed steps of the copied state."""
     what: str
-    """The damage as text: ``bit 0 of byte 4711 flipped``."""
+    """The damage as text, such as ``bit 0 of byte 4711 flipped``."""
 
 
 def steps_in(path: Path) -> set[int]:
-    """The steps that a checkpoint file in shared memory holds, by its headers."""
+    """The steps of the copies in a checkpoint file in shared memory, according to its headers."""
     return {slot.completed_steps for slot in held(path, verify=False) if slot.valid}
 
 
 class StoredCopies:
-    """The copies of one job.
+    """The stored copies of one job.
 
     Args:
-        cluster: Cluster of the job.
-        spec: Spec of the job.
-        machines: Machines of its ranks, in order; by default the first ones of the cluster.
+        cluster: The cluster.
+        spec: The job.
+        machines: The job's machines, in order; by default the first ones of the cluster.
     """
 
     def __init__(self, cluster: ClusterFile, spec: JobSpec, machines: Sequence[Machine] | None = None) -> None:
@@ -53,33 +53,33 @@ class StoredCopies:
         self._peers = placement_of(spec).peers
 
     def machine(self, index: int) -> str:
-        """The name of a machine of the job."""
+        """The name of the job's machine at this position."""
         return self._machines[index].name
 
     def own(self, rank: int) -> Path:
-        """The checkpoint file in a rank's own memory."""
+        """The file of a rank's copies in its own memory."""
         return own_slots(self._shm(self._topology.machine(rank)), rank)
 
     def backup(self, rank: int) -> Path | None:
-        """The file of a rank's backup; None: it has none."""
+        """The file of a rank's copies in its peer's memory; None: the rank has no peer."""
         peer = self._peers[rank]
         return None if peer is None else backup_slots(self._shm(self._topology.machine(peer)), rank)
 
     def on_disk(self, rank: int, step: int, suffix: str) -> Path:
-        """The file of a rank in a checkpoint on disk."""
+        """The file with this suffix of a rank, in the checkpoint of a step on disk."""
         return self._disk(self._topology.machine(rank)) / step_name(step) / f"rank-{rank}.{suffix}"
 
     def own_steps(self, rank: int) -> set[int]:
-        """The steps in a rank's own memory."""
+        """The steps of the copies in a rank's own memory."""
         return steps_in(self.own(rank))
 
     def backup_steps(self, rank: int) -> set[int]:
-        """The steps in a rank's backup."""
+        """The steps of the copies in the memory of a rank's peer."""
         path = self.backup(rank)
         return steps_in(path) if path else set()
 
     def disk_steps(self, rank: int) -> set[int]:
-        """The complete steps on disk, those with a manifest, which is written last."""
+        """The steps of a rank's complete files on disk: those with a manifest, which is written last."""
         found = set()
         for manifest in self._disk(self._topology.machine(rank)).glob(f"step-*/rank-{rank}.json"):
             with suppress(ValueError):
@@ -87,10 +87,10 @@ class StoredCopies:
         return found
 
     def left(self, loss: Loss, damaged: Iterable[Damaged] = (), *, disks: bool = True) -> dict[int, set[int]]:
-        """Rank → the steps with an intact copy after a strike.
+        """Rank → the steps with an intact copy after a loss.
 
         Args:
-            strike: The machines, disks and ranks that are lost.
+            loss: The machines, disks and ranks that are lost.
             damaged: Copies that exist but are damaged.
             disks: Whether copies on disks count too.
         """
@@ -111,11 +111,11 @@ class StoredCopies:
         return found
 
     def newest(self) -> int:
-        """The newest step that any rank's memory holds."""
+        """The newest step of which any rank has a copy in its own memory; 0: there is none."""
         return max((step for rank in range(self._topology.world_size) for step in self.own_steps(rank)), default=0)
 
     def receiving(self, machine: int) -> int | None:
-        """The rank whose backup a machine receives at this moment; None: it receives none."""
+        """A rank whose backup the machine at this position receives now; None: it receives none."""
         for rank, peer in enumerate(self._peers):
             path = self.backup(rank)
             if path and peer is not None and self._topology.machine(peer) == machine and _is_being_written(path):

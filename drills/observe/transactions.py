@@ -1,8 +1,9 @@
-"""Finds the events of a history that Temporal wrote in one transaction: no worker can die between them.
+"""Finds the events of a history that Temporal wrote in one transaction; no worker can die between two of them.
 
-Its API does not show this. The store of the local server does: a row of its table ``history_node`` is what one
-transaction added to a history. That table is the server's own; this is its form in version 1.31: a history is a tree
-with the run's id, and transactions have their numbers negated, the newest first.
+Temporal's API does not show transactions, but the store of the local server does: each row of its table
+``history_node`` has the events that one transaction added to a history. The table's form is that of version 1.31 of
+the server: the id of a history's tree is the id of its run, and the column ``txn_id`` has the negated number of the
+transaction.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import History, HistoryEvent
 
 Node = tuple[int, int, int, bytes]
-"""Number of the node's first event, its transaction, the transaction before it in this history, its events."""
+"""A row: number of its first event, its transaction, the previous transaction of this history, its events."""
 
 
 def begins(database: Path, run_id: str) -> list[int]:
-    """For each event of a run's history, the number of the first event in its transaction.
+    """For each event of a run's history in order, the number of the first event in its transaction.
 
     Raises:
-        LookupError: the store has no complete history of that run.
+        LookupError: the store does not have the beginning of that history.
     """
     with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as store:
         nodes = store.execute(
@@ -42,10 +43,10 @@ def begins(database: Path, run_id: str) -> list[int]:
 
 
 def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> int:
-    """The first event after which no worker acted or got any task until ``newest`` was durable.
+    """The first event of those from which on no worker did anything until the event ``newest`` was durable.
 
-    It is the first event of the transaction with ``newest``; or an earlier event, if the server
-    itself added a workflow task a moment later, as for a child workflow.
+    It is the first event of the transaction with ``newest``. It is an earlier event if the server itself added a
+    workflow task in a separate transaction a moment later, as it does for a child workflow.
     """
     first = transactions[newest - 1]
     while first > 1 and events[first - 1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED:
@@ -54,7 +55,7 @@ def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> i
 
 
 def _chain(nodes: Iterable[Node]) -> list[Node]:
-    """The chain of nodes from the first transaction to the last; a retried write leaves a node without a successor."""
+    """The rows from the first transaction to the last, without those that a repeated write left behind."""
     by_transaction = {node[1]: node for node in nodes}
     if not by_transaction:
         return []

@@ -1,1 +1,1 @@
-"""The request of a drill: faults, options, the job, and the steps that it may lose."""
+"""The request of a drill as data: the fault with its options, the job, and the steps that the job may lose."""

@@ -1,6 +1,6 @@
-"""A fault as data: its options, and all properties that follow from them alone.
+"""A fault as data: its options, and the properties that follow from them.
 
-The injection of a fault and the checks for its kind are in ``drills/faults/fault.py``.
+A subclass in ``drills/faults`` adds how the fault is injected and checked (``drills/faults/fault.py``).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from everstep.model.topology import Topology
 from everstep.model.version import JobVersion
 
 Entry = dict[str, Any]
-"""An entry of the plan for ranks or workers."""
+"""An entry of the plan for ranks or for workers (``everstep/rank/drill_faults.py``)."""
 LOSS = "{loss}"
-"""Placeholder in a description for the second fault's victims."""
+"""Placeholder in a description for the machines or ranks that are lost."""
 STRIKE = "strike"
-"""Id of the second fault, after which copies are needed."""
+"""Id of the second fault, the strike: it kills ranks or machines, so that copies are needed."""
 THEN_AFTER = 10
-"""Number of steps between the first and the second fault of a drill."""
+"""Number of steps between the first fault of a drill and the strike."""
 LIGHT = ["--seq", "16", "--dim", "88"]
-"""Arguments of the example for little work in a step, with a state of the usual size."""
+"""Arguments of the example that give a step little work, and the state its usual size."""
 DEFAULT_SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 """Default sizes of a drill's job."""
 STAGES = ("stop", "decide", "reattempt", "confirm")
@@ -44,103 +44,107 @@ WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
 """Stages of an incident after a machine is lost for good."""
 
 Meets = Literal["nothing", "opening", "beside", "away", "stage"]
-"""How a fault meets others in a soak: not at all; it opens an incident that others strike in; it strikes beside others;
-a rank or a machine is lost while something is away; or it strikes in a stage of the incident of another fault."""
+"""How a fault meets others in a soak. ``nothing``: not at all; ``opening``: it opens an incident in which another fault
+strikes; ``beside``: it strikes at the same time as another; ``away``: a rank or a machine is lost while a part is away;
+``stage``: it strikes in a stage of the incident that another fault opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFinding:
-    """The finding that an inspection must report when a fault breaks a device."""
+    """The finding that an inspection must report after a fault broke a device."""
 
     reason: str
     """Reason code of the finding."""
     owner: Owner
     verdict: Health = Health.FAULTY
     sure: bool = False
-    """It names the machine for sure: if there is a replacement, the machine leaves the job."""
+    """Whether it names the machine for sure: then the machine leaves the job if there is a replacement."""
 
     @property
     def opens_incident(self) -> bool:
-        """Whether an incident reports it; a finding with verdict unknown is only in the ledger."""
+        """Whether an incident reports it; a finding with the verdict unknown is only in the ledger."""
         return self.verdict is Health.FAULTY
 
 
 class FaultOptions(BaseModel):
-    """One fault of the vocabulary with its options; a subclass has the options as fields."""
+    """A fault with its options, which are the fields of a subclass."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
-    """The real action of the fault, in one line."""
+    """What the fault does, in one line for users."""
     line: ClassVar[str] = ""
-    """The announcement of the fault in short; ``{ranks}``, ``{machine}``, ``{loss}`` and options are filled in."""
+    """The announcement of the fault; ``{ranks}``, ``{machine}``, ``{loss}`` and options in braces are filled in."""
 
     # Use in soaks.
 
     not_soaked: ClassVar[str] = ""
-    """Why no soak draws it; empty: soaks draw it."""
+    """Why no soak draws it; empty: soaks do."""
     own_job: ClassVar[bool] = False
-    """A soak runs it in a separate job: file systems and control groups must be small from the job's beginning,
-    devices must be healthy again before the next job, and diagnostic tests need the settings of a drill."""
+    """Whether a soak runs it in a separate job, since it needs one: with small file systems or control groups from the
+    beginning, with a device that must be healthy again before the next fault, or with a drill's settings of tests."""
     meets: ClassVar[Meets] = "nothing"
     seldom: ClassVar[bool] = False
-    """A soak draws it half as often: it meets other faults in the same way as a stopped rank."""
+    """Whether a soak draws it only half as often, since it meets other faults in the same way as a stopped rank."""
     least_machines: ClassVar[int] = 1
-    """Machines that a soak's job needs for it: enough for a majority, or to show which of them work together."""
+    """Number of machines that a soak's job needs for it, so that the machine at fault can be told apart."""
     alike: ClassVar[bool] = False
-    """A soak's job for it has one rank on each machine with the same work, so that a fault is felt at once."""
+    """Whether a soak's job for it has one rank on each machine, all with the same work, so that each step needs all
+    links between machines."""
     drawn: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Option → the values from which a soak draws."""
+    """Option → the values that a soak draws from."""
 
-    # Needs of the job.
+    # What the job needs.
 
     needs_network: ClassVar[bool] = False
-    """The machines need their own network."""
+    """Whether each machine needs a network of its own."""
     needs_postgres: ClassVar[bool] = False
+    """Whether the ledger needs a PostgreSQL server."""
     sizes: ClassVar[dict[str, Any]] = DEFAULT_SIZES
+    """Default sizes of the job."""
     shared_disk: ClassVar[bool] = False
-    """The job writes checkpoints to a folder that outlives machines."""
+    """Whether the job writes checkpoints to a shared folder that outlives its machines."""
     least_step: ClassVar[int] = 0
-    """Earliest step of the fault: everstep must know the job's normal pace before."""
+    """Earliest step at which the fault may strike."""
 
-    # The strike, and its effect on the job.
+    # Kind of the fault, and its effect on the job.
 
     by_ranks: ClassVar[bool] = False
-    """Ranks perform it themselves; else the injector does it from outside."""
+    """Whether ranks perform it themselves; otherwise the injector does it from outside."""
     alone: ClassVar[bool] = False
-    """It has no second fault, so no copies are needed."""
+    """Whether there is no strike after it, so that no copies are needed."""
     is_control: ClassVar[bool] = False
-    """It strikes the control plane in a stage of the incident that another fault opens."""
+    """Whether it strikes the control plane in a stage of the incident that another fault opens."""
     is_update: ClassVar[bool] = False
-    """It requests other code for the job, by a signal."""
+    """Whether it is an update of the job's code."""
     is_slowed: ClassVar[bool] = False
-    """Steps continue and take longer: the vote must name the slow machine, or that there is none."""
+    """Whether the job's steps take longer, so that a vote has to find the slow machine, or that there is none."""
     hangs: ClassVar[bool] = False
-    """A rank hangs and the other ranks wait for it: its machine leaves the job if there is a replacement."""
+    """Whether a rank hangs; its machine then leaves the job if there is a replacement."""
     may_hang: ClassVar[bool] = False
-    """The job may rightly count as hanging."""
+    """Whether the job may rightly count as hanging."""
     takes_machines: ClassVar[bool] = False
-    """Machines are killed, and their memory is lost."""
+    """Whether machines are killed and lose their memory."""
     reported_of_all: ClassVar[bool] = False
-    """An incident must report it for all machines at once."""
+    """Whether one incident must report it for all machines."""
     delays_backups: ClassVar[bool] = False
-    """An agent that receives backups accepts none meanwhile, and steps must not slow down because of it."""
+    """Whether an agent accepts no backups for some time, which must not slow steps down."""
     holds_up_backups: ClassVar[bool] = False
-    """A part that backups need is away."""
+    """Whether a part that backups need is away."""
     unreachable: ClassVar[bool] = False
-    """Its machine cannot be notified that its ranks have to end: they wait for peers that are gone."""
-    found: ClassVar[ExpectedFinding | None] = None
-    """The expected finding of inspections, if no option decides it."""
+    """Whether nothing can end the ranks of its machine, which then wait for peers that are gone."""
+    fixed_finding: ClassVar[ExpectedFinding | None] = None
+    """The expected finding, if it does not depend on options."""
     steps_done_anew: ClassVar[bool] = False
-    """Repeated steps have other losses, so only the last report of each step is compared."""
+    """Whether repeated steps may have other losses, so that only the last report of each step is compared."""
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
         """Draw the options for a soak.
 
         Args:
-            rng: The soak's source of chance.
+            rng: The soak's random numbers.
             topology: The topology of its job.
             alone: Whether the fault meets no other fault.
         """
@@ -148,24 +152,24 @@ class FaultOptions(BaseModel):
 
     @property
     def opening(self) -> FaultOptions:
-        """The fault that opens the incident: itself, unless it strikes within the incident of another fault."""
+        """The fault that opens the incident: this fault, unless it strikes within the incident of another one."""
         return self
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse options that make no sense on any machine.
+        """Refuse options that make no sense on any computer.
 
         Raises:
-            ConfigError: they make no sense.
+            ConfigError: the options make no sense.
         """
 
     def why_not(self) -> str:
-        """Why it cannot be injected on this computer; empty: it can."""
+        """Why the fault cannot be injected on this computer; empty: it can."""
         return ""
 
     # The target.
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that it strikes; by default the last rank."""
+        """The ranks that the fault strikes; by default the last rank."""
         return [spec.topology().world_size - 1]
 
     def machine_index(self, spec: JobSpec) -> int:
@@ -173,7 +177,7 @@ class FaultOptions(BaseModel):
         return spec.topology().machine(self.struck_ranks(spec)[0])
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines that its options name, directly or by their ranks."""
+        """Positions of the machines that the options name, directly or by their ranks."""
         return set()
 
     def struck_machine(self, spec: JobSpec) -> str:
@@ -182,7 +186,7 @@ class FaultOptions(BaseModel):
 
     @property
     def strikes_all(self) -> bool:
-        """Whether a device of every machine breaks."""
+        """Whether a device breaks on every machine."""
         return False
 
     # The strike.
@@ -194,7 +198,7 @@ class FaultOptions(BaseModel):
         return self.line.format(**options | {"ranks": ranks, "machine": self.struck_machine(spec), "loss": LOSS})
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """The entries for ranks, in order; empty: the injector does it from outside."""
+        """The entries for ranks, in order; empty: the injector does everything from outside."""
         return []
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
@@ -206,7 +210,7 @@ class FaultOptions(BaseModel):
             processes: Pids of the cluster's processes, by name.
 
         Raises:
-            CannotInject: the part to be killed is not of this cluster.
+            CannotInject: the process to be killed does not belong to the cluster.
         """
         return []
 
@@ -219,35 +223,37 @@ class FaultOptions(BaseModel):
 
     @property
     def follows(self) -> str:
-        """The second fault that ``--then`` names."""
+        """The second fault that ``--then`` names; empty: none."""
         return ""
 
     @property
     def struck_again(self) -> bool:
-        """Whether the second fault strikes after the end of the first, when all copies are known exactly."""
+        """Whether the strike follows after the end of the first fault, when all copies are known exactly."""
         return False
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines and ranks that the second fault kills; empty: there is none."""
+        """The machines or ranks that the strike kills; empty: there is no strike."""
         return Loss()
 
     @property
     def repeats(self) -> int:
-        """How often the fault strikes, again after each recovery."""
+        """How many times the fault strikes: once more after each recovery."""
         return 1
 
     @property
     def strike_delay(self) -> int | None:
-        """Number of steps after the fault at which the job waits for a strike, so that all copies are known; None: the
-        strike hits a running job."""
+        """Number of steps after the fault at which the job waits for the strike, so that all copies are known; None: it
+        does not wait."""
         return None
 
     # The job.
 
     @property
     def step_s(self) -> float | None:
-        """Length of the example's steps, seconds: agents are polled twice a second, and the job must not end
-        before a poll."""
+        """Length of the example's steps, seconds; None: as fast as possible.
+
+        The injector polls agents twice a second, so the job must not end before a poll.
+        """
         return None if self.by_ranks else settings.STEP_S
 
     @property
@@ -257,26 +263,26 @@ class FaultOptions(BaseModel):
 
     @property
     def steps_needed(self) -> int:
-        """Number of steps that the job must have after the fault for a useful result."""
+        """Number of steps after the fault without which the result would prove nothing."""
         return 0
 
     @property
     def patience(self) -> dict[str, Any]:
-        """Fields of the recovery policy."""
+        """Fields of the recovery policy that suit the fault."""
         if self.stays_away:
-            return settings.GONE_POLICY if self.strike_delay is None else settings.GONE_PATIENT
+            return settings.QUICK if self.strike_delay is None else settings.PATIENT
         return settings.DRILL_POLICY if self.strike_delay is None else settings.PATIENT_POLICY
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Fields of the checkpoint policy that the fault needs to show its effect; ``disk`` outlives machines."""
+        """Fields of the checkpoint policy that the fault needs; ``disk`` is a folder that outlives machines."""
         return settings.disk_settings(disk) if self.shared_disk else {}
 
     def load(self, at_step: int) -> list[str]:
-        """Arguments of the example for the work in a step."""
+        """Arguments of the example that decide the work in a step."""
         return LIGHT
 
     def standbys(self, topology: Topology) -> int:
-        """The smallest number of standbys that it needs."""
+        """The number of standbys that the fault needs at least."""
         return 0
 
     # The expected result.
@@ -288,22 +294,22 @@ class FaultOptions(BaseModel):
 
     @property
     def only_reported(self) -> bool:
-        """Whether the job should continue, and an incident only reports the fault."""
+        """Whether the job should continue while an incident only reports the fault."""
         return False
 
     @property
     def is_silent(self) -> bool:
-        """Whether an agent reports nothing while its ranks step; the job must not wait, since then all is silent."""
+        """Whether an agent reports nothing while its ranks step; the job must not wait for the drill then."""
         return False
 
     @property
     def stays_away(self) -> bool:
-        """Whether the killed parts stay away."""
+        """Whether the killed parts do not come back."""
         return False
 
     @property
     def parks(self) -> bool:
-        """Whether the job should be parked, since only a person can help."""
+        """Whether the job should be parked, since only an operator can help."""
         return False
 
     parked_words: ClassVar[tuple[str, ...]] = ()
@@ -311,40 +317,40 @@ class FaultOptions(BaseModel):
 
     @property
     def parked_for_a_while(self) -> bool:
-        """Whether a parked job resumes without an operator, since the missing part comes back or arrives late."""
+        """Whether the job may be parked and resume without an operator, since the missing part arrives later."""
         return self.needs_network
 
     @property
     def shows_not_finite(self) -> bool:
-        """Whether it shows as a loss, or a gradient norm, that is not finite."""
+        """Whether the fault shows as a loss, or a gradient norm, that is not finite."""
         return False
 
     @property
     def finding(self) -> ExpectedFinding | None:
-        """The expected finding of inspections; None: no finding."""
-        return self.found
+        """The expected finding of inspections; None: no device breaks."""
+        return self.fixed_finding
 
     @property
-    def found_later(self) -> tuple[str, ...]:
-        """Reason codes that inspections still report for some time after the drill."""
+    def lingering_reasons(self) -> tuple[str, ...]:
+        """Reason codes of findings that stay active for some time after the drill."""
         return (self.finding.reason,) if self.finding else ()
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a spare machine takes the place of the struck one while its ranks step."""
+        """Whether a spare machine takes the place of the struck machine while the ranks there step."""
         return self.finding is not None and self.finding.sure and not self.follows and not self.strikes_all
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines that are at fault or gone: they must leave the job if there are enough spare machines."""
+        """Machines at fault, which must leave the job if there are enough spare machines."""
         return []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """Machines that may either leave the job or stay."""
+        """Machines that may leave the job, and may stay."""
         return set()
 
     @property
     def must_be_reported(self) -> bool:
-        """Whether training continues with the fault, so that an agent must report it."""
+        """Whether training continues with the fault, and an agent must report a problem."""
         return False
 
     @property
@@ -363,21 +369,21 @@ class FaultOptions(BaseModel):
         return 1 + self.incidents_due
 
     def swept(self, job: str) -> str:
-        """The workflow whose history a sweep goes through: the first incident's."""
+        """Id of the workflow at whose events a sweep kills the worker; by default the job's first incident."""
         return incident_workflow_id(job, 1)
 
     @property
     def incidents_in_soaks(self) -> int:
-        """The most incidents that it may open in a soak."""
+        """The largest number of incidents that the fault may open in a soak."""
         return 0 if self.absorbed and not self.follows else 1
 
     @property
     def stages(self) -> Sequence[str]:
-        """Stages of the incident that it opens."""
+        """Stages of the incident that the fault opens."""
         return STAGES
 
     def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
-        """The job whose run without a fault has the same losses."""
+        """The job that has the same losses without a fault."""
         return spec
 
 
@@ -386,12 +392,12 @@ class OnRanks(FaultOptions):
 
     ranks: list[int] = Field(
         default_factory=list,
-        description="Rank to strike; several at once. Default: the last.",
+        description="Rank to strike; can be given several times. Default: the last rank.",
         json_schema_extra={"option": "--rank", "metavar": "R"},
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks in the options, or the fault's default."""
+        """The ranks that the options name, or the default."""
         return list(dict.fromkeys(self.ranks)) or super().struck_ranks(spec)
 
     def named_machines(self, topology: Topology) -> set[int]:
@@ -414,7 +420,7 @@ class OnRanks(FaultOptions):
 class OnMachine(FaultOptions):
     """A fault that strikes a machine."""
 
-    machine: str = Field("", description="Machine to strike, m2 or 2.", json_schema_extra={"metavar": "M"})
+    machine: str = Field("", description="Machine to strike, such as m2 or 2.", json_schema_extra={"metavar": "M"})
 
     @field_validator("machine")
     @classmethod
@@ -422,7 +428,7 @@ class OnMachine(FaultOptions):
         return f"m{value}" if value.isdecimal() else value
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The first rank of the named machine."""
+        """The first rank of the machine that the options name, or the default."""
         if not self.machine:
             return super().struck_ranks(spec)
         return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
@@ -446,39 +452,39 @@ class OnMachine(FaultOptions):
 
 
 def owners(spec: JobSpec, machine: int) -> list[int]:
-    """The ranks whose backup lies on a machine."""
+    """The ranks whose backups lie on the machine at this position."""
     topology = spec.topology()
     peers = placement_of(spec).peers
     return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
 
 
 def with_peer(spec: JobSpec, rank: int) -> set[int]:
-    """The machine of a rank, and the machine that has its backup."""
+    """Positions of the machine of a rank, and of the machine that has its backup."""
     topology, peer = spec.topology(), placement_of(spec).peers[rank]
     return {topology.machine(rank)} | ({topology.machine(peer)} if peer is not None else set())
 
 
 def refuse_without_backups(fault: FaultOptions, spec: JobSpec) -> None:
-    """Refuse a fault of backups in a job that has none.
+    """Refuse a fault of backups if the struck rank has no backup.
 
     Raises:
-        ConfigError: the job has none.
+        ConfigError: it has none.
     """
     if placement_of(spec).peers[fault.struck_ranks(spec)[0]] is None:
-        raise ConfigError(f"{fault.name}: the job has no backups: it needs two machines, and backup = true")
+        raise ConfigError(f"{fault.name}: the job has no backups: it needs two machines and backup = true")
 
 
 def refuse_without_disk(fault: FaultOptions, drill: JobOptions, spec: JobSpec) -> None:
-    """Refuse a fault of checkpoints on disk in a job that has none, or fewer than two at the fault.
+    """Refuse a fault of checkpoints on disk if the job has fewer than two of them when the fault strikes.
 
     Raises:
-        ConfigError: the job has none.
+        ConfigError: it has fewer.
     """
     policy = spec.checkpoint
     if not (policy.disk and policy.disk_every_steps):
         raise ConfigError(f"{fault.name}: the job writes no checkpoints to disk: set disk and disk_every_steps")
     if policy.disk_every_steps * 2 > drill.at_step:
         raise ConfigError(
-            f"{fault.name}: at step {drill.at_step} the disk has no two checkpoints yet: "
+            f"{fault.name}: at step {drill.at_step} there are not yet two checkpoints on disk: "
             f"use --at-step {policy.disk_every_steps * 2} or later"
         )

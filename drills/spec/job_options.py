@@ -1,4 +1,4 @@
-"""The job of a drill, and when the fault strikes it."""
+"""The options that every drill has: the size of the job, its script, and the step of the fault."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 NOT_ON_THE_COMMAND_LINE: JsonDict = {"hidden": True}
-"""Marks a field that has no option in ``everstep drill``."""
+"""Marks a field without an option of ``everstep drill``."""
 
 
 class JobOptions(BaseModel):
-    """Options of every drill, whatever its fault; ``None``: the value that suits the fault."""
+    """The options that every drill has. None means the value that suits the fault."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -21,33 +21,32 @@ class JobOptions(BaseModel):
     ranks_per_machine: int | None = Field(None, ge=1, description="Ranks on each machine. Default: 2.")
     tp: int | None = Field(None, ge=1, description="Tensor-parallel size. Default: 2.")
     pp: int | None = Field(None, ge=1, description="Pipeline-parallel size. Default: 2.")
-    mesh: str = Field("", description="All axes instead: dp_replicate=2,dp_shard=2.")
+    mesh: str = Field("", description="All axes of the mesh instead, such as dp_replicate=2,dp_shard=2.")
     groups: list[str] = Field(
         default_factory=list,
-        description="A group laid over axes: ep=4:dp_shard+tp.",
+        description="A group laid over axes, such as ep=4:dp_shard+tp.",
         json_schema_extra={"option": "--group"},
     )
-    standbys: int = Field(1, ge=0, description="Machines beside those of the job.")
+    standbys: int = Field(1, ge=0, description="Machines in addition to those of the job.")
     steps: int | None = Field(None, ge=1, description="Steps of the job, passed to the script as --steps.")
     step_seconds: float | None = Field(
-        None, ge=0, description="Shortest step of the example; 0.2 where backups must keep pace."
+        None, ge=0, description="Shortest step of the example, seconds. Default: what the fault needs."
     )
-    config: Path | None = Field(None, description="A job file; options win.")
+    config: Path | None = Field(None, description="A job file; options win over its values.")
     script: list[str] = Field(
         default_factory=list,
-        description="Script and arguments; default: the example GPT. {run} in an argument stands for a folder of "
-        "the run's own.",
+        description="Script and arguments; default: the example GPT. {run} in an argument is replaced by a new folder.",
         json_schema_extra=NOT_ON_THE_COMMAND_LINE,
     )
     policy: dict[str, float] = Field(default_factory=dict, json_schema_extra=NOT_ON_THE_COMMAND_LINE)
     spare: int = Field(
         0,
         ge=0,
-        description="Machines that can replace others; known once there is a cluster.",
+        description="Spare machines of the cluster; known once it is up.",
         json_schema_extra=NOT_ON_THE_COMMAND_LINE,
     )
     replaces: bool = Field(
         False,
-        description="The machine at fault leaves the job for a spare one.",
+        description="Whether a spare machine takes the place of the machine at fault.",
         json_schema_extra=NOT_ON_THE_COMMAND_LINE,
     )

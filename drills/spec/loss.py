@@ -1,4 +1,4 @@
-"""The second fault of a drill, and the steps that a job may lose by it. Pure."""
+"""The strike of a drill: the machines or ranks that it kills, and the steps that the job may lose. Pure."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ from everstep.decisions.keep.placement import survives
 from everstep.model.job import JobSpec
 
 SURVIVED = 1
-"""Steps lost by a loss that the placement of backups survives: only the one under way (section 7: every step)."""
+"""Steps that a loss costs if the backups survive it: only the step under way, since every step is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The second fault: machines or ranks that are killed so that copies are needed."""
+    """The machines or ranks that a strike kills; empty: there is no strike."""
 
     machines: tuple[int, ...] = ()
-    """Positions of machines that lose power, and so their memory."""
+    """Positions of the machines that lose power, and so their memory."""
     disks: bool = True
-    """The machines' disks are lost too: they come back empty."""
+    """Whether these machines lose their disks too."""
     ranks: tuple[int, ...] = ()
     """Ranks that are killed, if no machine is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The most steps that a strike may cost, and why."""
+    """The most steps that a strike may cost, with the reason."""
 
     steps: int | None
-    """Most steps; None: the only promise is a restore from the disks."""
+    """The most steps; None: only the checkpoints on disk decide it."""
     reason: str
     begins_again: bool = False
-    """No step is left that every rank can restore."""
+    """Whether the job starts again, since no step is left that every rank can restore."""
 
 
 def promise_of(spec: JobSpec, loss: Loss) -> Promise:
-    """The promise of the backups' placement for the loss of machines or ranks."""
+    """The promise that the placement of the backups makes for a loss."""
     topology, placement = spec.topology(), placement_of(spec)
     lost = set(loss.machines)
     if survives(topology, placement, lost):
-        return Promise(SURVIVED, placement.reason if lost else "every rank's own memory is left")
-    return Promise(None, f"owner and peer are lost together: what the disks hold counts ({placement.reason})")
+        return Promise(SURVIVED, placement.reason if lost else "every rank's own memory is intact")
+    return Promise(
+        None, f"a rank and its peer are lost together, so the checkpoints on disk decide ({placement.reason})"
+    )
 
 
 def best_step(stored: Mapping[int, AbstractSet[int]]) -> int:
-    """The latest step that every rank can restore; 0: the job starts again.
+    """The latest step that every rank can restore; 0: there is none.
 
     Args:
-        stored: Rank → the steps with a copy left.
+        stored: Rank → the steps of which it has a copy.
     """
-    steps = [set(copy) for copy in stored.values()]
-    return max(set.intersection(*steps), default=0) if steps else 0
+    return max(set.intersection(*map(set, stored.values())), default=0) if stored else 0

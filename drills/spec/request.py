@@ -17,19 +17,19 @@ from everstep.errors import ConfigError
 from everstep.model.job import JobSpec
 
 PACE, UNEVEN = "--step-seconds", "--uneven"
-"""The example's options for the length of its steps, and for ranks that have more to compute."""
+"""Options of the example: the length of its steps, and additional work for ranks."""
 LAYERS = 1
-"""Layers of the example: few, since on one machine their exchange of data costs more than the computation."""
+"""Number of layers of the example: few, since their communication is slow on one computer."""
 
 
 class DrillRequest(JobOptions):
-    """One drill. ``drills.faults.all.drill_request`` makes one from names, as the command line has them."""
+    """The request of one drill. ``drills.faults.all.drill_request`` makes it from the names of the command line."""
 
     fault: SerializeAsAny[FaultOptions]
 
     @model_validator(mode="after")
     def _has_a_past(self) -> DrillRequest:
-        """The job needs enough steps before the fault."""
+        """Move the fault to a later step if it needs more steps before it."""
         self.__dict__["at_step"] = max(self.at_step, self.opening.least_step)
         return self
 
@@ -39,7 +39,7 @@ class DrillRequest(JobOptions):
         return self.fault.opening
 
     def with_spare(self, spare: int) -> DrillRequest:
-        """The same drill on a cluster with this many spare machines."""
+        """This request on a cluster with this many spare machines."""
         return self.model_copy(update={"spare": spare, "replaces": self.opening.is_replaced and spare > 0})
 
     @property
@@ -49,7 +49,7 @@ class DrillRequest(JobOptions):
 
     @property
     def only_reported(self) -> bool:
-        """Whether the job should continue, and an incident only reports the fault."""
+        """Whether the job should continue while an incident only reports the fault."""
         return self.opening.only_reported and not self.replaces
 
     @property
@@ -65,7 +65,7 @@ class DrillRequest(JobOptions):
 
     @property
     def hold_step(self) -> int:
-        """The step at which a job waits until a part that is no rank is back, see ``waits_at_hold``."""
+        """The step at which the job waits until the injector is done, see ``waits_at_hold``."""
         if self.opening.is_update:
             return self.at_step + THEN_AFTER
         if self.opening.is_slowed:
@@ -75,12 +75,12 @@ class DrillRequest(JobOptions):
 
     @property
     def strike_hold(self) -> int | None:
-        """The step at which a job waits for a strike, so that all copies are known; None: it does not wait."""
+        """The step at which the job waits for the strike, so that all copies are known; None: it does not wait."""
         delay = self.opening.strike_delay
         return None if delay is None else self.at_step + delay
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines that must leave the job: all that are at fault, or none if there are not enough replacements."""
+        """Machines that must leave the job: all machines at fault, or none if there are not enough replacements."""
         if self.opening.parks:
             return []
         names = [self.opening.struck_machine(spec)] if self.replaces else self.opening.leaving(spec)
@@ -91,8 +91,8 @@ class DrillRequest(JobOptions):
 
         Args:
             name: Name of the job.
-            env: Variables of its ranks in addition to the job file's.
-            disk: Folder that outlives machines, for checkpoints on disk.
+            env: Environment variables of its ranks, in addition to those of the job file.
+            disk: Folder for checkpoints, which outlives machines.
 
         Raises:
             ConfigError: an option makes no sense, or does not fit the job.
@@ -112,14 +112,14 @@ class DrillRequest(JobOptions):
         elif self.config is None:
             values |= {"script": str(example("gpt.py")), "args": self._arguments()}
         spec = load_job(self.config, values)
-        if self.steps is not None and "--steps" not in spec.args:  # the user's own script: arguments are passed on
+        if self.steps is not None and "--steps" not in spec.args:  # the user's own script
             spec = spec.model_copy(update={"args": [*spec.args, "--steps", str(self.steps)]})
         return self._with_policies(spec, name, env, disk)
 
     def _with_policies(self, spec: JobSpec, name: str, env: dict[str, str], disk: Path) -> JobSpec:
-        """The job with the policies that the fault needs; values in the job file win."""
+        """The job with the policies that the fault needs; values of the job file win."""
         waits = (self.absorbed or self.replaces) and not self.opening.is_slowed
-        patience = settings.HELD if waits else self.opening.patience  # waiting for the drill is no hang
+        patience = settings.WAITING if waits else self.opening.patience
         chosen, kept = spec.policy.chosen(), set(spec.checkpoint.model_fields_set)
         policy = {**{key: value for key, value in patience.items() if key not in chosen}, **self.policy}
         checkpoint = {key: value for key, value in self.opening.checkpoint(disk).items() if key not in kept}
@@ -132,7 +132,7 @@ class DrillRequest(JobOptions):
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
     def _arguments(self) -> list[str]:
-        """Arguments of the example: its work, its layers and the length of a step."""
+        """The arguments of the example: number of steps, work in a step, layers, and length of a step."""
         layers = max(LAYERS, DEFAULT_SIZES["pp"] if self.pp is None else self.pp)
         seconds = self.opening.step_s if self.step_seconds is None else self.step_seconds
         pace = [] if seconds is None else [PACE, str(seconds)]
@@ -153,17 +153,17 @@ class DrillRequest(JobOptions):
 def _in_words(loss: Loss) -> str:
     if loss.machines:
         names = " and ".join(f"m{index}" for index in loss.machines)
-        return f"everything of {names} is killed and {'comes back empty' if loss.disks else 'loses its memory'}"
+        return f"SIGKILL to all processes of {names}, with loss of memory{' and disk' if loss.disks else ''}"
     if loss.ranks:
         return f"SIGKILL to {' and '.join(f'rank {rank}' for rank in loss.ranks)}"
     return ""
 
 
 def example(name: str) -> Path:
-    """One of everstep's example scripts.
+    """The path of one of everstep's example scripts.
 
     Raises:
-        ConfigError: it is missing.
+        ConfigError: the script does not exist.
     """
     path = file_of_ours(f"examples/{name}")
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Settings of a drill's job for which the user chose no value: patience, checkpoints, length of steps."""
+"""Settings of a drill's job that the user did not choose: policies, checkpoints, and the number and length of steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from everstep.decisions.keep.placement import Placement, place_backups
 from everstep.model.eviction import EvictMode
 from everstep.model.job import JobSpec
 
-GONE_POLICY = {"hang.floor_s": 4.0, "stop.exit_grace_s": 3.0}
-"""A quick policy for steps of 0.1 s: by default hangs count after 10 min, and ranks that exit early after 60 s."""
-GONE_PATIENT = {"hang.floor_s": 60.0, "hang.idle_floor_s": 60.0, "stop.exit_grace_s": 3.0}
+QUICK = {"hang.floor_s": 4.0, "stop.exit_grace_s": 3.0}
+"""A quick policy for steps of 0.1 s. By default a hang counts after 10 min, and ranks that exit early after 60 s."""
+PATIENT = {"hang.floor_s": 60.0, "hang.idle_floor_s": 60.0, "stop.exit_grace_s": 3.0}
 """A patient policy for a job that waits at a step until the drill is done."""
-HELD = {"hang.idle_floor_s": 600.0}
-"""For a job in which one rank waits for the drill, and the other ranks wait for it."""
-BACK = {"silence.evict_s": 30.0}
-"""Lost machines that come back do so within this time, even on a busy computer, so they are not replaced
-(the default is 2 s)."""
-NOBODY_LEAVES: dict[str, Any] = {"evict.mode": EvictMode.SHADOW}
-"""For a job with a second fault on the machine that is at fault: no machine is evicted."""
+WAITING = {"hang.idle_floor_s": 600.0}
+"""A policy for a job in which a rank waits for the drill, which is no hang, and the other ranks wait for it."""
+RETURNS = {"silence.evict_s": 30.0}
+"""Machines that come back within this time are not replaced, even on a busy computer; the default is 2 s."""
+NO_EVICTION: dict[str, Any] = {"evict.mode": EvictMode.SHADOW}
+"""A policy that evicts no machine, for a second fault on the machine at fault."""
 SHORT_TESTS: dict[str, Any] = {
     "diagnose.settings": {
         "memory": {"mb": 16, "seconds": 0.5},
@@ -32,40 +31,40 @@ SHORT_TESTS: dict[str, Any] = {
     },
     "diagnose.slow_share": 0.0,
 }
-"""Short diagnostic tests for a drill's job: all machines share the few cores of one computer, so bandwidths
-prove nothing."""
+"""Short diagnostic tests. Bandwidths do not count, since all machines share the few cores of one computer."""
 SHORT_REPLAY: dict[str, Any] = {"replay.steps": 3, "replay.timeout_s": 120.0}
-"""Short replays for a drill's job."""
+"""Short replays."""
 SLOW_AT = 200
-"""Steps before a slowdown, so that everstep knows the job's pace (five samples of 32 steps)."""
+"""Number of steps before a slowdown, so that everstep knows the job's pace (five samples of 32 steps)."""
 SLOW_STEPS = 300
-"""Steps after it, until the slowdown was detected, voted on and seen to end."""
+"""Number of steps after a slowdown begins, until it was detected, voted on and seen to end."""
 SLOW_STEP_S = 0.1
 """Length of a step before the slowdown, seconds."""
 SLOW_POLICY: dict[str, Any] = (
-    HELD | BACK | SHORT_TESTS | {"slow.after_s": 1.0, "slow.round_s": 4.0, "hang.floor_s": 60.0}
+    WAITING | RETURNS | SHORT_TESTS | {"slow.after_s": 1.0, "slow.round_s": 4.0, "hang.floor_s": 60.0}
 )
-"""A vote of 20 s for steps of 0.1 s (the default is 50 s): in rounds of 2 s a
-busy computer leaves four samples, too few to show which rank the others wait for."""
-DRILL_POLICY = GONE_POLICY | BACK | SHORT_TESTS
-PATIENT_POLICY = {"hang.floor_s": 60.0, "hang.idle_floor_s": 60.0, "stop.exit_grace_s": 3.0} | BACK | SHORT_TESTS
-"""A patient policy for a job that waits at a step until the drill is done."""
+"""A vote of 20 s in rounds of 4 s; the default is 50 s. In rounds of 2 s, a busy computer takes only four samples, too
+few to show which rank the others wait for."""
+DRILL_POLICY = QUICK | RETURNS | SHORT_TESTS
+"""The default policy of a drill's job."""
+PATIENT_POLICY = PATIENT | RETURNS | SHORT_TESTS
+"""The policy of a job that waits at a step until the drill is done."""
 SILENT_S = 15.0
-"""Time for which an agent stays away, seconds: longer than ``silence.detect_s``, and some polls more."""
+"""Time for which an agent stays away, seconds: longer than ``silence.detect_s`` and some polls."""
 SILENT_STEPS = 170
-"""Number of steps of ``STEP_S`` in which an agent stays away and comes back."""
+"""Number of steps, each of ``STEP_S``, that a job makes until an agent that stayed away is back."""
 REPLACED_STEPS = 40
-"""Number of steps of ``STEP_S`` in which a faulty machine is replaced while its ranks step."""
+"""Number of steps, each of ``STEP_S``, that a job makes while a faulty machine is replaced."""
 STEP_S = 0.2
-"""Length of a step, seconds: long enough for the backup of the step before."""
+"""Length of a step, seconds: long enough for the backup of the previous step."""
 STEPS_AGAIN = 5
-"""A job that is this many steps after the step of the fault has recovered: the fault strikes within two steps."""
+"""A job has recovered once it is this many steps past the step of the fault, which strikes within two steps."""
 DISK_EVERY = 5
-"""Steps between checkpoints on disk, for drills that need them."""
+"""Number of steps between checkpoints on disk."""
 
 
 def disk_settings(disk: Path) -> dict[str, Any]:
-    """Fields of the checkpoint policy for which all machines write to one folder that outlives them."""
+    """Fields of the checkpoint policy with which all machines write to one folder that outlives them."""
     return {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
 
 

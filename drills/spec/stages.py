@@ -1,4 +1,4 @@
-"""The stages of a recovery at which a fault of the control plane can strike."""
+"""The stages of a recovery in which a fault of the control plane can strike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from activities.pool.requests import AwaitStandbys, ReplaceMachines
 from activities.write_to_ledger import WriteConclusion
 
 BEFORE_AN_UPDATE = {"make": MakeVersion.name, "try": CheckVersion.name}
-"""Stage of a version before an incident applies it → the activity of the stage."""
+"""Stage in which the job prepares an update, before an incident applies it → its activity."""
 STAGES = {
     **BEFORE_AN_UPDATE,
     "align": AlignRanks.name,
@@ -37,9 +37,9 @@ STAGES = {
     "launch": LaunchRanks.name,
     "confirm": ConfirmSteps.name,
 }
-"""Stage of an incident → its activity; for the decision, the activity that records it; for a rollback, the launch
-of the earlier code."""
+"""Stage → its activity. Of the stage ``decide`` it is the activity that records the decision, and of ``rollback`` the
+launch of the earlier code."""
 REPORT = "report"
-"""The stage before an incident; it is also the name of the job workflow's update."""
+"""The stage in which a watcher reports a fault to the job; the job workflow's update has the same name."""
 MOMENTS = ("begin", "middle", "end")
-"""Moments in a stage's activity."""
+"""The moments of an activity at which a fault can strike."""

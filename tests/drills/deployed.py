@@ -26,7 +26,7 @@ BOOK = (ROOT / "docs" / "guides" / "deploy.md").read_text()
 CONTROL_ADDRESS = "10.99.0.1"
 MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0
-LOOK_S = 0.5
+POLL_S = 0.5
 """Between two commands of somebody who waits: each is a second of CPU."""
 
 
@@ -147,7 +147,7 @@ class Deployed:
                 found = json.loads(done.stdout)
                 if holds(found):
                     return found
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise AssertionError(f"{found}\n{self.logs()}")
 
     def trained(self, losses: Path, step: int, limit_s: float = 150.0) -> None:

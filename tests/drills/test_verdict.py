@@ -9,10 +9,10 @@ import pytest
 
 from drills.faults.all import drill_request
 from drills.judge.compare import Comparison
-from drills.judge.evictions import evictions_right
+from drills.judge.evictions import eviction_problems
 from drills.judge.facts import DrillFacts, IncidentFacts, restored_from
 from drills.judge.result import DrillResult
-from drills.observe.observed import Absorbed, DrillObservations
+from drills.observe.observed import Absence, DrillObservations
 from drills.observe.step_records import Records, ReportedStep
 from drills.observe.stored_copies import Damaged
 from drills.spec.loss import Promise
@@ -62,7 +62,7 @@ def facts(**changed: Any) -> DrillFacts:
         records=records(0, 1, 2, 3, 3, 4),
         comparison=Comparison(losses=[], state=[], compared=["losses", "the last state"]),
         ettr=0.9,
-        looks=40,
+        samples=40,
         blind_s=0.2,
     )
     return replace(found, **changed)
@@ -91,14 +91,14 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"incidents": []}, "0 incidents were opened, and 1 are due"),
         ({"incidents": [IncidentFacts("incident/job/0001", 0, None)]}, "still open"),
         ({"incidents": [IncidentFacts("i", 0, report(recovered=False))]}, "not recovered"),
-        ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps lost, 1 would have done"),
-        ({"records": records(0, 1, 2, 3, 4)}, "the step records show 0 done again"),
+        ({"incidents": [IncidentFacts("i", 0, report(lost_steps=2))]}, "2 steps were lost, and at most 1 may be"),
+        ({"records": records(0, 1, 2, 3, 4)}, "by the step records 0 were done again"),
         ({"comparison": Comparison(losses=["rank 0 has another loss at step 3"])}, "another loss"),
         ({"comparison": Comparison(losses=[], state=["rank 1 ends with another state"])}, "another state"),
         ({"comparison": Comparison(state=[], not_compared=["losses of all ranks"])}, "not compared: losses of all"),
-        ({"generations": 7}, "launched 7 times, 2 would have done"),
-        ({"looks": 0}, "nobody looked for two copies"),
-        ({"blind_s": 11.0}, "nobody looked for two copies of a rank for 11.0 s"),
+        ({"generations": 7}, "launched 7 times, and 2 are enough"),
+        ({"samples": 0}, "no check for two copies"),
+        ({"blind_s": 11.0}, "no check for two copies of a rank for 11.0 s"),
         ({"leaked": ["/dev/shm/x"]}, "left behind: /dev/shm/x"),
         ({"duplicates": 1}, "two copies"),
     ],
@@ -116,16 +116,16 @@ def test_a_killed_agent_deserves_that_nothing_happens() -> None:
         generations=1,
         marks={"kill-agent": {"time_ns": 101 * SECOND}},
         records=records(0, 1, 2, 3, 4),
-        seen=DrillObservations(Absorbed(101 * SECOND, 103 * SECOND + SECOND // 2)),
+        seen=DrillObservations(Absence(101 * SECOND, 103 * SECOND + SECOND // 2)),
     )
     result = judge(request, SPEC, calm)
     assert result.ok, result.problems
     assert (result.resolution, result.recovered_s, result.incidents, result.steps_lost) == ("absorbed", 2.5, [], 0)
-    stood = replace(calm, seen=DrillObservations(Absorbed(105 * SECOND, 109 * SECOND)))
+    stood = replace(calm, seen=DrillObservations(Absence(105 * SECOND, 109 * SECOND)))
     assert "the job did not step while the part was away" in judge(request, SPEC, stood).problems
-    soon = replace(calm, seen=DrillObservations(Absorbed(105 * SECOND, 105 * SECOND + SECOND // 2)))
+    soon = replace(calm, seen=DrillObservations(Absence(105 * SECOND, 105 * SECOND + SECOND // 2)))
     assert judge(request, SPEC, soon).ok, "it was back within the time of a step"
-    away = replace(calm, seen=DrillObservations(Absorbed(101 * SECOND, None)))
+    away = replace(calm, seen=DrillObservations(Absence(101 * SECOND, None)))
     assert "the killed part did not come back in time" in judge(request, SPEC, away).problems
     hurt = replace(calm, incidents=facts().incidents, generations=2)
     assert not judge(request, SPEC, hurt).ok
@@ -147,7 +147,7 @@ def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> N
     assert result.ok, result.problems
     assert (result.steps_lost, result.steps_promised, result.detected_s) == (4, 4, 1.0)
     [problem] = judge(request, SPEC, lost(4, promise=Promise(1, "outside its groups"))).problems
-    assert problem == "4 steps lost, 1 would have done"
+    assert problem == "4 steps were lost, and at most 1 may be"
     nothing = Promise(4, "no step is left", begins_again=True)
     assert judge(request, SPEC, lost(4, promise=nothing)).problems == ["no step is left"]
 
@@ -158,7 +158,7 @@ def test_damage_and_empty_machines_must_be_told() -> None:
     silent = lost(1, damaged=[damaged], emptied=["m2"])
     assert judge(request, SPEC, silent).problems == [
         "the incident does not name the damaged copy of rank 5",
-        "the incident does not say that m2 came back empty",
+        "the incident does not report that m2 came back empty",
     ]
     told = ["decide: … rank 5 on m2 (disk): its contents do not match their checksum", "m2 came back empty"]
     result = judge(request, SPEC, replace(silent, texts=told))
@@ -175,7 +175,7 @@ def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
     parked = facts(outcome="failed", parked=True, texts=["stop: no room for a checkpoint file of 5.0 MB"])
     assert judge(request, SPEC, parked).ok
     assert judge(request, SPEC, replace(parked, texts=[])).problems == [
-        "nobody was notified why the job is parked: no room"
+        "no incident gives the reason for parking: no room"
     ]
     assert not judge(request, SPEC, replace(parked, parked=False)).ok
 
@@ -187,10 +187,10 @@ def test_what_no_replay_shows_parks_is_told_and_has_nobody_leave() -> None:
     assert judge(request, SPEC, parked).ok
     untold = replace(parked, texts=["replay: not reproduced on groups of 2 machines"])
     assert judge(request, SPEC, untold).problems == [
-        "nobody was notified why the job is parked: not reproduced on groups of, is missed with probability"
+        "no incident gives the reason for parking: not reproduced on groups of, is missed with probability"
     ]
     assert not judge(request, SPEC, replace(parked, parked=False)).ok
-    gone = evictions_right(request, SPEC, ["m1"])
+    gone = eviction_problems(request, SPEC, ["m1"])
     assert gone == ["m1 left the job, and nothing is wrong with it"]
 
 
@@ -203,7 +203,7 @@ def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) 
         generations=1,
         marks={"hang-peer": {"time_ns": 109 * SECOND}},
         records=Records({0: steps}),
-        seen=DrillObservations(Absorbed(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
+        seen=DrillObservations(Absence(int(109.5 * SECOND), int(110 + 9 * during) * SECOND), lag=7),
     )
     request = drill_request(fault="hang-peer")
     result = judge(request, SPEC, calm)
@@ -244,11 +244,11 @@ def test_tails_are_told() -> None:
 def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> None:
     request = drill_request(fault="kill-postgres")
     marks: dict[str, Any] = {"kill-postgres": {"time_ns": 9 * SECOND}, "strike": {"time_ns": 10 * SECOND}}
-    away = facts(marks=marks, seen=DrillObservations(Absorbed(9 * SECOND, 20 * SECOND)))
+    away = facts(marks=marks, seen=DrillObservations(Absence(9 * SECOND, 20 * SECOND)))
 
     assert judge(request, SPEC, away).ok
-    early = judge(request, SPEC, replace(away, seen=DrillObservations(Absorbed(9 * SECOND, 11 * SECOND))))
+    early = judge(request, SPEC, replace(away, seen=DrillObservations(Absence(9 * SECOND, 11 * SECOND))))
     assert early.problems == ["the job did not step again before the ledger was back"]
     assert judge(request, SPEC, replace(away, seen=DrillObservations())).problems == early.problems
     lacking = judge(request, SPEC, replace(away, ledger_lacks=["the end of the job"]))
-    assert lacking.problems == ["the ledger does not know the end of the job"]
+    assert lacking.problems == ["the ledger lacks the end of the job"]

@@ -64,11 +64,11 @@ ONE_FIRST = dict.fromkeys(range(8), 21) | {5: 20}
         (report(SHARED), EVERYWHERE, ""),
         (report(NAMED), ONE_FIRST, ""),
         (report(NAMED, resume_step=20), ONE_FIRST, ""),
-        (report(SHARED), ONE_FIRST, "rank 5 on m2 reported it first, and is not named"),
-        (report(SHARED, symptom=Symptom.HANG), EVERYWHERE, "reported as something else"),
-        (report(SHARED.replace("20", "21")), EVERYWHERE, "reported as something else"),
-        (report(SHARED, resume_step=21), EVERYWHERE, "it resumed from step 21, not from one of 10 to 20"),
-        (report(SHARED, resume_step=5), EVERYWHERE, "it resumed from step 5"),
+        (report(SHARED), ONE_FIRST, "rank 5 on m2 had it first"),
+        (report(SHARED, symptom=Symptom.HANG), EVERYWHERE, "something else was reported"),
+        (report(SHARED.replace("20", "21")), EVERYWHERE, "something else was reported"),
+        (report(SHARED, resume_step=21), EVERYWHERE, "the job resumed from step 21, not from one of 10 to 20"),
+        (report(SHARED, resume_step=5), EVERYWHERE, "the job resumed from step 5"),
     ],
 )
 def test_what_is_wrong_with_it(one: IncidentReport, bad_from: dict[int, int], says: str) -> None:

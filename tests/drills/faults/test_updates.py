@@ -51,7 +51,7 @@ def test_an_update_as_it_should_be() -> None:
     [
         ([UPDATED[0]], "update", "the versions are v1 replaced"),
         ([*UPDATED, version(3, "running", (3, 4, -1))], "update", "v3 running"),
-        ([UPDATED[0], version(2, "running", (2, 2, 3), (3, 3, -1))], "update", "ran 2 times"),
+        ([UPDATED[0], version(2, "running", (2, 2, 3), (3, 3, -1))], "update", "was applied 2 times"),
         (UPDATED, "reattempt", "resolution is reattempt, and should be update"),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_bad_version_is_taken_back_and_its_owner_named() -> None:
     nameless = [versions[0], version(2, "suspect", (2, 2, 2), why="it failed")]
     found = update_right(request, nameless, records, [report("rollback")])
     assert [text.partition(":")[0] for text in found] == [
-        f"nobody says who asked for {nameless[1].name}",
+        f"the reason for {nameless[1].name} does not name its operator",
         "the incident does not name the suspect",
     ]
 

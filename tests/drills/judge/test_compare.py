@@ -63,19 +63,19 @@ def test_ranks_that_report_nothing_on_either_side_are_named() -> None:
         compared=["losses of 1 ranks, 2 steps"],
         not_compared=[
             "losses of ranks 1, 2, 3: no loss is reported",
-            "the last state of all ranks: run.steps() had none to tell of",
+            "the last state of all ranks: run.steps() logged none",
         ],
     )
 
 
 def test_what_somebody_did_not_tell_may_be_another_loss() -> None:
     silent = records(0, 1)
-    silent.unknown.append("m1 did not tell its step records: no answer")
+    silent.unknown.append("m1 did not report its step records: no answer")
     for reference, run, where in (
         (silent, records(0, 1), "without a fault"),
         (records(0, 1), silent, "with the fault"),
     ):
-        assert compare(reference, run, 2).losses == [f"{where}: m1 did not tell its step records: no answer"]
+        assert compare(reference, run, 2).losses == [f"{where}: m1 did not report its step records: no answer"]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_somebody_did_not_tell_may_be_another_loss() -> None:
     [
         (records(0, state="a"), []),
         (records(0, state="b"), ["rank 0 ends with another state", "rank 1 ends with another state"]),
-        (records(0, state="a", ranks=1), ["rank 1 tells of its last state without a fault only"]),
-        (records(0, state="a", ranks=3), ["rank 2 tells of its last state with a fault only"]),
-        (records(0), [f"rank {rank} tells of its last state without a fault only" for rank in (0, 1)]),
+        (records(0, state="a", ranks=1), ["rank 1 logged its last state only without a fault"]),
+        (records(0, state="a", ranks=3), ["rank 2 logged its last state only with a fault"]),
+        (records(0), [f"rank {rank} logged its last state only without a fault" for rank in (0, 1)]),
     ],
 )
 def test_the_last_state_is_compared_too(state: Records, said: list[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from drills.faults.all import drill_request
 from drills.faults.away import CutLink
-from drills.judge.evictions import evictions_right, over_evicted
+from drills.judge.evictions import eviction_problems, over_evicted
 from everstep.model.hang import HangConclusion, HangResult
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
@@ -20,9 +20,9 @@ SPEC = JobSpec(name="x", script="/x.py", machines=4)
 def test_of_a_cut_link_the_later_end_leaves_where_there_is_another_machine(between: tuple[str, str]) -> None:
     cut = drill_request(fault="cut-link", between=between, spare=1)
     assert cut.leaving(SPEC) == ["m3"]
-    assert evictions_right(cut, SPEC, ["m3"]) == []
-    assert evictions_right(cut, SPEC, []) == ["m3 is at fault, and did not leave the job"]
-    assert evictions_right(cut, SPEC, ["m1", "m3"]) == ["m1 left the job, and nothing is wrong with it"]
+    assert eviction_problems(cut, SPEC, ["m3"]) == []
+    assert eviction_problems(cut, SPEC, []) == ["m3 is at fault, and did not leave the job"]
+    assert eviction_problems(cut, SPEC, ["m1", "m3"]) == ["m1 left the job, and nothing is wrong with it"]
     assert cut.model_copy(update={"spare": 0}).leaving(SPEC) == []
 
 
@@ -41,7 +41,7 @@ def test_who_leaves_on_purpose_beside_the_one_at_fault_is_told_and_allowed() -> 
     assert hung.leaving(SPEC) == ["m1"]
     beside = over_evicted([report("m1", "m3")], ["m1"])
     assert beside == ["m3"]
-    assert evictions_right(hung, SPEC, ["m1", "m3"], beside=beside) == []
+    assert eviction_problems(hung, SPEC, ["m1", "m3"], beside=beside) == []
     assert over_evicted([report("m2", "m3")], ["m1"]) == [], "without the one at fault it is no over-eviction"
     assert over_evicted([report("m1", "m3", conclusion=HangConclusion.NAMES)], ["m1"]) == [], "both were named"
 

@@ -45,7 +45,7 @@ def watched(seconds: float) -> CopyWatch:
     watch.start()
     time.sleep(seconds)
     watch.stop()
-    assert watch.looks > 0
+    assert watch.samples > 0
     return watch
 
 
@@ -88,12 +88,12 @@ def test_processes_that_cannot_be_known_are_not_none() -> None:
         watch.start()
         time.sleep(0.3)
         watch.stop()
-        assert watch.looks == 0
+        assert watch.samples == 0
         assert watch.blind_s > 0.2
 
 
 def test_a_watch_whose_thread_failed_has_seen_nothing_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CopyWatch, "_look", lambda _: 1 / 0)
+    monkeypatch.setattr(CopyWatch, "_sample", lambda _: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     watch = CopyWatch(Tree(os.getpid()))
     watch.start()

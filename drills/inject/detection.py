@@ -1,4 +1,4 @@
-"""Waits until an inspection detects the device that a drill broke."""
+"""Waits until inspections detect the device that a drill broke, and until the detection is reported."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from drills.inject.context import LOOK_S, DrillContext
+from drills.inject.context import POLL_S, DrillContext
 from everstep.errors import AgentError, ClusterError, EverstepError
 from everstep.model.machine import Machine
 
-TOLD_LIMIT_S = 20.0
-"""After the detection, an incident reports it or the ledger has it within this time, seconds."""
-FOUND_LIMIT_S = 60.0
-"""An inspection detects the fault within this time, seconds; the longest default period is 30 s."""
-OUTAGES = ("nic-down", "nic-flap", "nic-flap-repeated")
-"""Reason codes for a link that was down."""
+REPORT_LIMIT_S = 20.0
+"""Within this time after the detection, an incident reports the finding or the ledger has it, seconds."""
+DETECTION_LIMIT_S = 60.0
+"""An inspection detects the fault within this time, seconds; the longest default period of an inspection is 30 s."""
+LINK_REASONS = ("nic-down", "nic-flap", "nic-flap-repeated")
+"""Reason codes of findings about a link that was down."""
 
 
 async def await_finding(context: DrillContext) -> None:
     """Wait until the agents of the struck machines have detected the fault, and record the time.
 
     Raises:
-        ClusterError: they do not within the time limit.
+        ClusterError: an agent does not detect it within the time limit.
     """
     expected = context.request.opening.finding
     assert expected is not None
     await await_reason(context, struck_machines(context), expected.reason)
-    context.seen.found_ns = time.time_ns()
+    context.seen.detected_ns = time.time_ns()
 
 
 async def await_reason(context: DrillContext, machines: Sequence[Machine], reason: str) -> None:
-    """Wait until inspections of all these machines report a finding with this reason.
+    """Wait until inspections of all these machines report a finding with this reason code.
 
     Raises:
-        ClusterError: they do not within the time limit.
+        ClusterError: an inspection does not report it within the time limit.
     """
-    left, deadline = list(machines), time.monotonic() + FOUND_LIMIT_S
+    left, deadline = list(machines), time.monotonic() + DETECTION_LIMIT_S
     while time.monotonic() < deadline:
-        left = [machine for machine in left if not await _finds(context, machine, reason)]
+        left = [machine for machine in left if not await _has_finding(context, machine, (reason,))]
         if not left:
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     names = ", ".join(machine.name for machine in left)
-    raise ClusterError(f"the agent of {names} did not find {reason} within {FOUND_LIMIT_S:g} s")
+    raise ClusterError(f"the agents of {names} did not report {reason} within {DETECTION_LIMIT_S:g} s")
 
 
-async def _finds(context: DrillContext, machine: Machine, reason: str) -> bool:
+async def _has_finding(context: DrillContext, machine: Machine, reasons: Sequence[str]) -> bool | None:
+    """Whether a machine has a finding with one of these reasons; None: its agent does not answer."""
     with contextlib.suppress(AgentError):
         reply = await context.cluster.control.agents.get(machine.address).inspect(timeout_s=1.0)
-        return any(found.reason == reason for state in reply.inspections for found in state.findings)
-    return False
+        return any(finding.reason in reasons for state in reply.inspections for finding in state.findings)
+    return None
 
 
 def struck_machines(context: DrillContext) -> list[Machine]:
@@ -59,15 +60,18 @@ def struck_machines(context: DrillContext) -> list[Machine]:
     return context.machines if context.request.opening.strikes_all else [context.target]
 
 
-async def await_told(context: DrillContext) -> None:
-    """Wait until an incident reports it or the ledger has it; if neither happens, the judge decides."""
+async def await_report(context: DrillContext) -> None:
+    """Wait until an incident reports the finding, or the ledger has it.
+
+    After the time limit it just returns, since the judge notices a missing report.
+    """
     expected = context.request.opening.finding
     assert expected is not None
-    deadline = time.monotonic() + TOLD_LIMIT_S
+    deadline = time.monotonic() + REPORT_LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(EverstepError):
             if context.request.replaces:
-                if await _generation(context) > 1:  # the job may end now
+                if await _generation(context) > 1:  # the machine was replaced
                     return
             elif expected.opens_incident:
                 state = await context.cluster.control.state(context.spec.name)
@@ -75,13 +79,13 @@ async def await_told(context: DrillContext) -> None:
                     return
             elif expected.reason in " ".join(await machine_events(context)):
                 return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _generation(context: DrillContext) -> int:
-    """The newest generation with ranks on the job's other machines."""
+    """The generation of the ranks on the job's other machines."""
     others = [machine for machine in context.machines if machine is not context.target]
-    async with context.cluster.control.feed(context.spec.name, others, LOOK_S) as feed:
+    async with context.cluster.control.feed(context.spec.name, others, POLL_S) as feed:
         async for picture in feed.pictures():
             if picture.ranks:
                 return picture.generation
@@ -89,29 +93,28 @@ async def _generation(context: DrillContext) -> int:
 
 
 async def await_healed(context: DrillContext) -> None:
-    """Wait until inspections no longer report the fault: else the next job on this cluster would get it."""
-    reasons = context.request.opening.found_later
+    """Wait until inspections no longer report the fault, which would strike the next job on this cluster too."""
+    reasons = context.request.opening.lingering_reasons
     for machine in struck_machines(context) if reasons else ():
         if not await _healed(context, machine, reasons):
-            context.cluster.say(f"{', '.join(reasons)} are still found on {machine.name}")
+            context.cluster.say(f"inspections of {machine.name} still report one of {', '.join(reasons)}")
 
 
 async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str]) -> bool:
     agent = context.cluster.control.agents.get(machine.address)
-    deadline = time.monotonic() + FOUND_LIMIT_S
+    deadline = time.monotonic() + DETECTION_LIMIT_S
     while time.monotonic() < deadline:
         with contextlib.suppress(AgentError):
             for reason in reasons:
-                await agent.clear(reason)  # a finding from an event counts for some time
-            reply = await agent.inspect(timeout_s=1.0)
-            if not any(found.reason in reasons for state in reply.inspections for found in state.findings):
+                await agent.clear(reason)  # else a finding that came from an event would stay active for some time
+            if await _has_finding(context, machine, reasons) is False:
                 return True
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return False
 
 
 async def machine_events(context: DrillContext) -> list[str]:
-    """The ledger's events of the struck machine."""
+    """The texts of the ledger's events of the struck machine."""
     ledger = await context.cluster.control.ledger()
     if ledger is None:
         return []
