@@ -1,4 +1,4 @@
-"""``python -P -m soaks``: long runs for developers, which are no part of what is installed."""
+"""The commands ``python -P -m soaks soak`` and ``sweep``: long runs for developers, which are not installed."""
 
 from __future__ import annotations
 
@@ -18,32 +18,37 @@ app = typer.Typer(
 
 @app.command()
 def soak(  # noqa: PLR0917 - one parameter for each option
-    faults: Annotated[int, typer.Option(min=1, help="How many faults, or one more.")] = 200,
-    seed: Annotated[int | None, typer.Option(help="Draws the plan. Default: another one each time.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="End after the episode in which they are over.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Draw from these kinds of fault; several at once.")] = None,
+    faults: Annotated[int, typer.Option(min=1, help="Number of faults, or one more.")] = 200,
+    seed: Annotated[int | None, typer.Option(help="Seed of the plan. Default: a random one.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="End after the first episode that ends after so many minutes.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Draw only this kind of fault; can be given several times.")
+    ] = None,
     machines: Annotated[int, typer.Option(min=1, help="Machines of the job.")] = 4,
-    ranks_per_machine: Annotated[int, typer.Option(min=1, help="Ranks on each.")] = 2,
+    ranks_per_machine: Annotated[int, typer.Option(min=1, help="Ranks on each machine.")] = 2,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 2,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 2,
     plan: Annotated[Path | None, typer.Option(help="Run this plan instead of drawing one.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the soak in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the soak in this folder.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For plan and journal. Default: soaks/… in the everstep home.")
+        Path | None, typer.Option(help="Folder of plan and journal. Default: soaks/… in the everstep home.")
     ] = None,
-    tries: Annotated[int, typer.Option(min=0, help="Runs that look for a shorter plan of a violation.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
+    tries: Annotated[int, typer.Option(min=0, help="Most runs in search of a shorter plan with a violation.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Run one long job in which faults of every kind meet each other.
 
-    They come alone, two at once, and one within the recovery from another. Before each of them all ranks wait at a
-    step, the gate. What is there is looked at from outside (processes, files, step records, histories) and held to a
-    list of invariants: the job steps again, losses equal the undisturbed run bit for bit, no rank lives twice, copies
-    are where they belong, nothing piles up, status is true. The first violation ends the soak. Its cluster is left up
-    (its job goes on), and shorter plans are run to find the shortest that is violated too.
+    Faults strike alone, two at once, and one within the recovery from another. Before each of them all ranks wait at a
+    step, the gate. There the soak observes processes, files, step records and histories from outside, and checks a list
+    of invariants: the job steps again, losses equal those of an undisturbed run bit for bit, no rank has two copies,
+    copies of the state are where they belong, nothing piles up, and status is true. The first violation ends the soak.
+    Its cluster and its job stay up, and shorter plans are run to find the shortest one with a violation.
 
-    The same seed draws the same plan. A soak that was killed goes on with --resume. What this machine cannot inject
-    (without root: the network, small file systems) is left out and listed. 300 faults take about 40 min on two cores.
+    The same seed draws the same plan. --resume continues a soak that was killed. Faults that this computer cannot
+    inject are left out and listed; without root these need the network or small file systems. 300 faults take about
+    40 min on two cores.
 
     Examples:
 
@@ -55,8 +60,8 @@ def soak(  # noqa: PLR0917 - one parameter for each option
 
         python -P -m soaks soak --resume ~/.local/state/everstep/soaks/7-300
 
-    Exit codes: 0 nothing was violated; 1 something was; 2 wrong usage; 3 it
-    cannot run here; 4 as 0, but some faults did not fire.
+    Exit codes: 0 no violation; 1 a violation; 2 wrong usage; 3 the soak cannot run here; 4 no violation, but some
+    faults did not fire.
     """
     from console.views import drill
     from drills import interrupts
@@ -66,30 +71,30 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     from soaks.runner import soak_and_reduce
 
     if plan and resume:
-        raise ConfigError("--plan and --resume: a soak that goes on has its plan already")
+        raise ConfigError("--plan and --resume: a resumed soak has its plan already")
     sizes = {"machines": machines, "ranks_per_machine": ranks_per_machine, "tp": tp, "pp": pp}
-    taken, place = chosen(
+    drawn, soak_folder = chosen(
         faults=faults, seed=seed, only=only or [], sizes=sizes, plan=plan, resume=resume, folder=folder
     )
-    drill.progress(f"seed {taken.seed}; plan and journal are in {place}")
+    drill.progress(f"seed {drawn.seed}; plan and journal are in {soak_folder}")
     try:
         result = interrupts.run(
-            soak_and_reduce(taken, place, minutes=minutes, tries=tries, say=drill.progress, each=report.each)
+            soak_and_reduce(drawn, soak_folder, minutes=minutes, tries=tries, say=drill.progress, each=report.each)
         )
     except CannotInject as refused:
         print(f"error: {refused}", file=sys.stderr)
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
-        drill.progress(f"go on with: python -P -m soaks soak --resume {place}")
+        drill.progress(f"resume it with: python -P -m soaks soak --resume {soak_folder}")
         raise
     if as_json:
         print(report.as_json(result))
     else:
-        report.show(result, place)
+        report.show(result, soak_folder)
     if not result.ok:
         raise typer.Exit(EXIT_VIOLATED)
     if not result.episodes and not result.stopped:
-        print("error: nothing of the plan can be injected here", file=sys.stderr)
+        print("error: no fault of the plan can be injected here", file=sys.stderr)
         raise typer.Exit(3)
     raise typer.Exit(EXIT_NOT_FIRED if any(episode.not_fired for episode in result.episodes) else 0)
 
@@ -98,18 +103,17 @@ def soak(  # noqa: PLR0917 - one parameter for each option
 def sweep(  # noqa: PLR0917 - options of a command
     first: Annotated[int, typer.Option("--from", min=1, help="First event.")] = 1,
     last: Annotated[int | None, typer.Option("--to", min=1, help="Last event. Default: the history's last.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Only every so many events.")] = 1,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 each kill stops all control.")] = 1,
-    of: Annotated[
-        str, typer.Option(help="Of whose incident: crash, eviction, update, rollback of a bad version, or replay.")
-    ] = "crash",
+    every: Annotated[int, typer.Option(min=1, help="Sweep only every N-th event.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1, each kill stops all control.")] = 1,
+    of: Annotated[str, typer.Option(help="Incident to sweep: crash, eviction, update, rollback or replay.")] = "crash",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
 ) -> None:
     """Kill the worker at every event of an incident's history in turn.
 
-    For each event n a short job runs on one local cluster, a rank of it is killed, a machine of it is lost for good, or
-    it is updated, and the worker dies as soon as event n is durable. The decision and the outcome must be the same each
-    time. A kill that came late is tried again. About 10 s for each event, and 20 s for an eviction's or a replay's.
+    For each event n a short job runs on a local cluster and meets a fault: a rank is killed, a machine is lost for
+    good, or the job is updated. The worker is killed as soon as event n is durable. The decision and the outcome must
+    be the same each time. A kill that was late is repeated. An event takes about 10 s, or 20 s for an eviction or a
+    replay.
 
     Examples:
 
@@ -123,7 +127,7 @@ def sweep(  # noqa: PLR0917 - options of a command
 
         python -P -m soaks sweep --of eviction
 
-    Exit codes: 0 the same at each event; 1 not; 2 wrong usage.
+    Exit codes: 0 the same result at each event; 1 another result; 2 wrong usage.
     """
     from rich.table import Table
 
@@ -134,7 +138,7 @@ def sweep(  # noqa: PLR0917 - options of a command
     from soaks.sweep import SWEPT, SweepRow, run_sweep
 
     if last is not None and last < first:
-        raise ConfigError(f"--from {first} comes after --to {last}: no event lies between them")
+        raise ConfigError(f"--from {first} is after --to {last}: there is no event between them")
 
     if of not in SWEPT:
         raise ConfigError(f"--of {of}: use one of {', '.join(SWEPT)}")
@@ -163,11 +167,11 @@ def sweep(  # noqa: PLR0917 - options of a command
     out.print(table)
     out.print(f"without a kill: {result.decision}; {result.outcome}")
     same = sum(row.ok for row in result.rows)
-    out.print(f"the same in {same} of {len(result.rows)} runs")
+    out.print(f"the result was the same in {same} of {len(result.rows)} runs")
     hit = len(result.rows) - len(result.late)
-    out.print(f"a worker was killed in time at {hit} of {len(result.rows)} events of the history's {result.events}")
+    out.print(f"a worker was killed in time at {hit} of {len(result.rows)} events; the history has {result.events}")
     if result.late:
-        out.print(f"hit after a later event than meant: {', '.join(map(str, result.late))}")
+        out.print(f"the worker was killed too late for events {', '.join(map(str, result.late))}")
     if result.leaked:
         out.print(f"left behind: {', '.join(result.leaked)}", style="red")
     raise typer.Exit(0 if result.ok else 1)

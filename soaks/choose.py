@@ -16,6 +16,7 @@ from soaks.plan import Sizes, SoakPlan
 from soaks.runner import PLAN
 
 SEEDS = 1_000_000
+"""Number of seeds from which a random one is drawn."""
 
 
 def chosen(
@@ -28,36 +29,35 @@ def chosen(
     resume: Path | None,
     folder: Path | None,
 ) -> tuple[SoakPlan, Path]:
-    """The plan and the folder of a soak: an earlier plan to resume, a plan from a file, or a newly drawn plan.
+    """The plan and the folder of a soak: those of an earlier soak, or a plan from a file, or a newly drawn plan.
 
     Raises:
-        ConfigError: wrong usage.
-        CannotInject: a kind of fault that no soak draws.
+        ConfigError: the options make no sense.
+        CannotInject: a kind in ``only`` is one that no soak draws.
     """
     if resume:
         if not (resume / PLAN).exists():
             raise ConfigError(f"{resume} is not the folder of a soak: it has no {PLAN}")
         return SoakPlan.read(resume / PLAN), resume
     if plan:
-        taken = SoakPlan.read(plan)
-        taken.check()
+        soak_plan = SoakPlan.read(plan)
+        soak_plan.check()
     else:
         for name in only:
             fault_named(name)
             if reason := left_out().get(name):
                 raise CannotInject(f"{name}: no soak draws it: {reason}")
         try:
-            taken = draw(secrets.randbelow(SEEDS) if seed is None else seed, faults, _sizes(sizes), only)
+            soak_plan = draw(secrets.randbelow(SEEDS) if seed is None else seed, faults, _sizes(sizes), only)
         except ValidationError as error:
             raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-    return taken, _unused(
-        folder or everstep_home() / "soaks" / f"{taken.seed}-{taken.faults}", chosen=folder is not None
-    )
+    default = everstep_home() / "soaks" / f"{soak_plan.seed}-{soak_plan.faults}"
+    return soak_plan, _unused(folder or default, chosen=folder is not None)
 
 
 def _sizes(values: Mapping[str, int]) -> Sizes:
     if values["machines"] < 2:
-        raise ConfigError("--machines 1: a soak needs two machines at least: one has no backups, and no second place")
+        raise ConfigError("--machines 1: a soak needs two machines or more, so that there are backups")
     return Sizes(**values)
 
 
@@ -66,8 +66,8 @@ def _unused(folder: Path, *, chosen: bool) -> Path:
     if not (folder / PLAN).exists():
         return folder
     if chosen:
-        raise ConfigError(f"{folder} is that of a soak: go on with --resume {folder}, or name another folder")
+        raise ConfigError(f"{folder} has a soak already: resume it with --resume {folder}, or name another folder")
     number = 2
-    while (other := folder.with_name(f"{folder.name}-{number}")).exists():
+    while (free := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1
-    return other
+    return free

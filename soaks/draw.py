@@ -1,4 +1,4 @@
-"""Drawing a plan: every kind of fault alone, and every two that can meet, before any comes again. Pure."""
+"""Draws the plan of a soak: each fault alone, and each two that can meet, before any of these repeats. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from everstep.errors import ConfigError
 from everstep.model.topology import Topology
 from soaks.plan import Episode, How, Sizes, SoakPlan
 
-PLACES = 100
-"""After this many draws at one place, two faults count as having no different places."""
+DRAWS = 100
+"""Two faults that strike the same target in this many draws cannot strike different targets."""
 MEET_AWAY = ("kill-rank", "kill-machine")
-"""Faults that strike while a part is away: a rank or a machine is lost without the network."""
+"""Faults that strike while a part is away."""
 OFTEN = 8
-"""Each kind comes at least this often before all meetings begin again."""
+"""Each kind of fault is drawn at least this many times before all meetings repeat."""
 EACH_STAGE = 3
-"""Weight of a fault in a stage of another fault's recovery, relative to two faults of ranks: it has several
-stages."""
+"""A fault in a stage of another fault's incident is drawn this many times as often as other meetings, since an incident
+has several stages."""
 STANDBYS = 2
-"""Number of standbys in the pool: no more machines are lost for good at once ( ``SoakPlan.standbys``)."""
+"""Number of standbys (``SoakPlan.standbys``), and so the most machines that are lost for good at once."""
 OTHER = 2
-"""Number of machines of the second job ( ``SoakPlan.other``)."""
+"""Number of machines of the second job (``SoakPlan.other``)."""
 
 
 def soaked() -> list[type[Fault]]:
@@ -43,14 +43,14 @@ def left_out() -> dict[str, str]:
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:
-    """All meetings of faults: each alone, and every two that can meet, at the same step or within a recovery."""
+    """All meetings of faults: each fault alone, and each two that can meet, at one step or within a recovery."""
     faults = soaked()
     opening = [fault for fault in faults if fault.meets == "opening"]
     beside = [fault for fault in faults if fault.meets in ("opening", "beside")]
     control = [fault for fault in faults if fault.meets == "stage"]
     found: list[tuple[How, tuple[str, ...]]] = [("alone", (fault.name,)) for fault in faults if fault not in control]
     found += [
-        ("together", (first.name, second.name)) for place, first in enumerate(beside) for second in beside[place:]
+        ("together", (first.name, second.name)) for index, first in enumerate(beside) for second in beside[index:]
     ]
     found += [("together", (first, fault.name)) for first in MEET_AWAY for fault in faults if fault.meets == "away"]
     found += [("within", (first.name, second.name)) for first in opening for second in (*beside, *control)]
@@ -61,13 +61,13 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
     """Draw a plan with this many faults, or one more; equal seeds draw equal plans.
 
     Args:
-        seed: seed of the draw.
-        faults: smallest number of faults.
-        sizes: sizes of the job.
-        only: kinds to draw from; empty: all.
+        seed: Seed of the random numbers.
+        faults: Smallest number of faults.
+        sizes: Sizes of the job.
+        only: Names of the faults to draw from; empty: all.
 
     Raises:
-        ConfigError: none of the kinds opens an incident, and the others need one to strike in.
+        ConfigError: the job is too small for these faults, or each of them needs another fault's incident.
     """
     rng, chosen = Random(seed), sizes or Sizes()
     topology, episodes, count = chosen.topology(), list[Episode](), 0
@@ -82,27 +82,25 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
 
 
 def _deck(rng: Random, only: Sequence[str], machines: int) -> Iterator[tuple[How, tuple[str, ...]]]:
-    """All meetings in random order, again and again; a fault with few meetings comes alone more often."""
-    known = [meeting for meeting in meetings() if not only or set(meeting[1]) <= set(only)]
-    least = min((max(fault_named(kind).least_machines for kind in kinds) for _, kinds in known), default=0)
+    """All meetings in random order, for ever; a fault with few meetings is alone more often."""
+    possible = [meeting for meeting in meetings() if not only or set(meeting[1]) <= set(only)]
+    least = min((max(fault_named(kind).least_machines for kind in kinds) for _, kinds in possible), default=0)
     if least > machines:
-        raise ConfigError(f"{', '.join(only)}: the job has {machines} machines, and needs {least} for that")
-    known = [
-        (how, kinds) for how, kinds in known if all(fault_named(kind).least_machines <= machines for kind in kinds)
+        raise ConfigError(f"{', '.join(only)}: the job has {machines} machines, and needs {least}")
+    possible = [
+        (how, kinds) for how, kinds in possible if all(fault_named(kind).least_machines <= machines for kind in kinds)
     ]
-    if not known:
-        raise ConfigError(
-            f"{', '.join(only)}: it strikes within the recovery from another fault: name one with --only too"
-        )
-    meets = Counter(kind for how, kinds in known if how != "alone" for kind in set(kinds))
-    while known:
-        cards = [kind for kind in known for _ in range(_times(*kind, meets))]
+    if not possible:
+        raise ConfigError(f"{', '.join(only)} strikes within the recovery from another fault: add one with --only")
+    meets = Counter(kind for how, kinds in possible if how != "alone" for kind in set(kinds))
+    while possible:
+        cards = [meeting for meeting in possible for _ in range(_times(*meeting, meets))]
         rng.shuffle(cards)
         yield from cards
 
 
 def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
-    """How often a meeting is in the deck."""
+    """How many times a meeting is in the deck."""
     if how == "alone" and fault_named(kinds[0]).seldom:
         return OFTEN // 2
     if how == "alone":
@@ -111,17 +109,17 @@ def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
 
 
 def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tuple[str, ...]) -> Episode | None:
-    """An episode of these kinds; None: a job of that size has no room for two such faults at different places."""
-    for _ in range(PLACES):
+    """An episode of these faults; None: in a job of this size, two such faults always strike the same target."""
+    for _ in range(DRAWS):
         faults = [_fault(rng, topology, name, alone=how == "alone") for name in kinds]
-        gone = _gone(faults, topology)
-        if len(gone) <= STANDBYS and (how == "alone" or _apart(faults[0], faults[1], topology)):
+        leaving = _leaving(faults, topology)
+        if len(leaving) <= STANDBYS and (how == "alone" or _apart(faults[0], faults[1], topology)):
             break
     else:
         return None
     stage, moment, other = "", rng.choice(MOMENTS), ""
     lost = any(fault.stays_away for fault in faults)
-    if how == "alone" and lost and len(gone) < STANDBYS and rng.random() < 0.5:
+    if how == "alone" and lost and len(leaving) < STANDBYS and rng.random() < 0.5:
         other = rng.choice(machine_names(OTHER))
     if how == "within":
         stage = rng.choice(_stages(faults[0], faults[1]))
@@ -130,14 +128,14 @@ def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tupl
     return Episode(number=number, how=how, faults=faults, other=other, stage=stage, moment=moment)
 
 
-def _gone(faults: Sequence[Fault], topology: Topology) -> set[int]:
-    """Numbers of the machines that leave the job: they are lost for good, or have a rank that hangs."""
-    leaving = (fault for fault in faults if fault.stays_away or fault.hangs)
-    return {machine for fault in leaving for machine in fault.named_machines(topology)}
+def _leaving(faults: Sequence[Fault], topology: Topology) -> set[int]:
+    """Positions of the machines that leave the job: they are lost for good, or have a rank that hangs."""
+    striking = (fault for fault in faults if fault.stays_away or fault.hangs)
+    return {machine for fault in striking for machine in fault.named_machines(topology)}
 
 
 def _stages(first: Fault, second: Fault) -> Sequence[str]:
-    """Stages of the first fault's incident in which the second can strike: only the last stage has live ranks."""
+    """Stages of the first fault's incident in which the second can strike. Only in the last one do ranks run."""
     if second.by_ranks:
         return ("confirm",)
     if second.is_control:
@@ -151,7 +149,7 @@ def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> Fault:
 
 
 def _apart(first: Fault, second: Fault, topology: Topology) -> bool:
-    """Whether two faults strike at different places: one of them would not fire otherwise."""
+    """Whether two faults strike different targets: otherwise one of them would not fire."""
     if second.is_control:
         return True
     if _ranks(first) and _ranks(second):

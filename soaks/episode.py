@@ -1,4 +1,4 @@
-"""One episode: the gate opens, faults strike, the job reaches the next gate, and the observations are judged."""
+"""Runs the episodes of a soak: opens a gate, injects the faults, waits for the next gate, and judges there."""
 
 from __future__ import annotations
 
@@ -26,120 +26,119 @@ from drills.spec.fault import Entry
 from drills.verdict import copy_report_problems
 from everstep.errors import ClusterError, EverstepError, SoakStuck
 from everstep.rank import drill_faults as faults
-from soaks.both_jobs import BothJobs
 from soaks.invariants import Baseline, Struck, learn, violations
 from soaks.job import SoakJob
-from soaks.look import GateLook, failed_tasks, look
-from soaks.other_job import OtherJob
+from soaks.observe import GateObservations, failed_tasks, observe
+from soaks.other_job import BothJobs, OtherJob
 from soaks.plan import GAP, Episode
-from soaks.result import EpisodeResult, undisturbed
+from soaks.result import EpisodeResult, no_result
 
 LIMIT_S = 240.0
-"""A job gets from one gate to the next within this time, seconds."""
+"""The job gets from one gate to the next within this time, seconds."""
 STAGE_LIMIT_S = 60.0
 """The first fault's incident reaches the stage of the second fault within this time, seconds."""
 CLOSED_LIMIT_S = 15.0
-"""An incident whose job steps again is closed within this time, e.g. once a killed worker is back, seconds."""
+"""An incident whose job steps again is over within this time, seconds; a killed worker may have to start first."""
 MAY_LEAVE_S = 8.0
-"""A link that is down for longer may cost the job its machine, seconds: ``silence.evict_s`` with a margin."""
+"""If a link is down for longer, its machine may leave the job, seconds."""
 POLL_S = 0.05
 STATE_S = 1.0
-"""Time between two checks whether the job is parked or over, seconds."""
+"""Time between two checks of whether the job is parked or over, seconds."""
 
 
 class Episodes:
     """Runs the episodes of a soak's job in sequence.
 
     Args:
-        job: started, with its plan written.
-        reference: reports of the ranks in a run without faults.
-        other: a second job; None: there is none.
+        job: The soak's job, which is started already.
+        reference: Step records of a run without faults.
+        other: The second job; None: there is none.
     """
 
     def __init__(self, job: SoakJob, reference: Records, other: OtherJob | None = None) -> None:
         self.job, self.cluster = job, job.cluster
         self.both = BothJobs(job, other)
         self._reference = reference
-        self._known = Baseline()
+        self._baseline = Baseline()
         self._incidents = 0
         self._generation = 0
         self._damaged: list[Damaged] = []
         self._damaged_before: list[Damaged] = []
         self._behind = False
-        """At the last gate machines backed up named steps only."""
+        """Whether machines backed up only named steps at the last gate."""
 
     async def begin(self) -> list[str]:
-        """Wait for the first gate, before any fault; returns the violations there."""
+        """Wait until the job is at the first gate; returns the violations there."""
         watch = self._watch()
         try:
             await self._reach(0)
         except SoakStuck as error:
-            return [f"steps go on: {error}"]
+            return [f"the job steps: {error}"]
         finally:
             await asyncio.to_thread(watch.stop)
-        scene = self._scene(0, 0)
-        seen = await self._seen(scene, self.job.plan.gate(0), Records())
-        await self.both.see(seen, Struck())
-        _watched(seen, watch, [scene])
+        context = self._context(0, 0)
+        seen = await self._seen(context, self.job.plan.gate(0), Records())
+        await self.both.observe(seen, Struck())
+        _watched(seen, watch, [context])
         return self._judged(seen, Struck())
 
     async def run(self, index: int) -> EpisodeResult:
-        """Run the episode at that place, from its gate to the next one."""
+        """Run the episode with this index, from its gate to the next one."""
         episode, began = self._episode(index), time.monotonic()
-        self._at_hand = episode
-        result = undisturbed(episode)
+        self._running = episode
+        result = no_result(episode)
         result.steps = (self.job.plan.gate(index), self.job.plan.gate(index + 1))
-        scenes = [self._scene(index, position) for position in range(len(episode.faults))]
-        hold = await self._arm(index, scenes)
+        contexts = [self._context(index, position) for position in range(len(episode.faults))]
+        hold = await self._arm(index, contexts)
         watch = self._watch()
-        striking = asyncio.create_task(self._strike(index, scenes, hold))
+        striking = asyncio.create_task(self._strike(index, contexts, hold))
         try:
             self.job.gate(index).open()
             await self._reach(index + 1)
-            # Strikes are bounded; a part that is away must be back before the judgement.
-            result.not_fired = await striking + _unfired(scenes)
+            # All waits of the injector are limited. A part that was away must be back before the observations.
+            result.not_fired = await striking + _unfired(contexts)
         except SoakStuck as error:
-            result.violations.append(f"steps go on: {error}")
+            result.violations.append(f"the job steps: {error}")
         finally:
             striking.cancel()
             await asyncio.gather(striking, return_exceptions=True)
             await asyncio.to_thread(watch.stop)
         if not result.violations:
-            await self._fill(result, scenes, watch)
+            await self._observe_and_judge(result, contexts, watch)
         if not result.violations:
-            result.violations = await self.both.put_back(scenes)
+            result.violations = await self.both.put_back(contexts)
         result.seconds = round(time.monotonic() - began, 3)
         return result
 
-    async def _fill(self, result: EpisodeResult, scenes: list[DrillContext], watch: CopyWatch) -> None:
-        """Observe the job at the gate, and judge."""
+    async def _observe_and_judge(self, result: EpisodeResult, contexts: list[DrillContext], watch: CopyWatch) -> None:
+        """Observe the job at the gate, and add the violations to the result."""
         gate, step = result.steps
-        hung = self._behind or any(context.request.fault.delays_backups for context in scenes)
-        struck = self._struck(scenes, gate)
+        hung = self._behind or any(context.request.fault.delays_backups for context in contexts)
+        struck = self._struck(contexts, gate)
         try:
-            seen = await self._seen(scenes[0], step, self._rescued(scenes), gate, hung=hung, lost=struck.gone)
-            await self.both.see(seen, struck)
-            seen.untold = await self._untold(scenes, seen.incidents)
+            seen = await self._seen(contexts[0], step, self._rescued(contexts), gate, hung=hung, lost=struck.gone)
+            await self.both.observe(seen, struck)
+            seen.unreported = await self._untold(contexts, seen.incidents)
         except (EverstepError, RPCError, OSError) as error:
-            result.violations.append(f"somebody can look: {error}")
+            result.violations.append(f"the job can be observed: {error}")
             return
-        _watched(seen, watch, scenes)
+        _watched(seen, watch, contexts)
         result.violations = self._judged(seen, struck)
         self._behind = seen.backed_up < step
         result.incidents = [incident.id for incident in seen.incidents]
         result.steps_lost = sum(incident.report.lost_steps or 0 for incident in seen.incidents if incident.report)
-        result.recovered_s = recovered_s(scenes, seen.incidents)
+        result.recovered_s = recovered_s(contexts, seen.incidents)
 
-    async def _untold(self, scenes: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
-        """Parts that did not come back; for a single fault also the reports that the judge of drills misses."""
+    async def _untold(self, contexts: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
+        """Parts that did not come back; for a single fault also reports that the judge of drills would miss."""
         found = [
             f"{context.request.fault.name} of {context.target.name}: it did not come back"
-            for context in scenes
+            for context in contexts
             if context.seen.absence and context.seen.absence.back_ns is None
         ]
-        if len(scenes) == 1 and scenes[0].planned.outside:
+        if len(contexts) == 1 and contexts[0].planned.outside:
             texts = [text for incident in incidents for text in await self._texts(incident)]
-            seen, request = scenes[0].seen, scenes[0].request
+            seen, request = contexts[0].seen, contexts[0].request
             new = [copy for copy in seen.damaged if copy not in self._damaged_before]
             facts = DrillFacts(seen=replace(seen, damaged=new), incidents=incidents, texts=texts)
             evicted = [name for incident in incidents if incident.report for name in incident.report.evicted]
@@ -147,39 +146,37 @@ class Episodes:
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
-        """The texts of an incident; empty if the ledger was killed and is not back yet."""
+        """The texts of an incident; only those of its report if the ledger is not back yet."""
         try:
             return await gather.texts(self.cluster, incident)
         except EverstepError:
             return [incident.report.headline, *incident.report.stages] if incident.report else []
 
-    def _rescued(self, scenes: list[DrillContext]) -> Records:
-        """Step records of machines that were emptied since; also remembers damaged copies."""
+    def _rescued(self, contexts: list[DrillContext]) -> Records:
+        """Step records of machines that were emptied since the last gate; also remembers damaged copies."""
         rescued, self._damaged_before = Records(), list(self._damaged)
-        for context in scenes:
+        for context in contexts:
             rescued.join(context.seen.records)
             self._damaged += [copy for copy in context.seen.damaged if copy not in self._damaged]
         return rescued
 
-    def _struck(self, scenes: list[DrillContext], gate: int) -> Struck:
-        promises = [context.seen.promise for context in scenes if context.seen.promise]
-        links = [
-            one for one in scenes if isinstance(one.request.fault, LinkDown) and one.request.fault.seconds > MAY_LEAVE_S
-        ]
+    def _struck(self, contexts: list[DrillContext], gate: int) -> Struck:
+        promises = [context.seen.promise for context in contexts if context.seen.promise]
+        cut = [c for c in contexts if isinstance(c.request.fault, LinkDown) and c.request.fault.seconds > MAY_LEAVE_S]
         return Struck(
-            tuple(context.request for context in scenes),
+            tuple(context.request for context in contexts),
             tuple(promises),
             gate,
-            gone=[name for context in scenes for name in _gone(context)],
-            away=[context.target.name for context in links] + [name for one in scenes for name in _hung(one)],
-            others_gone=self.both.others_gone,
+            gone=[name for context in contexts for name in _gone(context)],
+            away=[context.target.name for context in cut] + [name for context in contexts for name in _hung(context)],
+            second_job_gone=self.both.second_job_gone,
             behind=self._behind,
         )
 
     def _episode(self, index: int) -> Episode:
         return self.job.plan.episodes[index]
 
-    def _scene(self, index: int, position: int) -> DrillContext:
+    def _context(self, index: int, position: int) -> DrillContext:
         request = self.job.plan.request(index, position)
         planned = self.job.planned(index, position)
         context = DrillContext(self.cluster, request, self.job.spec, self.job.machines, planned)
@@ -193,39 +190,40 @@ class Episodes:
 
     # Striking.
 
-    async def _arm(self, index: int, scenes: list[DrillContext]) -> Entry | None:
-        """Write the workers' entries; returns the file for which a recovery waits until the second fault has struck."""
-        workers: list[Entry] = [fault for context in scenes for fault in context.planned.workers]
-        within = self._episode(index).how == "within" and scenes[1].planned.outside
+    async def _arm(self, index: int, contexts: list[DrillContext]) -> Entry | None:
+        """Write the workers' entries; returns the hold in which a recovery waits for the second fault, if there is
+        one."""
+        workers: list[Entry] = [fault for context in contexts for fault in context.planned.workers]
+        within = self._episode(index).how == "within" and contexts[1].planned.outside
         hold = self._stage_hold(index) if within else None
         await asyncio.to_thread(self.job.arm_workers, [*workers, *([hold] if hold else [])])
         return hold
 
-    async def _strike(self, index: int, scenes: list[DrillContext], hold: Entry | None) -> list[str]:
-        """Strike, and wait until the strikes from outside are done; returns problems."""
-        first = scenes[:1] if self._at_hand.how == "within" else scenes
-        letting_on = asyncio.create_task(self._let_on(index, first))
+    async def _strike(self, index: int, contexts: list[DrillContext], hold: Entry | None) -> list[str]:
+        """Inject the faults that the injector does from outside; returns problems."""
+        first = contexts[:1] if self._running.how == "within" else contexts
+        releasing = asyncio.create_task(self._release_strikes(index, first))
         injected = [
             self._inject(context, hold if position else None)
-            for position, context in enumerate(scenes)
+            for position, context in enumerate(contexts)
             if context.planned.outside
         ]
         try:
-            trouble = await asyncio.gather(*injected, self.both.strike_other(scenes[0], self._at_hand.other))
+            trouble = await asyncio.gather(*injected, self.both.strike_other(contexts[0], self._running.other))
         finally:
-            letting_on.cancel()
+            releasing.cancel()
             self.job.strikes(index).open()
         return [text for text in trouble if text]
 
-    async def _let_on(self, index: int, scenes: list[DrillContext]) -> None:
-        """Let the job continue to the next gate after the strikes from outside."""
-        outside = [(context, fault["id"]) for context in scenes for fault in context.planned.outside]
+    async def _release_strikes(self, index: int, contexts: list[DrillContext]) -> None:
+        """Let ranks that wait for faults from outside continue once these have struck."""
+        outside = [(context, fault["id"]) for context in contexts for fault in context.planned.outside]
         while not all(context.fired(name) for context, name in outside):  # noqa: ASYNC110 - files say so
             await asyncio.sleep(POLL_S)
         self.job.strikes(index).open()
 
     def _stage_hold(self, index: int) -> Entry:
-        episode, folder = self._episode(index), self.job.place(index)
+        episode, folder = self._episode(index), self.job.episode_folder(index)
         return {
             "id": "stage",
             "fault": "hold",
@@ -237,14 +235,14 @@ class Episodes:
         }
 
     async def _inject(self, context: DrillContext, hold: Entry | None) -> str:
-        """Inject a fault from outside; returns problems."""
+        """Inject a fault from outside, within a recovery once its hold is reached; returns the problem."""
         if hold is None:
             return await self._injected(context)
         try:
             await context.until(
                 lambda: faults.fired(context.planned.plan, hold) is not None,
                 STAGE_LIMIT_S,
-                f"no incident came to {hold['moment']} of stage {hold['in_stage']}",
+                f"no incident reached the {hold['moment']} of stage {hold['in_stage']}",
             )
         except ClusterError as error:
             return str(error)
@@ -266,19 +264,19 @@ class Episodes:
     # Waiting.
 
     async def _reach(self, index: int) -> None:
-        """Wait until all ranks wait at the gate before this episode.
+        """Wait until all ranks wait at the gate with this index.
 
         Raises:
             SoakStuck: they do not reach it, or the job is parked or over.
         """
-        gate, deadline, asked = self.job.gate(index), time.monotonic() + LIMIT_S, time.monotonic()
+        gate, deadline, checked = self.job.gate(index), time.monotonic() + LIMIT_S, time.monotonic()
         while not await asyncio.to_thread(lambda: gate.reached):
-            if time.monotonic() - asked > STATE_S:
-                asked = time.monotonic()
+            if time.monotonic() - checked > STATE_S:
+                checked = time.monotonic()
                 if over := await self._over(index - 1):
                     raise SoakStuck(over)
             if time.monotonic() > deadline:
-                raise SoakStuck(f"the job did not come to step {gate.step} within {LIMIT_S:.0f} s")
+                raise SoakStuck(f"the job did not reach step {gate.step} within {LIMIT_S:.0f} s")
             await asyncio.sleep(POLL_S)
 
     async def _over(self, index: int) -> str:
@@ -289,10 +287,10 @@ class Episodes:
             return ""  # the fault struck the control plane
         if state.outcome:
             return f"the job is over: {state.outcome}"
-        away = index >= 0 and self._episode(index).setting == "network"  # it resumes by itself after that
+        away = index >= 0 and self._episode(index).setting == "network"  # the job resumes by itself
         if state.status == "parked" and not away:
-            open_one = state.incidents[-1] if state.incidents else None
-            return f"the job is parked: {open_one.headline if open_one else state.status_text}"
+            incident = state.incidents[-1] if state.incidents else None
+            return f"the job is parked: {incident.headline if incident else state.status_text}"
         return ""
 
     # Judging.
@@ -306,18 +304,22 @@ class Episodes:
         *,
         hung: bool = False,
         lost: Sequence[str] = (),
-    ) -> GateLook:
-        """The observations at a gate, for the time since the last gate.
+    ) -> GateObservations:
+        """Observe the job at a gate, with what happened since the last one.
 
-        The time in which an agent ``hung`` is to it that of a slow disk, and it writes fewer steps for a while; its
-        backups may be behind, and then all machines back up named steps only. Machines that were ``lost`` tell nothing.
+        Args:
+            context: Context of one of the faults. step: The step of the gate. rescued: Step records of machines that
+            were emptied. gate: Step of the last gate. hung: Whether an agent hung. It takes the time for that of a slow
+            disk and writes fewer steps for a while, and
+                its backups may be behind, so that all machines back up only named steps.
+            lost: Machines that were lost and have no records.
         """
         incidents = await self._closed()
         before = {machine.name: machine for machine in self.job.machines if machine.name not in lost}
         await self.job.refresh()
         context = replace(context, machines=self.job.machines)
         machines = list((before | {machine.name: machine for machine in self.job.machines}).values())
-        seen = await look(context, step, late=GAP if hung else 0, unheld_before=self._known.unheld or ())
+        seen = await observe(context, step, late=GAP if hung else 0, unheld_before=self._baseline.unheld or ())
         seen.incidents = [incident for incident in incidents if not gather.is_observed(incident)]
         self._incidents += len(incidents)
         for incident in seen.incidents:
@@ -335,7 +337,7 @@ class Episodes:
         return seen
 
     async def _closed(self) -> list[IncidentFacts]:
-        """The incidents since the gate before, once they are over: who closes one may have been struck too."""
+        """Wait until the incidents since the last gate are over; a killed worker may have to start first."""
         deadline = time.monotonic() + CLOSED_LIMIT_S
         while True:
             found = await gather.incidents(self.cluster, self.job.spec.name, self._incidents + 1)
@@ -343,45 +345,46 @@ class Episodes:
                 return found
             await asyncio.sleep(POLL_S)
 
-    def _judged(self, seen: GateLook, struck: Struck) -> list[str]:
-        found = violations(seen, struck, self.job.spec, self._known)
-        learn(seen, self._known)
+    def _judged(self, seen: GateObservations, struck: Struck) -> list[str]:
+        found = violations(seen, struck, self.job.spec, self._baseline)
+        learn(seen, self._baseline)
         return found
 
 
 def _gone(context: DrillContext) -> list[str]:
-    """Machines of the job that a fault removes for good."""
+    """Machines of the job that a fault takes away for good."""
     if not context.request.fault.stays_away:
         return []
     return [context.machines[index].name for index in context.request.fault.loss(context.spec).machines]
 
 
 def _hung(context: DrillContext) -> list[str]:
-    """Machines of the job with ranks that hang: they leave it, unless another fault ends all ranks first."""
+    """Machines of the job with ranks that hang. They leave the job unless another fault ends all ranks before."""
     if not context.request.fault.hangs:
         return []
     topology = context.spec.topology()
     return [context.machines[topology.machine(rank)].name for rank in context.request.fault.struck_ranks(context.spec)]
 
 
-def _watched(seen: GateLook, watch: CopyWatch, scenes: Sequence[DrillContext]) -> None:
-    seen.copies, seen.shared, seen.blind_s = copies_seen(watch.copies, scenes), sorted(watch.shared), watch.blind_s
+def _watched(seen: GateObservations, watch: CopyWatch, contexts: Sequence[DrillContext]) -> None:
+    seen.copies, seen.shared, seen.blind_s = copies_seen(watch.copies, contexts), sorted(watch.shared), watch.blind_s
 
 
-def _unfired(scenes: Sequence[DrillContext]) -> list[str]:
+def _unfired(contexts: Sequence[DrillContext]) -> list[str]:
     return [
         f"fault {position + 1} ({context.request.fault.name}): {name}"
-        for position, context in enumerate(scenes)
+        for position, context in enumerate(contexts)
         for name, mark in context.planned.fired().items()
         if mark is None
     ]
 
 
-def recovered_s(scenes: Sequence[DrillContext], incidents: Sequence[IncidentFacts]) -> float | None:
-    """Time from the first fault to the step after the last incident, seconds; None: no incident, or it is open."""
+def recovered_s(contexts: Sequence[DrillContext], incidents: Sequence[IncidentFacts]) -> float | None:
+    """Time from the first fault until all ranks stepped after the last incident, seconds; None: no incident
+    recovered."""
     marks = [
         mark
-        for context in scenes
+        for context in contexts
         if not context.request.fault.is_control  # they strike within another fault's incident
         for mark in context.planned.fired().values()
         if mark

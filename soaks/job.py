@@ -1,4 +1,4 @@
-"""The job of a soak, and what its ranks and workers meet: gates, and the faults of all episodes."""
+"""The job of a soak, with the plans for its ranks and workers: gates, and the faults of all episodes."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ POLICY: dict[str, Any] = {
     "silence.evict_s": 20.0,
     "evict.at_least": 1000,
 }
-"""A job that stands at a gate is no hang; hundreds of faults in an hour, each at another step, are no reason to park
-it, and dozens of machines that leave it none to ask an operator. What strikes after the next gate is not held against
-a version that came before it. A machine that comes back does so before it is given up, on a busy computer too."""
+"""The recovery policy of a soak's job.
 
-
+Waiting at a gate is no hang. Neither hundreds of faults park the job, nor do dozens of evictions ask an operator. A
+fault after the next gate does not make an earlier version suspect. A machine that comes back does so before it is
+replaced, even on a busy computer."""
 ANSWER_S = 15.0
-"""A worker that was killed answers again within this time, seconds."""
+"""A killed worker answers again within this time, seconds."""
 GATE_S = 600.0
-"""Longest wait of ranks at a gate, seconds: the observation takes seconds, on a busy computer a minute."""
+"""Longest wait of ranks at a gate, seconds; on a busy computer the observations take a minute."""
 STRIKE_S = 20.0
-"""Longest wait of ranks for strikes from outside, seconds: a longer one would count as a hang."""
+"""Longest wait of ranks for faults from outside, seconds; a longer one would count as a hang."""
 BEFORE_GATE = 2
-"""Ranks wait for strikes from outside this many steps before the next gate."""
+"""Ranks wait for faults from outside this many steps before the next gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SoakGate:
 
     @property
     def marks(self) -> Path:
-        """The files in which ranks note that they have arrived."""
+        """The path with which the marks of arrived ranks begin."""
         return self.folder / f"{self.name}.json"
 
     @property
@@ -79,7 +79,7 @@ class SoakGate:
         return self.folder / f"{self.name}.open"
 
     def holds(self) -> list[Entry]:
-        """The entries of the ranks' plan."""
+        """The entries for the ranks' plan."""
         return [
             {
                 "id": f"{self.name}-{rank}",
@@ -99,18 +99,18 @@ class SoakJob:
     """One job that runs through all episodes of a plan.
 
     Args:
-        cluster: cluster of the job; it must be up.
-        plan: plan of the soak.
-        name: name of the job.
+        cluster: The open cluster.
+        plan: The plan of the soak.
+        name: Name of the job.
     """
 
     def __init__(self, cluster: DrillCluster, plan: SoakPlan, name: str) -> None:
         self.cluster, self.plan = cluster, plan
         self.folder = cluster.home / "drills" / name
         disk = cluster.home / "disk"
-        disk.mkdir(exist_ok=True)  # as a mount would be there
+        disk.mkdir(exist_ok=True)  # all machines see it at this path, as they see a shared file system
         base = DrillRequest(
-            fault=KillMachine(),  # whose job has backups, and checkpoints on a disk that outlives machines
+            fault=KillMachine(),  # its job has backups, and checkpoints on a shared disk
             at_step=plan.gate(0),
             steps=plan.steps,
             step_seconds=plan.step_seconds,
@@ -120,13 +120,13 @@ class SoakJob:
         spec = base.spec(name, env, disk=disk)
         self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.changed(POLICY)})
         self.machines = cluster.machines[: self.spec.machines]
-        """Where it runs, in the order of its ranks: a plan that names m1 means the second of them."""
+        """Its machines in order: ``m1`` in a plan is the second of them."""
 
     async def refresh(self) -> None:
-        """Read on which machines it runs now.
+        """Read the machines on which it runs now.
 
         Raises:
-            EverstepError: neither Temporal nor an agent answers.
+            EverstepError: the job's state is not known within the time limit.
         """
         deadline = time.monotonic() + ANSWER_S
         while True:
@@ -138,35 +138,38 @@ class SoakJob:
                     raise
             await asyncio.sleep(0.2)
 
-    def place(self, index: int) -> Path:
-        """Folder of the marks of the episode at that place; of the number of episodes: of the last gate."""
+    def episode_folder(self, index: int) -> Path:
+        """The folder of the marks of the episode with this index; after the last one there is one more, for its
+        gate."""
         return self.folder / f"at-{index:04d}"
 
     def gate(self, index: int) -> SoakGate:
-        """The gate before an episode."""
-        return SoakGate(self.place(index), self.plan.gate(index), self.spec.topology().world_size)
+        """The gate before the episode with this index."""
+        return SoakGate(self.episode_folder(index), self.plan.gate(index), self.spec.topology().world_size)
 
     def strikes(self, index: int) -> SoakGate:
-        """Where ranks wait, shortly before the next gate, until what strikes an episode from outside has struck: on a
-        busy computer it may come late, and what strikes a job at a gate lets it run past it."""
+        """The step shortly before the next gate at which ranks wait until all faults from outside have struck.
+
+        On a busy computer these may be late, and a fault at a gate would let the job run past it.
+        """
         step = self.plan.gate(index + 1) - BEFORE_GATE
-        return SoakGate(self.place(index), step, self.spec.topology().world_size, "strikes", STRIKE_S)
+        return SoakGate(self.episode_folder(index), step, self.spec.topology().world_size, "strikes", STRIKE_S)
 
     def planned(self, index: int, position: int) -> Planned:
-        """The injector's context for one fault, with the present state of the cluster."""
+        """The plan for one fault of an episode, with the processes that the cluster has now."""
         request = self.plan.request(index, position)
-        marks = self.place(index) / f"fault-{position}.json"
+        marks = self.episode_folder(index) / f"fault-{position}.json"
         made = planned(request, self.spec, marks, self.cluster)
         if request.fault.is_control:
             workers = [{**fault, "marks": str(marks)} for fault in made.workers]
             return replace(made, ranks=[], outside=[], holds=[], workers=workers)
-        # A part beside the ranks may take its time to come back: the next gate waits for it.
-        beside = request.waits_at_hold and not request.opening.is_update
-        holds = [] if beside else made.holds
+        # The next gate waits for a part that has to come back, so the job need not.
+        absent_part = request.waits_at_hold and not request.opening.is_update
+        holds = [] if absent_part else made.holds
         return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
 
     def _after_the_first(self, index: int, position: int, ranks: list[Entry]) -> list[Entry]:
-        """The entries for ranks; within a recovery, they fire only after the first fault has fired."""
+        """The entries for ranks of one fault. Within a recovery, they fire only after the first fault has fired."""
         if position == 0 or self.plan.episodes[index].how != "within":
             return ranks
         first = self.planned(index, 0)
@@ -175,7 +178,7 @@ class SoakJob:
         return [{**fault, "after": str(mark)} for fault in ranks]
 
     def write(self) -> None:
-        """Write the ranks' entries of all episodes at once: ranks read them at their start."""
+        """Write the ranks' entries of all episodes, since ranks read them only at their start."""
         entries: list[Entry] = []
         for index, episode in enumerate(self.plan.episodes):
             entries += self.gate(index).holds() + self.strikes(index).holds()
@@ -185,7 +188,7 @@ class SoakJob:
                     entries += [{**fault, "marks": str(made.plan)} for fault in (*made.ranks, *made.holds)]
         entries += self.gate(len(self.plan.episodes)).holds()
         for index in range(len(self.plan.episodes) + 1):
-            self.place(index).mkdir(parents=True, exist_ok=True)
+            self.episode_folder(index).mkdir(parents=True, exist_ok=True)
         private.replace(self.folder / "faults.json", json.dumps(entries).encode())
 
     def arm_workers(self, entries: list[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""The cluster of a soak that was killed: a soak that goes on ends it first."""
+"""The cluster that a killed soak left: a soak that is resumed ends it first."""
 
 from __future__ import annotations
 
@@ -21,38 +21,40 @@ from everstep.system import private_files as private
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """A lock: while it is held, no other soak works in the folder.
+    """Lock the folder against other soaks while the block runs.
 
     Raises:
-        ConfigError: another soak holds it.
+        ConfigError: another soak has the lock.
     """
     with (folder / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"a soak is at work in {folder}: name another folder, or wait for it") from None
+            raise ConfigError(f"another soak works in {folder}: name another folder, or wait until it ends") from None
         yield
 
 
 class LeftCluster:
-    """A file that names the cluster that is up."""
+    """The file that names the cluster of a running soak."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def note(self, cluster: DrillCluster) -> None:
-        """Record that the cluster is about to come up."""
+    def record(self, cluster: DrillCluster) -> None:
+        """Record the cluster before it is started."""
         private.replace(self.path, json.dumps({"folder": str(cluster.folder), "name": cluster.name}))
 
     def forget(self) -> None:
-        """Remove the record: the cluster is down, or left up on purpose."""
+        """Remove the record, since the cluster is down or stays up on purpose."""
         self.path.unlink(missing_ok=True)
 
     async def end(self, say: Say) -> None:
-        """Take down a cluster that was left, by a command: this process may be about to enter another network.
+        """Take down the recorded cluster, if there is one.
+
+        Another process does that, since this one may be about to enter another network.
 
         Raises:
-            ClusterError: it cannot be taken down.
+            ClusterError: the cluster cannot be taken down.
         """
         if not self.path.exists():
             return
@@ -68,10 +70,10 @@ class LeftCluster:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, said = await child.communicate()
+        _, error = await child.communicate()
         if child.returncode:
-            raise ClusterError(f"the cluster in {folder} cannot be ended: {said.decode(errors='replace').strip()}")
-        for path in [path for place in (*shm, folder) for path in mounts.below(place)]:
+            raise ClusterError(f"the cluster in {folder} cannot be ended: {error.decode(errors='replace').strip()}")
+        for path in [path for root in (*shm, folder) for path in mounts.below(root)]:
             mounts.unmount(path)
         shutil.rmtree(folder, ignore_errors=True)
         self.forget()

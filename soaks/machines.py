@@ -1,4 +1,4 @@
-"""Which job has each machine at a gate, according to the pool, the jobs and the agents."""
+"""Compares what the pool, the jobs and the agents say about which job has which machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolPlace, PoolState
 
 SETTLE_S = 15.0
-"""The pool has the right job of a machine within this time, e.g. once a killed worker is back, seconds."""
+"""The pool, the jobs and the agents agree within this time, seconds; a killed worker may have to start first."""
 POLL_S = 0.2
 
 
@@ -26,17 +26,17 @@ class MachinesSeen:
     listed: list[str] = field(default_factory=list)
     """All machines of the cluster."""
     pool: dict[str, str] = field(default_factory=dict)
-    """Machine → the job that has it, or its slot in the pool: ``standby``, ``free``, …"""
+    """Machine → the job that has it, or its slot in the pool, such as ``standby``."""
     jobs: dict[str, list[str]] = field(default_factory=dict)
-    """Job → its machines, according to its workflow."""
+    """Job → its machines, according to the job's workflow."""
     ranks: dict[str, list[str]] = field(default_factory=dict)
-    """Machine → the jobs with live ranks there, according to its agent; silent machines are left out."""
+    """Machine → the jobs with live ranks on it, according to its agent; silent machines are missing."""
     unknown: str = ""
-    """Why the machines' jobs are not known; empty: they are."""
+    """Why the pool or the jobs are not known; empty: they are known."""
 
 
 def leased_twice(seen: MachinesSeen) -> list[str]:
-    """Machines that two jobs have, according to any of the sources. Pure."""
+    """Problems with machines that two jobs have, or that have ranks of a job that does not lease them. Pure."""
     found = [f"{machine} has ranks of {' and '.join(jobs)}" for machine, jobs in seen.ranks.items() if len(jobs) > 1]
     holders: dict[str, list[str]] = {}
     for job, machines in seen.jobs.items():
@@ -44,17 +44,17 @@ def leased_twice(seen: MachinesSeen) -> list[str]:
             holders.setdefault(machine, []).append(job)
     found += [f"{' and '.join(jobs)} both have {machine}" for machine, jobs in holders.items() if len(jobs) > 1]
     for machine, jobs in seen.ranks.items():
-        owner = seen.pool.get(machine, "nobody's")
+        owner = seen.pool.get(machine, "not in the pool")
         found += [f"{machine} has ranks of {job}, and is {owner}" for job in jobs if job != owner]
     return found
 
 
 def lost(seen: MachinesSeen, out: Sequence[str]) -> list[str]:
-    """Machines that are out of use without a fault, or whose job differs between pool and jobs. Pure.
+    """Problems with machines that are out of use without a fault, or about which pool and jobs differ. Pure.
 
     Args:
         seen: The state of the machines.
-        out: Machines that left a job and are not back yet.
+        out: Machines that left a job and are not released yet.
     """
     found = [f"the pool does not know {machine}" for machine in seen.listed if machine not in seen.pool]
     idle = {PoolPlace.STANDBY, PoolPlace.FREE}
@@ -66,28 +66,28 @@ def lost(seen: MachinesSeen, out: Sequence[str]) -> list[str]:
     for job, machines in seen.jobs.items():
         kept = sorted(machine for machine, owner in seen.pool.items() if owner == job)
         if kept != sorted(machines):
-            found.append(f"{job} runs on {', '.join(sorted(machines))}, and the pool keeps {', '.join(kept)} for it")
+            found.append(f"{job} runs on {', '.join(sorted(machines))}, and the pool leases it {', '.join(kept)}")
     return found
 
 
 async def machines_seen(cluster: DrillCluster, jobs: Sequence[str], out: Sequence[str]) -> MachinesSeen:
-    """Ask everybody; what does not agree is asked again for a while, for a worker may just have been killed.
+    """Ask the pool, the jobs and the agents; while they do not agree, ask again until the time limit.
 
     Args:
-        cluster: Of the machines.
-        jobs: That run.
-        out: As of :func:`lost`.
+        cluster: The cluster.
+        jobs: Names of the jobs that run.
+        out: Machines that left a job and are not released yet.
     """
     deadline = time.monotonic() + SETTLE_S
     while True:
-        seen = await _look(cluster, jobs)
+        seen = await _ask_once(cluster, jobs)
         wrong = seen.unknown or leased_twice(seen) or lost(seen, out)
         if not wrong or time.monotonic() > deadline:
             return seen
         await asyncio.sleep(POLL_S)
 
 
-async def _look(cluster: DrillCluster, jobs: Sequence[str]) -> MachinesSeen:
+async def _ask_once(cluster: DrillCluster, jobs: Sequence[str]) -> MachinesSeen:
     machines = list(cluster.file.machines)
     seen = MachinesSeen(listed=[machine.name for machine in machines])
     pool = await pool_state(cluster.control)
@@ -101,20 +101,24 @@ async def _look(cluster: DrillCluster, jobs: Sequence[str]) -> MachinesSeen:
     except EverstepError as error:
         seen.unknown = str(error)
         return seen
-    shown = await asyncio.gather(*(_ranks_on(cluster, machine) for machine in machines))
-    seen.ranks = {machine.name: found for machine, found in zip(machines, shown, strict=True) if found is not None}
+    on_machines = await asyncio.gather(*(_jobs_on(cluster, machine) for machine in machines))
+    seen.ranks = {
+        machine.name: found for machine, found in zip(machines, on_machines, strict=True) if found is not None
+    }
     return seen
 
 
 def _owners(pool: PoolState) -> dict[str, str]:
     return {
-        name: one.job if one.place is PoolPlace.ACTIVE else str(one.place.value) for name, one in pool.machines.items()
+        name: entry.job if entry.place is PoolPlace.ACTIVE else str(entry.place.value)
+        for name, entry in pool.machines.items()
     }
 
 
-async def _ranks_on(cluster: DrillCluster, machine: Machine) -> list[str] | None:
+async def _jobs_on(cluster: DrillCluster, machine: Machine) -> list[str] | None:
+    """The jobs with live ranks on a machine; None: its agent does not answer."""
     try:
         described = await cluster.control.agents.get(machine.address).describe(timeout_s=2.0)
     except AgentError:
         return None
-    return [here.job for here in described.jobs if any(rank.alive for rank in here.ranks)]
+    return [job.job for job in described.jobs if any(rank.alive for rank in job.ranks)]

@@ -1,4 +1,4 @@
-"""A second job beside the soak's: both take their machines from one pool, and may lose some at the same time."""
+"""The second job of a soak, and what concerns both jobs: they lease machines of one pool, and may lose some at once."""
 
 from __future__ import annotations
 
@@ -11,23 +11,33 @@ from controlplane.local import power
 from controlplane.start_checks.code import start_recorded
 from drills.clusters.local import DrillCluster
 from drills.faults.lost_machines import KillMachine
+from drills.inject.context import DrillContext
+from drills.inject.detection import await_healed
+from drills.inject.put_back import out_of_use, put_back
 from drills.judge import facts as gather
 from drills.judge.compare import compare
 from drills.observe import step_records
 from drills.observe.step_records import Records
+from drills.spec.fault import STRIKE
 from drills.spec.request import PACE, DrillRequest
 from everstep.errors import ClusterError, EverstepError
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
+from soaks.invariants import Struck
+from soaks.job import SoakJob
+from soaks.machines import machines_seen
+from soaks.observe import GateObservations
 from soaks.plan import SoakPlan
 
+STRIKE_LIMIT_S = 240.0
+"""The soak's job loses its machine within this time, seconds."""
 STEPS = 1_000_000
-"""Number of its steps, so large that it does not end by itself."""
+"""Number of the second job's steps, so large that it does not end by itself."""
 STEP_S = 0.5
-"""Length of its steps, seconds: long, since the job only has to hold machines, and two cores are few."""
+"""Length of its steps, seconds: long, since the job only has to lease machines, and the computer has few cores."""
 STEPS_LIMIT_S = 60.0
-"""It steps again within this time, seconds."""
+"""It runs again within this time, seconds."""
 POLL_S = 0.2
 
 
@@ -35,10 +45,10 @@ class OtherJob:
     """The second job, on its own machines and without gates.
 
     Args:
-        cluster: Where it runs; it must be up.
-        plan: Of the soak.
-        name: Of the job.
-        policy: Recovery policy of the soak's job.
+        cluster: The open cluster.
+        plan: The plan of the soak.
+        name: Name of the job.
+        policy: Fields of the recovery policy.
     """
 
     def __init__(self, cluster: DrillCluster, plan: SoakPlan, name: str, policy: dict[str, Any]) -> None:
@@ -50,34 +60,38 @@ class OtherJob:
         spec = base.spec(name, {}, disk=cluster.home / "disk")
         self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.changed(policy)})
         self.off = ExitStack()
-        """Machines of it without power."""
+        """Holds its machines without power; closing it gives them power again."""
         self._rescued = Records()
         self._lost = 0
-        self._had = {machine.name: machine for machine in self.machines}
-        """Machines that have records of it."""
+        self._with_records = {machine.name: machine for machine in self.machines}
+        """Name → machine with records of the job."""
 
     async def start(self) -> None:
-        """Submit the job, and wait until it steps."""
-        await start_recorded(self.cluster.control, self.spec, self.machines)
-        if said := await self.goes_on():
-            raise ClusterError(f"the second job does not run even without a fault: {said[0]}")
+        """Submit the job, and wait until it runs.
 
-    async def lose(self, place: int) -> str:
-        """Cut the power of the job's machine at this position, for good; returns its name."""
-        name = self.machines[place].name
-        await asyncio.to_thread(self._lose, name)
-        self._had.pop(name)
+        Raises:
+            ClusterError: it does not.
+        """
+        await start_recorded(self.cluster.control, self.spec, self.machines)
+        if problems := await self.await_running():
+            raise ClusterError(f"the second job does not run even without a fault: {problems[0]}")
+
+    async def lose(self, index: int) -> str:
+        """Cut the power of the job's machine at this position for good; returns its name."""
+        name = self.machines[index].name
+        await asyncio.to_thread(self._cut_power, name)
+        self._with_records.pop(name)
         self._lost += 1
         return name
 
-    def _lose(self, name: str) -> None:
+    def _cut_power(self, name: str) -> None:
         cluster = self.cluster.file
         self.off.enter_context(power.powered_off(cluster, [name]))
         self._rescued.join(step_records.rescue(self.spec.name, power.state_folder(cluster, name), cluster.shm / name))
         power.empty_memory(cluster, name)
         power.empty_disk(cluster, name)
 
-    async def goes_on(self) -> list[str]:
+    async def await_running(self) -> list[str]:
         """Wait until the job runs, as it must after each loss; returns its problems."""
         deadline = time.monotonic() + STEPS_LIMIT_S
         state: JobState | None = None
@@ -88,27 +102,27 @@ class OtherJob:
                     return [f"it is over: {state.outcome}"]
                 if state.status_text == "running":
                     self.machines = state.machines
-                    self._had |= {machine.name: machine for machine in state.machines}
+                    self._with_records |= {machine.name: machine for machine in state.machines}
                     return self._incidents(state)
             await asyncio.sleep(POLL_S)
-        return [f"it is {state.status_text if state else 'silent'} for {STEPS_LIMIT_S:.0f} s"]
+        return [f"it does not run within {STEPS_LIMIT_S:.0f} s: it is {state.status_text if state else 'silent'}"]
 
     def _incidents(self, state: JobState) -> list[str]:
-        """Problems with its incidents: there must be one for each lost machine, each of them recovered."""
-        found = [f"{one.id}: {one.headline}" for one in state.incidents if one.resolution and not one.recovered]
+        """Problems with its incidents: there must be one for each lost machine, and all must have recovered."""
+        found = [f"{i.id}: {i.headline}" for i in state.incidents if i.resolution and not i.recovered]
         if state.incidents_so_far != self._lost:
             found.append(f"{state.incidents_so_far} incidents, and it lost {self._lost} machines")
         return found
 
     async def end(self) -> list[str]:
-        """Stop it, and compare what it did with the same job that nobody disturbed; returns what differs."""
-        control, name, had = self.cluster.control, self.spec.name, list(self._had.values())
+        """Stop the job, and compare it with an undisturbed run; returns its problems."""
+        control, name, machines = self.cluster.control, self.spec.name, list(self._with_records.values())
         await control.stop(name, "the soak is over")
         await control.result(name)
-        found = await step_records.collect(control.agents, name, had, self._rescued)
-        said = [f"it left {text}" for text in await gather.left_behind(self.cluster, self.spec, had)]
+        found = await step_records.collect(control.agents, name, machines, self._rescued)
+        left = [f"it left {text}" for text in await gather.left_behind(self.cluster, self.spec, machines)]
         world_size = self.spec.topology().world_size
-        last = [max(one.step for one in records) for records in found.of.values() if records]
+        last = [max(record.step for record in records) for records in found.of.values() if records]
         steps = min(last, default=-1) + 1
         clean = self._undisturbed(steps)
         await start_recorded(control, clean, self.machines)
@@ -116,13 +130,68 @@ class OtherJob:
         reference, _ = await gather.records(self.cluster, clean, self.machines)
         compared = compare(reference.between(0, steps), found.between(0, steps), world_size)
         if not steps or compared.losses is None:
-            return [*said, "no loss of it could be compared"]
-        return [*said, *compared.losses[:5], *found.overlaps()]
+            return [*left, "none of its losses could be compared"]
+        return [*left, *compared.losses[:5], *found.overlaps()]
 
     def _undisturbed(self, steps: int) -> JobSpec:
-        """Run the same job without faults, at full speed, to the step that it reached."""
+        """The same job without faults and without delays, up to the step that this one reached."""
         args = list(self.spec.args)
         args[args.index("--steps") + 1] = str(max(steps, 1))
         at = args.index(PACE)
         del args[at : at + 2]
         return self.spec.model_copy(update={"name": f"{self.spec.name}-undisturbed", "args": args})
+
+
+class BothJobs:
+    """The soak's job and the second job.
+
+    Args:
+        job: The soak's job.
+        other: The second job; None: there is none.
+    """
+
+    def __init__(self, job: SoakJob, other: OtherJob | None) -> None:
+        self.job, self.other = job, other
+        self.second_job_gone: list[str] = []
+        """Machines of the second job that were lost since the last gate."""
+
+    async def strike_other(self, context: DrillContext, machine: str) -> str:
+        """Cut the power of a machine of the second job as soon as the soak's job loses one; returns the problem.
+
+        Args:
+            context: Context of the fault with which the soak's job loses a machine.
+            machine: ``m0`` is the second job's first machine; empty: do nothing.
+        """
+        self.second_job_gone = []
+        if not machine or self.other is None:
+            return ""
+        try:
+            await context.until(lambda: context.fired(STRIKE) is not None, STRIKE_LIMIT_S, "no machine was lost")
+            self.second_job_gone = [await self.other.lose(int(machine.removeprefix("m")))]
+        except ClusterError as error:
+            return f"a machine of the second job: {error}"
+        return ""
+
+    async def observe(self, seen: GateObservations, struck: Struck) -> None:
+        """Add which job has which machine, and the problems of the second job."""
+        jobs = [self.job.spec.name]
+        if self.other is not None:
+            seen.other = await self.other.await_running()
+            seen.other_ranks = self.other.spec.topology().world_size
+            jobs.append(self.other.spec.name)
+        out = [*struck.gone, *struck.away, *struck.second_job_gone]
+        seen.machines = await machines_seen(self.job.cluster, jobs, out)
+
+    async def put_back(self, contexts: list[DrillContext]) -> list[str]:
+        """Return the machines that left a job to the pool; returns problems with those that stay out of use."""
+        for off in [*(context.off for context in contexts), *([self.other.off] if self.other else [])]:
+            off.close()
+        for context in contexts:
+            await context.power_on()
+            if context.request.opening.holds_up_backups and context.request.opening.needs_network:
+                await await_healed(context)
+        if not await out_of_use(self.job.cluster):
+            return []
+        await put_back(contexts[0])
+        left = await out_of_use(self.job.cluster)
+        return [f"no machine is lost: {m.machine.name} does not come back: {m.place}, {m.fault}" for m in left]

@@ -1,4 +1,4 @@
-"""The plan of a soak: which faults strike the job at which step, alone, together, or within a recovery. Data."""
+"""The plan of a soak, as data: the faults that strike the job, alone, together, or within a recovery."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from everstep.model.topology import Topology
 from everstep.system import private_files as private
 
 FIRST_GATE = 10
-"""Step of the first gate: by then two checkpoints are on every disk."""
+"""Step of the first gate: two checkpoints are on every disk by then."""
 GAP = 20
-"""Steps from a gate to the next one: room for a fault that strikes twice, and for checkpoints on disk."""
+"""Number of steps between two gates: enough for a fault that strikes twice, and for checkpoints on disk."""
 LEAD = 5
-"""Steps from a gate to the fault."""
+"""Number of steps from a gate to the fault."""
 AFTER = 5
-"""Steps after the last gate."""
+"""Number of steps after the last gate."""
 
 How = Literal["alone", "together", "within"]
+"""How the faults of an episode meet: one fault, two at once, or one within the recovery from the other."""
 Setting = Literal["one job", "own jobs", "network"]
-"""Where an episode runs: within the long job, in a job of its own (``OWN_JOBS``), or on machines that have a network of
-their own, there too within a long job or in a job of its own."""
+"""Where an episode runs: in the long job, in a job of its own, or on machines with a network of their own."""
 
 
 class Sizes(BaseModel):
-    """Sizes of the job; by default there are several parallel groups of each kind."""
+    """Sizes of the job; by default it has several parallel groups of each kind."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,89 +52,91 @@ class Sizes(BaseModel):
         return self
 
     def topology(self) -> Topology:
-        """Which rank is where."""
+        """The topology of a job of these sizes."""
         return Topology.of(self.machines, self.ranks_per_machine, tp=self.tp, pp=self.pp)
 
 
 class Episode(BaseModel):
-    """One fault, or two that meet."""
+    """An episode: one fault, or two that meet."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    number: int = Field(ge=1, description="Its name: it stays when episodes around it are left out.")
+    number: int = Field(ge=1, description="Its number; it does not change when other episodes are left out.")
     how: How = "alone"
     faults: list[AnyFault] = Field(min_length=1, max_length=2)
     other: str = Field(
-        "", description="A machine of the second job, by its place there: lost for good at once with it."
+        "", description="A machine of the second job that is lost for good at the same time: m0 is its first."
     )
-    stage: str = Field("", description="within: the second strikes in this stage of the incident that the first opens,")
-    moment: str = Field("middle", description="… at this moment of it.")
+    stage: str = Field(
+        "", description="Of within: stage of the first fault's incident in which the second fault strikes."
+    )
+    moment: str = Field("middle", description="Of within: moment of this stage: begin, middle or end.")
 
     @model_validator(mode="after")
-    def _counts(self) -> Episode:
+    def _fits(self) -> Episode:
         if self.other and not any(fault.stays_away for fault in self.faults):
-            raise ValueError(f"episode {self.number}: a machine of the other job is lost only where one of this one is")
+            raise ValueError(f"episode {self.number}: other needs a fault with which a machine stays away")
         if (len(self.faults) == 1) != (self.how == "alone"):
-            raise ValueError(f"episode {self.number}: {self.how} does not go with {len(self.faults)} faults")
+            raise ValueError(f"episode {self.number}: {self.how} does not fit {len(self.faults)} faults")
         return self
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of its faults."""
+        """The names of its faults."""
         return tuple(fault.name for fault in self.faults)
 
     @property
     def setting(self) -> Setting:
-        """The setting in which it runs."""
+        """Where it runs."""
         if any(fault.needs_network for fault in self.faults):
             return "network"
         return "own jobs" if self.own_job else "one job"
 
     @property
     def own_job(self) -> bool:
-        """Whether it is a job of its own, and not a part of the long one."""
+        """Whether it runs in a job of its own, and not in the long job."""
         return any(fault.own_job for fault in self.faults)
 
     @property
     def meeting(self) -> str:
-        """Which kinds meet how, for counting: ``kill-rank within kill-machine``."""
+        """The meeting in words, for counts: ``kill-rank within kill-machine``."""
         if self.how == "together":
             return " with ".join(sorted(self.kinds))
         return f"{self.kinds[1]} within {self.kinds[0]}" if self.how == "within" else self.kinds[0]
 
 
 class SoakPlan(BaseModel):
-    """Episodes in order, and the job that they strike."""
+    """The episodes of a soak in order, and the sizes of the job that they strike."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int
     sizes: Sizes = Sizes()
-    standbys: int = Field(2, ge=0, description="Machines in the pool beside those of both jobs.")
-    other: int = Field(2, ge=0, description="Machines of a second job that runs beside; 0: there is none.")
-    workers: int = Field(1, ge=1, description="Worker processes; with 1 each kill of one stops all control.")
-    step_seconds: float = Field(0.2, ge=0, description="Shortest step: long enough for the backup of the one before.")
+    standbys: int = Field(2, ge=0, description="Machines in addition to those of both jobs.")
+    other: int = Field(2, ge=0, description="Machines of a second job; 0: there is none.")
+    workers: int = Field(1, ge=1, description="Worker processes; with 1, each kill stops all control.")
+    step_seconds: float = Field(0.2, ge=0, description="Shortest step, long enough for the backup of the previous one.")
     episodes: list[Episode] = Field(min_length=1)
 
     @property
     def faults(self) -> int:
-        """Number of faults."""
+        """The number of faults."""
         return sum(len(episode.faults) for episode in self.episodes)
 
     @property
     def steps(self) -> int:
-        """Length of the job."""
+        """The number of steps of the job."""
         return self.gate(len(self.episodes)) + AFTER
 
     def gate(self, index: int) -> int:
-        """Step at which the job waits before the episode at that place; of the number of episodes: the last gate."""
+        """The step of the gate before the episode with this index; after the last episode there is one more gate."""
         return FIRST_GATE + GAP * index
 
     def request(self, index: int, position: int) -> DrillRequest:
-        """A fault of an episode with all that an injector needs: the job's sizes and the step."""
+        """The request of a drill for one fault: that at ``position`` in the episode with this index."""
         episode = self.episodes[index]
         first, fault = episode.faults[0], episode.faults[position]
-        if isinstance(first, UpdateFault):  # the losses of the whole run are held against one without updates
+        if isinstance(first, UpdateFault):  # losses are compared with a run without updates
             first = first.model_copy(update={"neutral": True})
         if position == 0:
             fault = first
@@ -149,7 +151,7 @@ class SoakPlan(BaseModel):
         )
 
     def parts(self) -> list[tuple[Setting, SoakPlan]]:
-        """The episodes by setting, in the order in which they come: each part has a cluster of its own."""
+        """The plan split by setting; each part has a cluster of its own."""
         by_setting = {episode.setting: episode for episode in self.episodes}
         return [
             (setting, self.only({episode.number for episode in self.episodes if episode.setting == setting}))
@@ -158,39 +160,39 @@ class SoakPlan(BaseModel):
         ]
 
     def only(self, numbers: Collection[int]) -> SoakPlan:
-        """A plan with only some of the episodes."""
+        """The plan with only the episodes of these numbers."""
         return self.model_copy(update={"episodes": [episode for episode in self.episodes if episode.number in numbers]})
 
     def check(self) -> None:
-        """Refuse what makes no sense in a plan that was written by hand.
+        """Refuse a plan, written by hand, that makes no sense.
 
         Raises:
-            ConfigError: a fault, or an option of one, does not exist, or two episodes have one number.
+            ConfigError: an episode makes no sense, or two episodes have the same number.
         """
         numbers = [episode.number for episode in self.episodes]
         if again := {number for number in numbers if numbers.count(number) > 1}:
             raise ConfigError(f"the plan has episode {min(again)} twice")
         for index, episode in enumerate(self.episodes):
             if episode.how == "within" and not (episode.stage or isinstance(episode.faults[1], ControlFault)):
-                raise ConfigError(f"episode {episode.number}: 'within' needs a stage")
+                raise ConfigError(f"episode {episode.number}: within needs a stage")
             if episode.other and episode.other not in machine_names(self.other):
                 raise ConfigError(f"episode {episode.number}: the other job has no machine {episode.other}")
             for position in range(len(episode.faults)):
                 try:
-                    check_sense(self.request(index, position))  # what this machine cannot do is left out, and listed
+                    check_sense(self.request(index, position))  # faults that cannot be injected here are left out later
                 except ConfigError as error:
                     raise ConfigError(f"episode {episode.number}: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Write it to a file, whole or not at all."""
+        """Write the plan to a file, atomically."""
         private.replace(path, (self.model_dump_json(exclude_unset=True, indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> SoakPlan:
-        """Read it from a file.
+        """Read a plan from a file.
 
         Raises:
-            ConfigError: it is not there, or no plan.
+            ConfigError: the file cannot be read, or is no plan.
         """
         try:
             return cls.model_validate_json(path.read_text())

@@ -1,38 +1,38 @@
-"""Fewer episodes that still lead to a violation: the last one alone, then ever more of those before it. Pure."""
+"""Searches for fewer episodes of a soak that still lead to a violation. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
 Fails = Callable[[Sequence[int]], Awaitable[bool]]
-"""Whether a soak of these episodes, by number, is violated too."""
+"""Whether a soak of the episodes with these numbers has a violation too."""
 
 
 async def reduced(numbers: Sequence[int], fails: Fails, *, tries: int) -> list[int]:
-    """The shortest list found of episodes that still fail, the last of them last.
+    """The shortest list of episodes that was found to fail.
 
-    The last episode is where the violation was seen, so it stays. Most need nothing
-    else, so it is tried alone, then with the one before it, and so on in steps that
-    double; of the first list that fails ever smaller parts are left out (delta debugging).
+    The violation was seen in the last episode, which therefore stays in every list. It is first tried alone, then with
+    one episode before it, with two, with four, and so on. From the first list that fails, ever smaller parts are left
+    out (delta debugging).
 
     Args:
-        numbers: those that led to the violation, in order.
-        fails: runs a soak of some of them.
-        tries: how many runs at most.
+        numbers: Numbers of the episodes that led to the violation, in order.
+        fails: Runs a soak of some of them.
+        tries: Most runs.
     """
     *before, last = numbers
     kept, tried = list(before), 0
 
-    async def enough(some: Sequence[int]) -> bool:
+    async def fail(earlier: Sequence[int]) -> bool:
         nonlocal tried
         tried += 1
-        return await fails([*some, last])
+        return await fails([*earlier, last])
 
     length = 0
     while tried < tries and length < len(before):
-        some = before[len(before) - length :]
-        if await enough(some):
-            kept = some
+        newest = before[len(before) - length :]
+        if await fail(newest):
+            kept = newest
             break
         length = max(1, length * 2)
     part = max(1, len(kept) // 2)
@@ -40,7 +40,7 @@ async def reduced(numbers: Sequence[int], fails: Fails, *, tries: int) -> list[i
         start = 0
         while start < len(kept) and tried < tries:
             without = kept[:start] + kept[start + part :]
-            if await enough(without):
+            if await fail(without):
                 kept = without
             else:
                 start += part

@@ -1,4 +1,4 @@
-"""The results of a soak, as text and as JSON."""
+"""Shows the results of a soak, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from soaks.result import EpisodeResult, SoakResult
 
 
 def each(episode: EpisodeResult, result: SoakResult) -> None:
-    """One line about an episode that is over, and where the soak is."""
+    """Print a line about an episode that is over, and the soak's progress."""
     figures = result.summary()
     median, worst = figures["recovered_s_median"], figures["recovered_s_max"]
     times = "" if median is None else f", recoveries: median {median:.1f} s, worst {worst:.1f} s"
@@ -24,7 +24,7 @@ def each(episode: EpisodeResult, result: SoakResult) -> None:
 
 
 def outcome(episode: EpisodeResult) -> str:
-    """The outcome of an episode as text."""
+    """The outcome of an episode in words."""
     if episode.violations:
         return "VIOLATED: " + "; ".join(episode.violations)
     if episode.not_fired:
@@ -36,7 +36,7 @@ def outcome(episode: EpisodeResult) -> str:
 
 
 def as_json(result: SoakResult) -> str:
-    """The result as one JSON object: the episodes, the figures of the whole, and counts by kind."""
+    """The result as one JSON object: the episodes, the figures of the soak, and counts by kind of fault."""
     by_kind = {
         kind: {"tried": tried, "survived": result.survived[kind]} for kind, tried in sorted(result.tried.items())
     }
@@ -55,12 +55,12 @@ def show(result: SoakResult, folder: Path) -> None:
     figures = result.summary()
     out.print(
         f"{figures['faults_survived']} of {figures['faults_tried']} faults survived, of {result.planned} planned; "
-        f"{figures['not_fired']} did not fire; {figures['meetings']} ways to meet; seed {result.seed}"
+        f"{figures['not_fired']} did not fire; {figures['meetings']} different meetings; seed {result.seed}"
     )
     if result.times:
         out.print(f"recoveries: median {figures['recovered_s_median']} s, worst {figures['recovered_s_max']} s")
     if result.stopped:
-        out.print(f"ended early: {result.stopped}; go on with: python -P -m soaks soak --resume {folder}")
+        out.print(f"ended early: {result.stopped}; resume it with: python -P -m soaks soak --resume {folder}")
     for kind, reason in result.left_out.items():
         out.print(styled(f"  left out   {kind}: {reason}", "dim"), soft_wrap=True)
     for episode in result.episodes:
@@ -73,10 +73,10 @@ def show(result: SoakResult, folder: Path) -> None:
     if result.reduced:
         episodes = ", ".join(map(str, result.reduced))
         out.print(
-            f"violated too by episodes {episodes} alone: python -P -m soaks soak --plan {folder / 'reduced.json'}"
+            f"episodes {episodes} alone have a violation too: python -P -m soaks soak --plan {folder / 'reduced.json'}"
         )
-        met = {episode.number: episode.meeting for episode in result.episodes}
+        meetings = {episode.number: episode.meeting for episode in result.episodes}
         for number in result.reduced:
-            out.print(f"  episode {number}: {met.get(number, 'of the network')}")
+            out.print(f"  episode {number}: {meetings.get(number, 'needs the network')}")
     for line in drill.commands(result.kept, before=result.prefix):
         out.print(f"  {line}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The results of a soak: data for ``--json``, for resuming and for the report."""
+"""The results of a soak as data: for ``--json``, for the report, and for a soak that is resumed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class EpisodeResult(BaseModel):
     meeting: str
     kinds: list[str]
     steps: tuple[int, int] = (0, 0)
-    """The steps of its gate and of the next gate."""
-    not_fired: list[str] = Field(default_factory=list, description="Faults of it that did not fire, and why.")
+    """Step of its gate, and of the next gate."""
+    not_fired: list[str] = Field(default_factory=list, description="Its faults that did not fire, with the reasons.")
     recovered_s: float | None = None
-    """Seconds from the first fault to the step that all ranks completed after the last incident; None: no incident."""
+    """Time from the first fault until all ranks completed a step after the last incident; None: no incident."""
     steps_lost: int = 0
     incidents: list[str] = Field(default_factory=list)
     violations: list[str] = Field(default_factory=list)
     seconds: float = 0.0
-    """Seconds from opening the gate to the observation at the next gate."""
+    """Time from opening the gate until the observations at the next gate."""
 
     @property
     def survived(self) -> bool:
@@ -37,7 +37,7 @@ class EpisodeResult(BaseModel):
 
 
 class PartResult(BaseModel):
-    """The end of all episodes of one setting: the job's last state, and what is left of the cluster, were looked at."""
+    """The end of all episodes of one setting, with the violations after the job and the cluster ended."""
 
     setting: Setting
     violations: list[str] = Field(default_factory=list)
@@ -50,15 +50,19 @@ class SoakResult(BaseModel):
     planned: int
     """Number of faults in the plan."""
     episodes: list[EpisodeResult] = Field(default_factory=list)
-    violations: list[str] = Field(default_factory=list, description="Of the whole: at the end, or at the cluster's.")
+    violations: list[str] = Field(
+        default_factory=list, description="Violations after the end of a job or of a cluster."
+    )
     stopped: str = ""
-    """Why it ended before its plan; empty: it ran the whole plan."""
-    left_out: dict[str, str] = Field(default_factory=dict, description="Kinds of fault that no soak here draws.")
+    """Why the soak ended early; empty: it ran the complete plan."""
+    left_out: dict[str, str] = Field(
+        default_factory=dict, description="Kinds of fault that are left out, with the reasons."
+    )
     kept: str = ""
-    """The cluster that was left up after a violation."""
+    """Folder of the cluster that is left up after a violation."""
     prefix: str = ""
-    """Prefix that commands need to reach it; empty: none."""
-    reduced: list[int] = Field(default_factory=list, description="Numbers of the episodes that are enough for it.")
+    """Text that a user has to put before a command so that it reaches this cluster."""
+    reduced: list[int] = Field(default_factory=list, description="Numbers of fewer episodes that have a violation too.")
 
     @property
     def ok(self) -> bool:
@@ -67,21 +71,21 @@ class SoakResult(BaseModel):
 
     @property
     def tried(self) -> Counter[str]:
-        """Kind → faults of it that were tried."""
+        """Kind of fault → number of its faults that were tried."""
         return Counter(kind for episode in self.episodes for kind in episode.kinds)
 
     @property
     def survived(self) -> Counter[str]:
-        """Kind → faults of it in episodes that fired whole and violated nothing."""
+        """Kind of fault → number of its faults in episodes that were survived."""
         return Counter(kind for episode in self.episodes if episode.survived for kind in episode.kinds)
 
     @property
     def times(self) -> list[float]:
-        """Times of recoveries, sorted, seconds."""
+        """Durations of the recoveries, sorted, seconds."""
         return sorted(episode.recovered_s for episode in self.episodes if episode.recovered_s is not None)
 
     def summary(self) -> dict[str, object]:
-        """The figures of the whole."""
+        """The figures of the complete soak."""
         times = self.times
         return {
             "faults_tried": self.tried.total(),
@@ -97,29 +101,29 @@ class SoakResult(BaseModel):
 
 
 class Journal:
-    """A file with one line for each finished episode, so that a killed soak can resume."""
+    """A file with one line for each finished episode, so that a killed soak can be resumed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> tuple[list[EpisodeResult], list[PartResult]]:
-        """Read the finished episodes. A torn last line is removed, so that lines can be added."""
+        """Read the finished episodes and parts. An incomplete last line is removed, so that lines can be added."""
         if not self.path.exists():
             return [], []
-        whole, _, torn = self.path.read_text().rpartition("\n")
+        complete, _, torn = self.path.read_text().rpartition("\n")
         if torn:
-            private.replace(self.path, f"{whole}\n" if whole else "")
-        rows = [json.loads(line) for line in whole.splitlines()]
+            private.replace(self.path, f"{complete}\n" if complete else "")
+        rows = [json.loads(line) for line in complete.splitlines()]
         parts = [PartResult.model_validate(row) for row in rows if "setting" in row]
         episodes = {row["number"]: EpisodeResult.model_validate(row) for row in rows if "setting" not in row}
-        return list(episodes.values()), parts  # for an episode that was run again, the later line counts
+        return list(episodes.values()), parts  # of an episode that was run twice, the later line counts
 
     def add(self, part: EpisodeResult | PartResult) -> None:
-        """Record that an episode, or all episodes of a setting, are over."""
+        """Add a finished episode, or the end of a part."""
         with self.path.open("a") as file:
             file.write(part.model_dump_json() + "\n")
 
 
-def undisturbed(episode: Episode) -> EpisodeResult:
-    """The result of an episode of which nothing is known yet."""
+def no_result(episode: Episode) -> EpisodeResult:
+    """The result of an episode before it runs."""
     return EpisodeResult(number=episode.number, meeting=episode.meeting, kinds=list(episode.kinds))

@@ -1,17 +1,16 @@
-"""The sweep: the worker killed at every event of an incident's history in turn.
+"""The sweep: kills the worker at every event of an incident's history in turn.
 
-One cluster with a single worker, so that each kill is the death of the whole control plane but Temporal; one short job
-per event n. In each a rank is killed, a machine is lost for good or computes wrongly and another one takes its place,
-or its code is updated; and while the incident is under way the worker dies as soon as it can know that event n is
-durable (``drills/inject/control_plane.py`` says exactly when). Its supervisor starts it again. What must be the same
-each time: the decision, the outcome, one incident, nothing lost but the step under way, losses equal bit for bit, no
-rank twice, nothing left behind.
+A cluster with a single worker runs one short job for each event n, so that each kill stops the complete control plane
+except Temporal. The job meets a fault: a rank is killed, a machine is lost for good or computes wrongly, or the code is
+updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
+(``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the outcome must be
+the same: one incident, no step lost but the one under way, losses equal bit for bit, no rank with two copies, nothing
+left behind.
 
-What is swept: all events that the incident's history, or its replay's, has when
-nobody dies, and on to its last one where it is longer. For each, the row tells where the worker was
-hit and which event was the newest durable one at that moment. Temporal writes several events in one
-transaction, and between those nobody can die (``drills/observe/transactions.py``): a kill is in time
-for all events of the transaction that was the newest. One that came later is tried again.
+The sweep covers all events of the incident's history, or of its replay's history, up to the last one of the longest
+run. Temporal writes several events in one transaction, and no worker can die between them
+(``drills/observe/transactions.py``). So a kill is in time for all events of the transaction that was the newest. A kill
+that was late is repeated.
 """
 
 from __future__ import annotations
@@ -54,34 +53,33 @@ SWEPT: dict[str, dict[str, Any]] = {
         "steps": 40,
     },
 }
-"""Whose incident is swept → the fault that opens it; a rollback comes with the incident that brought the version.
-A job that is updated has to live until another worker has come."""
+"""Name of a sweep → the fault that opens the swept incident, and sizes of the job. An updated job has more steps,
+since it must run until the worker has started again."""
 TRIES = 3
-"""Most runs for one event, if a kill was late or the run's history did not have the event."""
-
+"""Most runs for one event, if the kill was late or the history of the run did not have the event."""
 CLOSES = (EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW)
-"""Last events of a run's history."""
+"""Types of the last event of a history."""
 
 
 class SweepRow(BaseModel):
-    """The result of one kill."""
+    """The result of the kill at one event."""
 
     event: int
     kind: str
-    """Type of that event."""
+    """Type of the event."""
     place: str = ""
-    """The place in the worker at which it was killed."""
+    """The check of ``drills/inject/control_plane.py`` that killed the worker."""
     events: int = 0
-    """Length of this run's history: a task that takes what two others took apart makes it shorter."""
+    """Number of events in this run's history; it varies, since a workflow task may process several results."""
     newest: int | None = None
-    """Newest durable event at that moment; None: not known."""
+    """Newest durable event at the kill; None: not known."""
     since: int | None = None
-    """From that event until it no worker did anything: the first of its transaction."""
+    """First event after which no worker did anything until ``newest``: the first one of its transaction."""
     closes: bool = False
-    """Whether that is the history's last."""
+    """Whether ``newest`` is the last event of the history."""
     in_time: bool = False
-    """Whether the event lies between those two; or is an activity's start, which the server writes down
-    with its end, and the worker was hit before that end was reported."""
+    """Whether the event is one from ``since`` to ``newest``, or the start of an activity, which is written together
+    with its end, and the worker was killed before that end was reported."""
     decision: str = ""
     outcome: str = ""
     recovered_s: float | None = None
@@ -90,11 +88,10 @@ class SweepRow(BaseModel):
 
 
 class SweepResult(BaseModel):
-    """All kills of a sweep."""
+    """The result of a sweep."""
 
     events: int
-    """Length of the history when nobody dies, or longer: one task may take the results of two activities, and where
-    each came alone there are more."""
+    """Number of events in the longest history."""
     decision: str
     outcome: str
     rows: list[SweepRow]
@@ -102,12 +99,12 @@ class SweepResult(BaseModel):
 
     @property
     def late(self) -> list[int]:
-        """The events at which no worker was killed in time, each time that it was tried."""
+        """The events at which no worker was killed in time."""
         return [row.event for row in self.rows if not row.in_time]
 
     @property
     def ok(self) -> bool:
-        """Whether decision and outcome were equal at each event, and nothing was left."""
+        """Whether decision and outcome were the same at each event, and nothing was left behind."""
         same = all(row.ok and (row.decision, row.outcome) == (self.decision, self.outcome) for row in self.rows)
         return bool(self.rows) and same and not self.leaked
 
@@ -126,15 +123,15 @@ async def run_sweep(
 
     Args:
         first: Number of the first event.
-        last: Of the last one; None: until a worker was killed at the history's last.
-        every: Only every so many.
-        workers: Of the cluster.
-        of: What is swept, one of ``SWEPT``.
-        say: Takes a line for each step.
-        each: Takes each row.
+        last: Number of the last event.
+        every: Only every N-th event is swept.
+        workers: Number of worker processes.
+        of: A key of ``SWEPT``.
+        say: Shows lines of progress.
+        each: Gets each row.
 
     Raises:
-        ClusterError: the cluster does not come up, or the job does not recover when no worker dies.
+        ClusterError: the cluster does not come up, or the job does not recover even without a kill.
     """
     options = JOB | SWEPT[of]
     cluster = DrillCluster(machines=options["machines"], standbys=options["standbys"], workers=workers, say=say)
@@ -142,7 +139,7 @@ async def run_sweep(
         references = References()
         clean = await Drill(cluster, drill_request(**options), references).run()
         if not clean.ok:
-            raise ClusterError(f"the job does not recover even when no worker dies: {'; '.join(clean.problems)}")
+            raise ClusterError(f"the job does not recover even without a kill: {'; '.join(clean.problems)}")
         events = len(await history(cluster, drill_request(**options).opening.swept(clean.job)))
         decision, outcome = await signature(cluster, clean)
         result = SweepResult(events=events, decision=decision, outcome=outcome, rows=[])
@@ -153,9 +150,9 @@ async def run_sweep(
             for _ in range(TRIES):
                 row = await _row(cluster, await Drill(cluster, request, references).run(), request)
                 _compare(row, decision, outcome)
-                if row.in_time or not _missed_only(row, result):
+                if row.in_time or not _only_missed(row, result):
                     break
-                say(f"event {event}: {_missed(row)}; again")
+                say(f"event {event} is repeated: {_why_missed(row)}")
             result.rows.append(row)
             each(row)
             if row.newest is not None:
@@ -184,7 +181,7 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
     )
     if mark and mark.get("newest"):
         place, newest = str(mark["place"]), max(int(mark["newest"]), written_by(found, mark["time_ns"]))
-        since = newest  # a configured server's store cannot be read
+        since = newest  # the store of another server cannot be read
         if cluster.file.database.exists():
             begins = transactions.begins(cluster.file.database, await _run_id(cluster, request.opening.swept(run.job)))
             since = transactions.since(found, begins, newest)
@@ -193,26 +190,26 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
         row.closes = found[newest - 1].event_type in CLOSES
     else:
         row.ok = False
-        row.problems.append("nobody knows where the worker was hit")
+        row.problems.append("there is no mark of the kill")
     return row
 
 
 def _compare(row: SweepRow, decision: str, outcome: str) -> None:
     if row.ok and (row.decision, row.outcome) != (decision, outcome):
         row.ok = False
-        row.problems.append(f"{row.decision}; {row.outcome}, and expected {decision}; {outcome}")
+        row.problems.append(f"{row.decision}; {row.outcome}; expected: {decision}; {outcome}")
 
 
-def _missed_only(row: SweepRow, result: SweepResult) -> bool:
+def _only_missed(row: SweepRow, result: SweepResult) -> bool:
     """Whether the only problem is that the kill was late, or that the history did not have the event."""
     ended = row.newest is None and row.events < row.event
     return row.ok or (ended and (row.decision, row.outcome) == (result.decision, result.outcome))
 
 
-def _missed(row: SweepRow) -> str:
+def _why_missed(row: SweepRow) -> str:
     if row.newest is None:
-        return f"this history ended after {row.events} events"
-    return f"the worker was hit after event {row.newest}"
+        return f"the history ended after {row.events} events"
+    return f"the worker was killed after event {row.newest}"
 
 
 async def _run_id(cluster: DrillCluster, workflow_id: str) -> str:
@@ -226,17 +223,17 @@ async def history(cluster: DrillCluster, workflow_id: str) -> list[HistoryEvent]
 
 
 def written_by(events: list[HistoryEvent], time_ns: int) -> int:
-    """Number of the newest event that was written by then; an activity's start is written with its end."""
+    """Number of the newest event that was written at a time, without starts of activities, which are written later."""
     started = EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED
     before = (e.event_id for e in events if e.event_type != started and e.event_time.ToNanoseconds() <= time_ns)
     return max(before, default=0)
 
 
 async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
-    """The facts that must be equal after each kill: decision and outcome, without times and places."""
+    """Decision and outcome of a run, in words that must be equal after each kill."""
     found = [incident.report for incident in await incidents(cluster, run.job) if incident.report]
     decision = " / ".join(_decision(report) for report in found)
-    # A loss that is not finite is seen some steps later, by looks at their own pace; the drill's judge bounds them.
+    # A loss that is not finite is detected some steps later; the judge of drills limits how many.
     symptoms = {failure.symptom for report in found for failure in report.failures}
     within = run.steps_lost in (0, 1) or Symptom.NOT_FINITE in symptoms
     lost = "steps lost within the limit" if within else f"{run.steps_lost} steps lost"
@@ -252,5 +249,5 @@ def _decision(report: IncidentReport) -> str:
 
 
 def kind_name(kind: EventType.ValueType) -> str:
-    """``ActivityTaskScheduled`` for EVENT_TYPE_ACTIVITY_TASK_SCHEDULED."""
+    """The name of a type of event, such as ``ActivityTaskScheduled``."""
     return EventType.Name(kind).removeprefix("EVENT_TYPE_").title().replace("_", "")

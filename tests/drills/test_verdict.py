@@ -185,8 +185,8 @@ def test_what_no_replay_shows_parks_is_told_and_has_nobody_leave() -> None:
     said = "replay: not reproduced on groups of 2 machines in 4 runs: … is missed with probability 0.062, and …"
     parked = facts(outcome="failed", parked=True, incidents=[], texts=[said])
     assert judge(request, SPEC, parked).ok
-    untold = replace(parked, texts=["replay: not reproduced on groups of 2 machines"])
-    assert judge(request, SPEC, untold).problems == [
+    unreported = replace(parked, texts=["replay: not reproduced on groups of 2 machines"])
+    assert judge(request, SPEC, unreported).problems == [
         "no incident gives the reason for parking: not reproduced on groups of, is missed with probability"
     ]
     assert not judge(request, SPEC, replace(parked, parked=False)).ok

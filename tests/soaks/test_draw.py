@@ -1,4 +1,4 @@
-"""What a soak draws: the same from the same seed, everything that can meet, and nothing that cannot fire."""
+"""The drawing of plans: equal seeds draw equal plans, with all meetings of faults and no fault that cannot fire."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_plan_is_checked_without_asking_the_machine_what_it_can_do(monkeypatch
         ({"faults": [{"fault": "kill-rank", "ranks": [99]}]}, "episode 1: --rank 99 does not exist"),
         ({"faults": [{"fault": "kill-machine", "machine": "m9"}]}, "episode 1: --machine m9 does not exist"),
         ({"number": 2, "faults": [{"fault": "raise"}]}, "episode 2 twice"),
-        ({"how": "within", "faults": [{"fault": "raise"}, {"fault": "kill-machine"}]}, "'within' needs a stage"),
+        ({"how": "within", "faults": [{"fault": "raise"}, {"fault": "kill-machine"}]}, "within needs a stage"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -135,7 +135,7 @@ def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str
         ('{"seed": 1, "episodes": []}', "at least 1"),
         (
             '{"seed": 1, "episodes": [{"number": 1, "how": "within", "faults": [{"fault": "spin"}]}]}',
-            "does not go with 1",
+            "does not fit 1",
         ),
         (
             '{"seed": 1, "sizes": {"tp": 3}, "episodes": [{"number": 1, "faults": [{"fault": "spin"}]}]}',
@@ -171,9 +171,9 @@ def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
         ({"only": ["kill-rnk"]}, "did you mean 'kill-rank'"),
         ({"only": ["slow-machine"]}, "no soak draws it: takes two minutes"),
         ({"sizes": {"machines": 3, "ranks_per_machine": 1, "tp": 2, "pp": 1}}, "cannot be split"),
-        ({"only": ["kill-worker"]}, "name one with --only too"),
+        ({"only": ["kill-worker"]}, "add one with --only"),
         ({"only": ["bitflip"], "sizes": THREE}, "the job has 3 machines, and needs 4"),
-        ({"sizes": {"machines": 1, "ranks_per_machine": 4, "tp": 2, "pp": 2}}, "needs two machines"),
+        ({"sizes": {"machines": 1, "ranks_per_machine": 4, "tp": 2, "pp": 2}}, "two machines or more"),
         ({"resume": tmp_path / "nowhere"}, "not the folder of a soak"),
         ({"plan": tmp_path / "nowhere"}, "cannot be read"),
     ):
@@ -182,5 +182,5 @@ def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
     folder.mkdir()
     plan.write(folder / "plan.json")
     assert choose(tmp_path, resume=folder, seed=99) == (plan, folder)
-    with pytest.raises(ConfigError, match="go on with --resume"):
+    with pytest.raises(ConfigError, match="resume it with --resume"):
         choose(tmp_path)

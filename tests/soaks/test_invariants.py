@@ -1,8 +1,10 @@
-"""Each invariant holds on a good look and is violated by what it is about."""
+"""Each invariant holds for good observations, and is violated if its part of them is wrong."""
 
 from __future__ import annotations
 
 import mmap
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +25,10 @@ from everstep.model.incident import Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary
 from everstep.model.version import JobVersion, VersionStatus
-from soaks import look
+from soaks import observe
 from soaks.invariants import INVARIANTS, WARM_UP, Baseline, Struck, learn, may_cost, violations
-from soaks.look import ClusterProcess, GateLook, files, task_failed, unheld
 from soaks.machines import MachinesSeen
+from soaks.observe import ClusterProcess, GateObservations, descriptors, files, is_failed_task, unheld
 from soaks.plan import GAP, Sizes
 
 SPEC = JobSpec(
@@ -71,10 +73,10 @@ def job_report(**changes: Any) -> JobReport:
     return JobReport.model_construct(**(given | changes))
 
 
-def good() -> GateLook:
+def good() -> GateObservations:
     named = ["supervisor", "temporal", "template", "worker-0", "worker-1", *(f"agent-m{n}" for n in range(4))]
     names = [*named, *["store"] * 2, *["rank"] * 6, *["fork server"] * 4]
-    return GateLook(
+    return GateObservations(
         STEP,
         processes=[ClusterProcess(100 + number, name, 80.0, 20) for number, name in enumerate(names)],
         files={"m0/soak-01/report-0": 2, "m0/soak-01/checkpoint-0": 1},
@@ -87,7 +89,7 @@ def good() -> GateLook:
         comparison=Comparison(losses=[]),
         redone=1,
         machines=seen_machines(),
-        beside=2,
+        other_ranks=2,
     )
 
 
@@ -118,43 +120,43 @@ HANG = Failure(generation=1, step=35, symptom=Symptom.HANG, cause="hang")
 STRUCK = Struck((KILL,), (), GATE, gone=["m1"])
 
 
-def known() -> Baseline:
+def warm() -> Baseline:
     found = Baseline()
     for _ in range(WARM_UP + 1):
         learn(good(), found)
     return found
 
 
-def test_a_good_look_violates_nothing() -> None:
-    assert violations(good(), STRUCK, SPEC, known()) == []
+def test_good_observations_violate_nothing() -> None:
+    assert violations(good(), STRUCK, SPEC, warm()) == []
 
 
-def with_process(name: str, **changes: Any) -> Callable[[GateLook], None]:
-    def change(seen: GateLook) -> None:
+def with_process(name: str, **changes: Any) -> Callable[[GateObservations], None]:
+    def change(seen: GateObservations) -> None:
         seen.processes = [replace(one, **changes) if one.name == name else one for one in seen.processes]
 
     return change
 
 
-def more(name: str) -> Callable[[GateLook], None]:
+def more(name: str) -> Callable[[GateObservations], None]:
     return lambda seen: seen.processes.append(ClusterProcess(999, name, 1.0, 1))
 
 
-def put(**fields: Any) -> Callable[[GateLook], None]:
-    def change(seen: GateLook) -> None:
+def put(**fields: Any) -> Callable[[GateObservations], None]:
+    def change(seen: GateObservations) -> None:
         for name, value in fields.items():
             setattr(seen, name, value)
 
     return change
 
 
-WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
-    ("stands at the gate", put(newest=STEP + 1)),
+WRONG: list[tuple[str, Callable[[GateObservations], None]]] = [
+    ("all ranks are at the gate", put(newest=STEP + 1)),
     ("losses are equal", put(comparison=Comparison(losses=["rank 1 has another loss at step 33"]))),
     ("losses are equal", put(comparison=None)),
     ("losses are equal", put(comparison=Comparison())),
-    ("versions are what ran", put(other_versions=["v1 is recorded, and v2 ran in generation 2: step 21"])),
-    ("versions are what ran", put(versions=[JobVersion(number=2, status=VersionStatus.PENDING)])),
+    ("recorded versions ran", put(other_versions=["v1 is recorded, and v2 ran in generation 2: step 21"])),
+    ("recorded versions ran", put(versions=[JobVersion(number=2, status=VersionStatus.PENDING)])),
     ("one copy of a rank", put(copies=1)),
     ("one copy of a rank", put(blind_s=11.0)),
     ("processes are those of the job", more("rank")),
@@ -172,16 +174,16 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("no semaphore is left", put(unheld={"/dev/shm/sem.mp-1"})),
     ("disk does not fill up", put(disk_folders=8)),
     ("disk does not fill up", put(mounts=["/tmp/x"])),
-    ("copies are where they belong", put(unsettled="step 50 was not backed up within 20 s")),
+    ("copies are where they belong", put(missing_copies="step 50 was not backed up within 20 s")),
     ("incidents are few and closed", put(incidents=[closed(), closed(lost_steps=0)])),
     ("incidents are few and closed", put(incidents=[IncidentFacts("incident/soak-01/0001", 1, None)])),
-    ("crashes are noticed as crashes", put(incidents=[closed(failures=[HANG])])),
+    ("crashes are reported as crashes", put(incidents=[closed(failures=[HANG])])),
     ("steps lost are few", put(incidents=[closed(lost_steps=2)], redone=2)),
     ("steps lost are few", put(incidents=[closed(lost_steps=None)])),
     ("steps lost are few", put(incidents=[closed(resume_step=-1)])),
     ("steps lost are few", put(redone=3)),
     ("steps lost are few", put(redone=None)),
-    ("what was struck is back", put(untold=["kill-agent of m1: it did not come back"])),
+    ("struck parts are back", put(unreported=["kill-agent of m1: it did not come back"])),
     ("steps lost are few", put(incidents=[closed(resume_step=GATE - 1)])),
     ("workflows do not fail", put(failed_tasks=["event 7: nondeterminism"])),
     ("histories are short", put(history_events=10_241)),
@@ -199,7 +201,7 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
     ("no machine is lost", put(machines=seen_machines(m7="soak-01"))),
     ("no machine is lost", put(machines=seen_machines(m7="another-01"))),
     ("the right machines left", put(incidents=[gone("m1", "m3")])),
-    ("the other job goes on", put(other=["it is parked for 60 s"])),
+    ("the second job runs", put(other=["it does not run within 60 s"])),
     ("status is true", put(report=None, silent="no worker answers")),
     ("status is true", put(report=job_report(status="recovering"))),
     ("status is true", put(report=job_report(step=STEP - 1))),
@@ -217,26 +219,26 @@ WRONG: list[tuple[str, Callable[[GateLook], None]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
-def test_what_is_wrong_is_named(name: str, change: Callable[[GateLook], None]) -> None:
+def test_what_is_wrong_is_named(name: str, change: Callable[[GateObservations], None]) -> None:
     seen = good()
     change(seen)
-    found = violations(seen, STRUCK, SPEC, known())
+    found = violations(seen, STRUCK, SPEC, warm())
     assert found and all(text.startswith(f"{name}: ") for text in found)
 
 
 def test_who_is_gone_has_to_leave_the_job() -> None:
     seen = good()
     stays = Struck((KILL,), (), GATE, gone=["m1", "m2"])
-    said = "the right machines left: m2 is gone, and the job has it still"
-    assert violations(seen, stays, SPEC, known()) == [said]
+    said = "the right machines left: m2 is lost, and the job still has it"
+    assert violations(seen, stays, SPEC, warm()) == [said]
 
 
 def test_one_machine_of_two_jobs_is_told_by_everybody() -> None:
     seen = good()
     seen.machines = seen_machines(jobs={"other-01": ["m4", "m3"]})
-    found = violations(seen, STRUCK, SPEC, known())
+    found = violations(seen, STRUCK, SPEC, warm())
     assert "no machine is leased twice: soak-01 and other-01 both have m3" in found
-    assert any("the pool keeps m4, m6 for it" in text for text in found)
+    assert any("the pool leases it m4, m6" in text for text in found)
 
 
 def test_what_was_away_for_long_may_have_left() -> None:
@@ -246,8 +248,8 @@ def test_what_was_away_for_long_may_have_left() -> None:
         seen_machines(m2="quarantined", jobs={"soak-01": ["m0", "m5", "m7", "m3"]}, m7="soak-01"),
     )
     seen.machines.ranks |= {"m7": ["soak-01"], "m2": []}
-    assert violations(seen, Struck((KILL,), (), GATE, gone=["m1"], away=["m2"]), SPEC, known()) == []
-    assert len(violations(seen, STRUCK, SPEC, known())) == 2
+    assert violations(seen, Struck((KILL,), (), GATE, gone=["m1"], away=["m2"]), SPEC, warm()) == []
+    assert len(violations(seen, STRUCK, SPEC, warm())) == 2
 
 
 @pytest.mark.parametrize(("was", "right"), [("standby", True), ("soak-01", False)])
@@ -277,7 +279,7 @@ def test_a_good_version_runs_at_the_gate_and_a_bad_one_does_not(fault: str, stat
     seen = good()
     seen.versions = [JobVersion(number=2, status=VersionStatus(status))]
     struck = Struck((request(fault),), (), GATE, gone=["m1"])
-    assert (violations(seen, struck, SPEC, known()) == []) is right
+    assert (violations(seen, struck, SPEC, warm()) == []) is right
 
 
 ONE, NOTHING = Promise(1, "placed"), Promise(None, "owner and peer")
@@ -339,12 +341,12 @@ def test_semaphores_that_nobody_holds_are_found(tmp_path: Path) -> None:
 
 async def test_a_semaphore_that_is_freed_soon_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([{"a", "before", "soon"}, {"a", "before"}])
-    monkeypatch.setattr(look, "unheld", lambda: next(looks))
-    monkeypatch.setattr(look, "FREED_S", 0.0)
+    monkeypatch.setattr(observe, "unheld", lambda: next(looks))
+    monkeypatch.setattr(observe, "FREED_S", 0.0)
 
-    assert await look._unheld({"before"}) == {"a", "before"}
+    assert await observe._unheld({"before"}) == {"a", "before"}
     looks = iter([{"before"}])
-    assert await look._unheld({"before"}) == {"before"}, "looked at once"
+    assert await observe._unheld({"before"}) == {"before"}, "without a second look"
 
 
 def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
@@ -354,7 +356,7 @@ def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
     learn(seen, found)
     assert violations(seen, STRUCK, SPEC, found) == []
     seen.unheld = {"/dev/shm/sem.of-another", "/dev/shm/torch_7_1_0"}
-    assert violations(seen, STRUCK, SPEC, found) == ["no semaphore is left: nobody holds /dev/shm/torch_7_1_0"]
+    assert violations(seen, STRUCK, SPEC, found) == ["no semaphore is left: no process holds /dev/shm/torch_7_1_0"]
 
 
 def test_a_task_that_has_to_look_again_has_not_failed() -> None:
@@ -363,10 +365,10 @@ def test_a_task_that_has_to_look_again_has_not_failed() -> None:
         event.workflow_task_failed_event_attributes.cause = WorkflowTaskFailedCause.Value(cause)
         return event
 
-    assert not task_failed(HistoryEvent(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT))
-    assert not task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND"))
-    assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR"))
-    assert task_failed(failed("WORKFLOW_TASK_FAILED_CAUSE_WORKFLOW_WORKER_UNHANDLED_FAILURE"))
+    assert not is_failed_task(HistoryEvent(event_type=EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT))
+    assert not is_failed_task(failed("WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND"))
+    assert is_failed_task(failed("WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR"))
+    assert is_failed_task(failed("WORKFLOW_TASK_FAILED_CAUSE_WORKFLOW_WORKER_UNHANDLED_FAILURE"))
 
 
 def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> None:
@@ -378,11 +380,20 @@ def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> 
     seen = good()
     seen.incidents, seen.redone = [closed(lost_steps=None)], 15
     both = Struck((group(0), group(1)), (), GATE, gone=["m1"])
-    assert [text for text in violations(seen, both, spec, known()) if text.startswith("steps")] == []
+    assert [text for text in violations(seen, both, spec, warm()) if text.startswith("steps")] == []
     seen.incidents = [closed(lost_steps=None), closed(lost_steps=None)]
-    assert "nobody knows" in "".join(violations(seen, both, spec, known())), "one after the other: some were left"
+    assert "is not known" in "".join(violations(seen, both, spec, warm())), "one after the other: some were left"
     seen.incidents, one = [closed(lost_steps=None)], Struck((group(0),), (), GATE, gone=["m1"])
-    assert "nobody knows how many steps were lost" in "".join(violations(seen, one, spec, known()))
+    assert "the number of lost steps is not known" in "".join(violations(seen, one, spec, warm()))
+
+
+def test_connections_of_a_process_to_itself_are_not_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        before = descriptors(os.getpid())
+        with socket.create_connection(listener.getsockname()), listener.accept()[0]:
+            assert descriptors(os.getpid()) == before
+            with socket.socket():
+                assert descriptors(os.getpid()) == before + 1
 
 
 def test_after_a_gate_where_machines_were_behind_more_may_be_lost() -> None:

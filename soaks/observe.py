@@ -1,4 +1,4 @@
-"""What a soak sees from outside while the job stands at a gate: processes, files, histories, and what status says."""
+"""Observes a job at a gate from outside: processes, files, histories, and the answer of ``everstep status``."""
 
 from __future__ import annotations
 
@@ -34,97 +34,100 @@ _RANK = re.compile(r"everstep r\d+")
 _STORE = re.compile(r"everstep s\d+")
 SHM = Path("/dev/shm")
 FREED_S = 5.0
-"""A semaphore that nobody holds is left when it is still there after this long."""
+"""A semaphore that no process holds counts as left if it still exists after this time, seconds."""
 ALIGNED_S = 5.0
-"""Machines that were behind back up named steps together (ADR 0015): where a job stands still between two of them, the
-last step is waited for no longer than this."""
+"""Longest wait for the backup of the last step, seconds, after machines were behind: they then back up only named steps
+(ADR 0015), and the job may wait between two of these."""
 _SHARED = re.compile(r"sem\.|psm_|torch_|nccl-")
-"""Names that Python's semaphores and shared memory, torch's tensors between processes and NCCL's buffers begin with."""
+"""Matches the names of Python's semaphores and shared memory, of torch's shared tensors and of NCCL's buffers."""
 _NUMBERS = re.compile(r"(?<=^report-)(\d+)-\d+$|[0-9a-f]{8}[0-9a-f-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterProcess:
-    """One process of the cluster."""
+    """A process of the cluster."""
 
     pid: int
     name: str
-    """``agent-m1``, ``worker-0``, ``temporal``, …, ``rank``, ``store``, ``fork server``, ``of the ledger`` or
-    ``unknown: …``."""
+    """Name of a part of the cluster (``agent-m1``, ``worker-0``, ``temporal``, …), or its kind: ``rank``, ``store``,
+    ``fork server``, ``of the ledger``, ``gone`` or ``unknown: …``."""
     memory_mb: float
-    """Memory of its own, without what it shares."""
+    """Memory that it does not share, MB."""
     descriptors: int
 
 
 @dataclass(slots=True)
-class GateLook:
-    """All that was seen at one gate."""
+class GateObservations:
+    """The observations at one gate."""
 
     step: int
     """The step of the gate."""
     processes: list[ClusterProcess] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
-    """In the machines' shared memory, without the number of the generation → how many of that name."""
+    """Path of a file in the machines' shared memory, without numbers of generations → number of such files."""
     unheld: set[str] = field(default_factory=set)
     """Semaphores and buffers in /dev/shm that no process holds."""
     newest: int = 0
-    """The newest step that any rank's memory holds."""
+    """The newest step of which any rank has a copy in its memory."""
     backed_up: int = 0
-    """The newest step that every rank with a backup has there as well."""
-    unsettled: str = ""
-    """Why not every copy of that step is where it belongs; empty: all are."""
+    """The newest step of which every rank with a peer has a backup."""
+    missing_copies: str = ""
+    """The copies of that step that are missing, in words; empty: none."""
     disk_folders: int = 0
-    """Checkpoints on disk."""
+    """Number of checkpoints on disk."""
     mounts: list[str] = field(default_factory=list)
+    """Mounts in the cluster's folders."""
     report: JobReport | None = None
     silent: str = ""
-    """Why the job's state is not known; empty: it is."""
+    """Why ``report`` is not known; empty: it is known."""
     history_events: int = 0
-    """Length of the history of the job's workflow."""
+    """Number of events in the history of the job's workflow."""
     incidents: list[IncidentFacts] = field(default_factory=list)
-    """Since the gate before."""
+    """The incidents since the last gate."""
     failed_tasks: list[str] = field(default_factory=list)
-    """Workflow tasks of those incidents that failed, with the reason."""
+    """Failed workflow tasks of these incidents, with the reasons."""
     generation: int = 0
-    """The newest that a rank reported a step of."""
+    """The newest generation in which a rank reported a step."""
     redone: int | None = None
-    """Most steps that any rank reported more than once since the gate before; None: nobody reported any."""
-    untold: list[str] = field(default_factory=list)
-    """Parts that did not come back, and what happened to copies and was not told."""
+    """The most reports of a rank since the last gate that repeat a step; None: there are no reports."""
+    unreported: list[str] = field(default_factory=list)
+    """Parts that did not come back, and problems of copies that were not reported."""
     versions: list[JobVersion] = field(default_factory=list)
-    """Versions of the job's code, as the job has them."""
+    """Versions of the job's code, according to the job."""
     other_versions: list[str] = field(default_factory=list)
-    """Steps since the gate before whose record names another version than the job says ran."""
+    """Problems with the versions in the step records since the last gate."""
     comparison: Comparison | None = None
-    """Comparison of the losses since the last gate; None: not known."""
+    """Comparison of the losses since the last gate with those of a run without faults; None: not known."""
     copies: int = 0
-    """Ranks of which two copies were seen since the gate before."""
+    """Number of ranks that had two copies since the last gate."""
     blind_s: float = 0.0
-    """Longest time since then in which nobody looked for copies."""
+    """Longest time since the last gate without a sample of the processes, seconds."""
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    """Machines that had ranks of several jobs at the same time since then, and these jobs."""
+    """Machines that had ranks of several jobs at the same time since the last gate, each with these jobs."""
     machines: MachinesSeen = field(default_factory=MachinesSeen)
     """The machines according to the pool, the jobs and the agents."""
-    beside: int = 0
-    """Ranks of the second job."""
+    other_ranks: int = 0
+    """Number of ranks of the second job."""
     other: list[str] = field(default_factory=list)
     """Problems of the second job."""
 
 
-async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before: Collection[str] = ()) -> GateLook:
-    """Look at a job that stands at a gate; incidents, losses and copies are the caller's to add.
+async def observe(
+    context: DrillContext, step: int, *, late: int = 0, unheld_before: Collection[str] = ()
+) -> GateObservations:
+    """Observe a job that waits at a gate. The caller adds the observations since the last gate.
 
     Args:
-        context: Of a fault of the job.
-        step: At which it stands.
+        context: Context of one of the job's faults.
+        step: The step of the gate.
         late: Number of steps that may be missing on disks and at peers, since a machine was behind.
-        unheld_before: Semaphores and buffers that nobody held before.
+        unheld_before: Semaphores and buffers that no process held before.
     """
-    seen = GateLook(step)
+    seen = GateObservations(step)
     try:
-        seen.backed_up = await _settle(context, step, late)
+        seen.backed_up = await _await_copies(context, step, late)
     except ClusterError as error:
-        seen.unsettled = str(error)
+        seen.missing_copies = str(error)
     seen.newest = await asyncio.to_thread(context.stored.newest)
     seen.processes = await asyncio.to_thread(processes, context.cluster)
     seen.files = await asyncio.to_thread(files, context.cluster.file.shm)
@@ -141,7 +144,12 @@ async def look(context: DrillContext, step: int, *, late: int = 0, unheld_before
     return seen
 
 
-async def _settle(context: DrillContext, step: int, late: int) -> int:
+async def _await_copies(context: DrillContext, step: int, late: int) -> int:
+    """Wait until the copies of a step are where they belong; returns the newest step with all backups.
+
+    Raises:
+        ClusterError: copies are missing after the time limits.
+    """
     stored, ranks = context.stored, range(context.spec.topology().world_size)
     every = context.spec.checkpoint.disk_every_steps
     await context.await_saves(step, disk=step - step % every if every and not late else None)
@@ -151,7 +159,7 @@ async def _settle(context: DrillContext, step: int, late: int) -> int:
         f"no step after {step - every - late} is on all disks",
     )
     backed = [rank for rank in ranks if stored.backup(rank)]
-    # Not settled otherwise: who is behind sends every other step, but the last one of a job that stands still.
+    # A rank that is behind skips every second step, but not the last one before the job waits.
     try:
         await context.until(
             lambda: all(step in stored.backup_steps(rank) for rank in backed),
@@ -159,10 +167,10 @@ async def _settle(context: DrillContext, step: int, late: int) -> int:
             f"step {step} was not backed up",
         )
     except ClusterError:
-        whole = best_step({rank: stored.own_steps(rank) & stored.backup_steps(rank) for rank in backed})
-        if not late or whole < step - late:
+        complete = best_step({rank: stored.own_steps(rank) & stored.backup_steps(rank) for rank in backed})
+        if not late or complete < step - late:
             raise
-        return whole
+        return complete
     return step
 
 
@@ -172,20 +180,20 @@ async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
 
 
 async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
-    """Workflow tasks of a workflow that failed: that is a fault of its code, whoever died meanwhile."""
+    """The failed workflow tasks of a workflow, each of which is a defect of its code."""
     handle = cluster.control.client.get_workflow_handle(workflow_id)
     return [
         f"{workflow_id}, event {event.event_id}: {event.workflow_task_failed_event_attributes.failure.message}"
         async for event in handle.fetch_history_events()
-        if task_failed(event)
+        if is_failed_task(event)
     ]
 
 
-def task_failed(event: HistoryEvent) -> bool:
-    """Whether an event says that a workflow's code failed.
+def is_failed_task(event: HistoryEvent) -> bool:
+    """Whether an event means that a workflow's code failed.
 
-    A task also fails where something came while it was about to end its workflow
-    (*unhandled command*): the server has it look again, and nothing is lost.
+    A task also fails if a signal arrives while it is about to end its workflow (*unhandled command*). The server then
+    repeats the task, and nothing is lost.
     """
     if event.event_type != EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
         return False
@@ -194,7 +202,7 @@ def task_failed(event: HistoryEvent) -> bool:
 
 
 def processes(cluster: DrillCluster) -> list[ClusterProcess]:
-    """All that lives below the cluster's supervisor, by what it is.
+    """The live processes of the cluster, with their names or kinds.
 
     Raises:
         TreeUnknown: there is no supervisor.
@@ -228,8 +236,10 @@ def _kind(pid: int, name: str) -> str:
 
 
 def descriptors(pid: int) -> int:
-    """How many a process holds, without connections to itself: Temporal's Web UI opens some to its own server, and
-    keeps them, for each page that a person looks at."""
+    """The number of a process's descriptors, without its connections to itself.
+
+    Temporal's Web UI opens such connections for each page that a person opens, and keeps them.
+    """
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         connections = [c for c in process.net_connections("tcp") if c.raddr]
@@ -239,17 +249,18 @@ def descriptors(pid: int) -> int:
 
 
 def files(shm: Path) -> dict[str, int]:
-    """Files in the machines' shared memory, named without generations and identifiers: how many of each name."""
+    """Path of a file in the machines' shared memory, without generations and identifiers → number of such files."""
     counts: dict[str, int] = {}
     for folder, _, names in os.walk(shm):
         for name in names:
-            path = Path(folder).relative_to(shm) / _NUMBERS.sub(lambda found: found[1] or "*", name)
+            path = Path(folder).relative_to(shm) / _NUMBERS.sub(lambda match: match[1] or "*", name)
             counts[str(path)] = counts.get(str(path), 0) + 1
     return counts
 
 
 async def _unheld(before: Collection[str]) -> set[str]:
-    """Files that no process holds; new ones that are soon freed do not count: other programs make semaphores too."""
+    """Semaphores and buffers that no process holds. New ones count only if they are not freed soon by other
+    programs."""
     found = await asyncio.to_thread(unheld)
     if found - set(before):
         await asyncio.sleep(FREED_S)
@@ -258,9 +269,9 @@ async def _unheld(before: Collection[str]) -> set[str]:
 
 
 def unheld(folder: Path = SHM) -> set[str]:
-    """Names of this user's semaphores and buffers in a folder that no process has open or mapped: nobody frees them."""
+    """Names of this user's semaphores and buffers in a folder that no process has open or mapped."""
     found = {entry for entry in _shared(folder) if not _is_held(entry)}
-    return found & _shared(folder)  # what was freed meanwhile is not left
+    return found & _shared(folder)  # without those that were freed meanwhile
 
 
 def _shared(folder: Path) -> set[str]:
@@ -277,9 +288,9 @@ def _is_held(path: str) -> bool:
     return any(procfs.has_mapped(pid, Path(path)) or path in procfs.open_files(pid).values() for pid in procfs.pids())
 
 
-def census(found: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
+def by_name(processes: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
     """The processes, grouped by name."""
-    by_name: dict[str, list[ClusterProcess]] = {}
-    for process in found:
-        by_name.setdefault(process.name, []).append(process)
-    return by_name
+    groups: dict[str, list[ClusterProcess]] = {}
+    for process in processes:
+        groups.setdefault(process.name, []).append(process)
+    return groups
