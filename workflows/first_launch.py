@@ -87,7 +87,7 @@ class FirstLaunch:
         begun = FROM_NOTHING if state.resume_path else state.resume_step
         state.lineage = extended(state.lineage, [(state.generation, begun)])
         book = VersionBook.of(state.versions, state.spec.version)
-        book.began_with(state.spec, workflow.time_ns())
+        book.add_first(state.spec, workflow.time_ns())
         book.launched(state.generation, max(state.resume_step, 0), workflow.time_ns())
         state.versions = book.all()
         state.spec = state.spec.model_copy(update={"version": book.running})

@@ -14,8 +14,8 @@ from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedErro
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.evict.plan_evictions import EvictFacts, plan_evictions
-    from everstep.decisions.act.recover.climbed import Climbed
     from everstep.decisions.act.recover.incident_state import IncidentPage, IncidentState
+    from everstep.decisions.act.recover.tried_rungs import TriedRungs
     from everstep.decisions.act.versions.book import VersionBook
     from everstep.decisions.blame.alerts import alerts_kept
     from everstep.decisions.detect.machine_fault import operator_anomaly, without
@@ -349,7 +349,7 @@ async def _start(state: JobState, number: int, anomaly: Anomaly, *, only_tells: 
         history=state.failures,
         hold=state.hold,
         book=VersionBook.of([] if only_tells else state.versions, state.spec.version),
-        ladder=Climbed(remembered=state.tried),
+        ladder=TriedRungs(remembered=state.tried),
         page=IncidentPage(headline=anomaly.headline),
     )
     return await workflow.start_child_workflow(

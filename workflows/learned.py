@@ -80,7 +80,7 @@ def learn_versions(state: JobState, versions: list[JobVersion], running: int) ->
     if not running:
         return
     book = VersionBook.of(state.versions, running)
-    book.take(versions)
+    book.merge(versions)
     state.versions = book.all()
     runs = book.versions[running].runs if running in book.versions else None
     if runs is not None and state.spec.version != running:

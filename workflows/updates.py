@@ -55,7 +55,7 @@ class Updates:
             ValueError: the request is impossible; the message says why and what to do.
         """
         book = self._book()
-        book.began_with(self._state.spec, workflow.time_ns(), self._launched)
+        book.add_first(self._state.spec, workflow.time_ns(), self._launched)
         answer = answer_to(request, book, workflow.time_ns())
         self._keep(book)
         if answer.refused:
@@ -72,7 +72,7 @@ class Updates:
             ValueError: the message says why and what to do.
         """
         book = VersionBook.of([one.model_copy() for one in self._state.versions], self._state.spec.version)
-        book.began_with(self._state.spec, 0, self._launched)
+        book.add_first(self._state.spec, 0, self._launched)
         if refused := answer_to(request, book, 0).refused:
             raise ValueError(refused)
 
@@ -209,7 +209,7 @@ class Updates:
     def _changed(self, answer: RequestAnswer) -> None:
         self._set_timers()
         self._show()
-        if answer.tells and self.incident is not None:
+        if answer.changed and self.incident is not None:
             telling = asyncio.create_task(self.tell_incident(), name="tell incident")
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)

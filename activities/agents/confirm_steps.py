@@ -132,7 +132,7 @@ class ConfirmSteps(Activity[Confirmation]):
             policy=self.job.spec.policy,
             emptied=sorted(seen.emptied),
             silent=seen.heard.silent(ranks),
-            whole_ns=seen.all_shown_ns,
+            all_seen_ns=seen.all_shown_ns,
             left_ns=seen.left_ns,
             known_alive=self.known_alive,
         )

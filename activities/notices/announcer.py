@@ -153,7 +153,7 @@ class Announcer:
     async def _ask_incident(self, incident: WorkflowExecution) -> None:
         handle = self._client.get_workflow_handle(incident.id, run_id=incident.run_id)
         at_hand = await handle.query("stage", result_type=CurrentStage, rpc_timeout=ANSWER_LIMIT)
-        await self._announce(notices.of_incident(incident.id, at_hand), incident.id)
+        await self._announce(notices.incident_notices(incident.id, at_hand), incident.id)
 
     async def _ask_job(self, job: WorkflowExecution) -> None:
         outcome = headline = ""
@@ -169,7 +169,7 @@ class Announcer:
             headline=headline,
             closed_as=UNSAID.get(job.status, "") if job.status else "",
         )
-        await self._announce(notices.of_ended_job(ended, time.time_ns()), job.id)
+        await self._announce(notices.ended_job_notices(ended, time.time_ns()), job.id)
 
     async def _ask_pool(self) -> None:
         id = pool_workflow_id(self._task_queue)
@@ -180,8 +180,8 @@ class Announcer:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return  # this cluster has no machine pool
             raise
-        seen = notices.of_pool(pool, time.time_ns())
-        self._short, due = notices.lasting(self._short, seen, time.monotonic(), self._short_for_s)
+        seen = notices.pool_notices(pool, time.time_ns())
+        self._short, due = notices.lasting_notices(self._short, seen, time.monotonic(), self._short_for_s)
         await self._announce(due, id)
 
     async def _announce(self, events: Iterable[Notice], workflow: str) -> None:

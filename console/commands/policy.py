@@ -254,7 +254,7 @@ def _about(rule: DescribedRule | DescribedBreaker) -> list[str]:
 
 
 def _cells(number: RuleNumber) -> tuple[str, ...]:
-    meaning = f"{number.says} ({number.source})" if number.source else number.says
+    meaning = f"{number.meaning} ({number.source})" if number.source else number.meaning
     if number.default is None:
         return f"{number.name} = {number.value:g}", "fixed", meaning
     kind = "default" if number.value == number.default else f"default {number.default:g}"
@@ -271,7 +271,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         rows = [_answer(answer) for answer in explanation.answers if answer.machine == machine]
         lines += ["", machine or "all machines together", *aligned(rows, INDENT)]
     rest = [
-        ("no answer", ", ".join(explanation.nothing_to_say or [])),
+        ("no answer", ", ".join(explanation.no_answer or [])),
         ("off", ", ".join(explanation.not_asked)),
     ]
     if rows := [row for row in rest if row[1]]:
@@ -284,7 +284,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
 
 def _answer(answer: ExplainedAnswer) -> tuple[str, ...]:
     mode = "" if answer.mode is EvictMode.ACT else f" ({answer.mode})"
-    return "yes" if answer.yes else "no", f"{answer.rule}{mode}", answer.why, f"-> {answer.followed}"
+    return "yes" if answer.yes else "no", f"{answer.rule}{mode}", answer.why, f"-> {answer.result}"
 
 
 def simulation_lines(result: Simulation, policy: str) -> list[str]:

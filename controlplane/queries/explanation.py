@@ -131,7 +131,7 @@ def _answers(
     if not asked or policy is None:
         return {"answers": answers}
     quiet, off = quiet_rules(asked, policy)
-    return {"answers": answers, "nothing_to_say": quiet, "not_asked": off}
+    return {"answers": answers, "no_answer": quiet, "not_asked": off}
 
 
 def _story(record: IncidentRecord | None) -> dict[str, Any]:

@@ -302,7 +302,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
             nameless = [v for v in versions if v.number > 1 and "by drill" not in v.why]
             found += [f"the reason for {v.name} does not name its operator: {v.why}" for v in nameless]
             texts = " ".join(text for report in reports for text in (report.headline, *report.stages))
-            found += [] if "v2, asked for by drill" in texts else ["the incident does not name the suspect"]
+            found += [] if "v2, requested by drill" in texts else ["the incident does not name the suspect"]
         return found + steps_under_their_versions(versions, facts.records)
 
 

@@ -1,5 +1,5 @@
-"""The decisions: pure functions over what was seen.
+"""Decisions: pure functions from facts to an answer.
 
-No clock, no input or output: time is an argument, and every answer carries its
-reason, "no" included. Workflows and watchers call them; tests need nothing else.
+They use no clock, no input and no output: time is an argument, and every answer has its reason, "no" included.
+Workflows and watchers call them, and tests need nothing else.
 """

@@ -117,14 +117,15 @@ def all_ranks_raised_and_it_is_decided(machines: int) -> Call:
     found, one = evidence(machines, raised=True), case(machines)
     size, policy = RANKS * machines, job(machines).policy
     return lambda: decide(
-        RestartFacts(one.failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size), policy
+        RestartFacts(one.read_failure(found, now_ns=1, first=True), (), 0, found, restore_step=100, world_size=size),
+        policy,
     )
 
 
 def all_machines_came_back_empty(machines: int) -> Call:
     one = case(machines)
     found = one.merge_evidence(Evidence(generation=3, emptied=[machine.name for machine in machines_of(machines)]))
-    return lambda: one.headline(found)
+    return lambda: one.explain(found)
 
 
 def backups_are_placed(machines: int) -> Call:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.decisions.act.recover.climbed import Climbed
 from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.plan import RestartPlan, plan_restart
 from everstep.decisions.act.recover.rules import Action
+from everstep.decisions.act.recover.tried_rungs import TriedRungs
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.eviction import EvictAnswer
 from everstep.model.evidence import Evidence, RankExit
@@ -126,7 +126,7 @@ class JobInTime:
             showing=job.showing,
             history=list(job.failures),
             book=VersionBook.of(job.versions, job.spec.version),
-            ladder=Climbed(remembered=list(job.tried)),
+            ladder=TriedRungs(remembered=list(job.tried)),
         )
         self._evicted: list[str] = []
         self._asked: list[EvictAnswer] = []
@@ -140,7 +140,7 @@ class JobInTime:
             if plan.action in {Action.DIAGNOSE, Action.REPLAY}:
                 self.now_ns += TESTS_S * S
                 path = plan.rung.path
-                state.ladder.take(plan.rung.rung, state.failures[-1], "", path=path, found="all pass")
+                state.ladder.add(plan.rung.rung, state.failures[-1], "", path=path, found="all pass")
                 if plan.rung.rung is strike.finds:
                     state.joined, self._evicted = {"m9"}, ["m1"]
                     rule = strike.leaves_by or ("failed-test" if strike.finds is Rung.DIAGNOSE else "failed-replay")
@@ -154,7 +154,7 @@ class JobInTime:
             if not again:
                 return self._learn()
             again -= 1
-            state.reattempted_in_vain()
+            state.record_failed_reattempt()
             self._take(strike)
 
     def _take(self, strike: Strike, *, again: bool = False) -> None:
@@ -172,7 +172,7 @@ class JobInTime:
         if again:
             state.failures[-1] = failure
         else:
-            state.failed(failure)
+            state.record_failure(failure)
 
     def _evidence(self) -> Evidence:
         exits = [RankExit(rank=rank, machine=f"m{rank}", signal=9, completed_steps=self.step) for rank in range(4)]
@@ -186,11 +186,11 @@ class JobInTime:
         state, rung = self._state, Rung.REATTEMPT
         if plan.change is not None:
             rung = Rung.ROLLBACK if plan.change.suspect else rung
-            state.come(plan.change, self.now_ns)
+            state.switch_version(plan.change, self.now_ns)
         state.attempts += 1
         if plan.rung is not None:
-            state.ladder.take(rung, state.failures[-1], "", path=plan.rung.path)
-        state.launch(plan.restore)
+            state.ladder.add(rung, state.failures[-1], "", path=plan.rung.path)
+        state.record_launch(plan.restore)
         state.book.launched(state.generation, plan.restore.step, self.now_ns)
         self.now_ns += int((RESTART_S + plan.verdict.delay_s) * S)
         self.launches_ns.append(self.now_ns)

@@ -82,7 +82,7 @@ async def test_one_command_approves_and_says_what(jobs: Any, tmp_path: Path) -> 
     told = "\n".join(note.text for note in jobs.cluster.notes)
     assert f"m1 (silent-machine), approved by {who}; m2 for m1" in told
     assert "resumed" not in told + str(state.incidents[0].resolution)
-    assert (await explanation_of(jobs, incident.id)).answers[0].followed == f"it left the job, approved by {who}"
+    assert (await explanation_of(jobs, incident.id)).answers[0].result == f"it left the job, approved by {who}"
 
     code, _, err = await everstep(jobs, tmp_path, "approve", name)
     assert (code, f"job {name} has no open incident; the job is running" in err) == (2, True)

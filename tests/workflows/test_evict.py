@@ -266,8 +266,8 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     assert not [call for call in jobs.cluster.calls if call.startswith("replace")]
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
     told = await explanation_of(jobs, incident)
-    assert [(one.rule, one.machine, one.followed) for one in told.answers] == [
-        ("gone-machine", "m1", "it has not left the job"),
+    assert [(one.rule, one.machine, one.result) for one in told.answers] == [
+        ("gone-machine", "m1", "it has not left the job yet"),
         ("breaker", "", "an operator had to approve"),
     ]
     assert told.outcome.startswith("open, parked: m1 (silent-machine): an operator has to approve")
@@ -280,7 +280,7 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator: the breaker does not count it"
     told = await explanation_of(jobs, incident)
-    assert (told.over, told.evicted, told.answers[0].followed) == (
+    assert (told.over, told.evicted, told.answers[0].result) == (
         True,
         ["m1"],
         f"it left the job, approved by {WHO['operator']} ({WHO['note']})",

@@ -99,7 +99,7 @@ async def test_the_second_one_has_the_machines_tested_and_the_one_at_fault_leave
     found = report.tried[1].found
     assert "m1 is at fault: other bits than 3 of 4 machines (other-bits); 1 of 2 machines passed" in found
     assert (report.tried[1].why, report.tried[1].machine) == (
-        "nothing says for sure what failed; reattempt did not help",
+        "the cause is not known; reattempt did not help",
         "m1",
     )
     [given] = cluster.diagnoses
@@ -267,7 +267,7 @@ async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) ->
     [report] = [note.report for note in jobs.cluster.notes if note.report]
     assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK, Rung.REPLAY]
     [cleared] = [one for one in report.versions if one.number == 2]
-    assert (cleared.status, cleared.why) == ("replaced", "it was taken back, and v1 failed in the same way")
+    assert (cleared.status, cleared.why) == ("replaced", "it was rolled back, and v1 failed in the same way")
 
 
 def crashed(machine: str, step: int) -> Callable[[StopRanks], Evidence]:

@@ -177,7 +177,7 @@ def test_code_that_is_taken_back_is_cleared_where_the_job_fails_before_steady_pr
     job = JobInTime(versions=2, ran_s=MINUTES)
     job.strike(*[Strike(MINUTES, "m1", step=2000) for _ in range(3)], Strike(HOUR / 2, "m2"))
     assert job.version(2).status is VersionStatus.REPLACED
-    assert job.version(2).why == "it was taken back, and v1 failed in the same way"
+    assert job.version(2).why == "it was rolled back, and v1 failed in the same way"
 
 
 def test_a_version_is_steady_once_it_ran_for_long_enough_and_far_enough() -> None:

@@ -113,7 +113,7 @@ async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: A
     handle, incident = await lose_m1(jobs)
     await jobs.until(handle, lambda state: state.status == "parked")
     [parked] = [note.text for note in jobs.cluster.notes if note.text.startswith("park")]
-    assert "could not be brought" in parked
+    assert "out of reach" in parked
     assert "no room on m1" in parked
     assert not [call for call in jobs.cluster.calls if call.startswith("launch 2")]
 

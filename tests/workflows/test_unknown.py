@@ -81,7 +81,7 @@ async def test_storage_that_stays_silent_parks_the_job_and_an_operator_asks_it_a
     assert after_stop(jobs) == ["stop 1", "find", "find", "find"]
     parked = jobs.cluster.notes[-1].text
     assert parked.startswith("park: step 20 may exist: disk of m1 (/mnt/runs cannot be listed: no answer for 5 s)")
-    assert "certain is nothing" in parked
+    assert "no step is certain" in parked
 
     await incident.signal("resume", {"operator": "ada"})
     await jobs.until(handle, lambda state: state.status == "recovering")
@@ -106,7 +106,7 @@ async def test_an_operator_may_accept_what_may_be_lost_and_that_is_recorded(jobs
 
     assert report.resume_step == 0
     assert report.accepted_loss == (
-        "ada (the share is gone) lets the job go on from step 0, although step 20 may exist: "
+        "ada (the share is gone) lets the job resume from step 0, although step 20 may exist: "
         "disk of m1 (/mnt/runs cannot be listed: no answer for 5 s)"
     )
     assert "after an operator accepted a loss" in report.headline
@@ -127,12 +127,12 @@ async def test_what_was_accepted_covers_no_larger_loss(jobs: Any) -> None:
     handle, incident = await lose(jobs)
     await jobs.until(handle, lambda state: state.status == "parked")
     assert "step 26 may exist" in jobs.cluster.notes[-1].text
-    assert "certain is step 25" in jobs.cluster.notes[-1].text
+    assert "only step 25 is certain" in jobs.cluster.notes[-1].text
     await incident.signal("resume", {"operator": "ada", "accept_loss": True})
     await jobs.until(handle, lambda state: state.status == "recovering")
 
     await jobs.until(handle, lambda state: state.status == "parked")
-    assert "certain is nothing" in jobs.cluster.notes[-1].text
+    assert "no step is certain" in jobs.cluster.notes[-1].text
     assert not [call for call in jobs.cluster.calls if call.startswith("launch 2")]
 
 

@@ -85,7 +85,7 @@ def reports(jobs: Jobs) -> list[IncidentReport]:
 async def test_an_urgent_update_is_tried_and_applied_at_the_end_of_a_step(jobs: Jobs) -> None:
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
-    assert await ask(handle, URGENT) == "v2 is made and tried; it is applied as soon as it was tried"
+    assert await ask(handle, URGENT) == "v2 is made and checked; it is applied as soon as it passed its checks"
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     calls = jobs.cluster.calls
     assert calls[calls.index("make /home/ada/gpt") :][:5] == [
@@ -105,7 +105,7 @@ async def test_an_urgent_update_is_tried_and_applied_at_the_end_of_a_step(jobs: 
 
 async def test_a_lazy_update_rides_on_the_next_recovery(jobs: Jobs) -> None:
     handle = await running(jobs)
-    assert await ask(handle, LAZY) == "v2 is made and tried; it is applied with the next recovery, or in 24 h"
+    assert await ask(handle, LAZY) == "v2 is made and checked; it is applied with the next recovery, or in 24 h"
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
@@ -162,7 +162,7 @@ async def test_the_same_signal_three_times_is_one_update(jobs: Jobs) -> None:
         await handle.signal(JobWorkflow.update_by_signal, URGENT)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     await handle.signal(JobWorkflow.update_by_signal, URGENT)
-    assert await ask(handle, URGENT) == f"asked for already: {version(state, 2).name} is running"
+    assert await ask(handle, URGENT) == f"requested before: {version(state, 2).name} is running"
     assert [one.number for one in state.versions] == [1, 2]
 
 
@@ -176,7 +176,7 @@ async def test_the_same_signal_three_times_is_one_update(jobs: Jobs) -> None:
         ([{"code": "gpt"}], "give the absolute path"),
         ([{"urgency": "soon"}], "urgency is 'soon'"),
         ([{"version": 7}], "there is no v7; there are v1 (running)"),
-        ([{"cancel": 1}], "v1 does not wait any more"),
+        ([{"cancel": 1}], "v1 is not waiting"),
         ([{"rollback": True}], "no version ran before v1"),
     ],
 )
@@ -250,16 +250,16 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     assert [launch.job.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt", ""]
     assert (state.spec.version, state.spec.code, len(state.incidents)) == (1, "", 1)
     assert version(state, 2).status == VersionStatus.SUSPECT
-    assert "asked for by ada, 1 file changed: it failed before its first step: KeyError" in version(state, 2).why
+    assert "requested by ada, 1 file changed: it failed before its first step: KeyError" in version(state, 2).why
     [report] = reports(jobs)
     assert (report.resolution, report.version) == ("rollback", 1)
-    assert "back to v1: v2, asked for by ada" in "\n".join(note.text for note in jobs.cluster.notes)
+    assert "back to v1: v2, requested by ada" in "\n".join(note.text for note in jobs.cluster.notes)
     assert version(state, 1).ranges == [(1, 0, 20), (3, 20, -1)]
 
     # The same code is not tried again, unless it is asked for by its number.
     await ask(handle, URGENT | {"operator": "bob"})
     state = await until_status(jobs, handle, 3, VersionStatus.REFUSED)
-    assert "it is the same as v2, which was taken back" in version(state, 3).why
+    assert "it is the same as v2, which was rolled back" in version(state, 3).why
     jobs.cluster.evidence, jobs.cluster.confirmation = stopped, fails("nothing")
     await ask(handle, {"version": 2, "urgency": "urgent", **ADA})
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 4)
@@ -297,10 +297,10 @@ async def test_an_operator_takes_a_version_back(jobs: Jobs) -> None:
     await ask(handle, URGENT)
     await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
     said = await ask(handle, {"rollback": True, "urgency": "urgent", **ADA})
-    assert said == "the job goes back to v1; it is applied as soon as it was tried"
+    assert said == "the job goes back to v1; it is applied as soon as it passed its checks"
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
     assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.SUSPECT)
-    assert version(state, 2).why == "taken back by ada: a better loss"
+    assert version(state, 2).why == "rolled back by ada: a better loss"
 
 
 async def test_an_urgent_update_brings_a_parked_job_back_and_a_lazy_one_waits(jobs: Jobs) -> None:
@@ -376,7 +376,7 @@ async def test_each_version_is_noted_in_the_ledger_as_it_changes(jobs: Jobs) -> 
     assert noted(jobs, 1) == ["running", "replaced"]
     assert noted(jobs, 3) == ["checking", "refused"]
     assert noted(jobs, 4)[-2:] == ["pending", "withdrawn"]
-    assert (last[1].ranges, last[1].ended) == ([(1, 0, 20)], "v2 came")
+    assert (last[1].ranges, last[1].ended) == ([(1, 0, 20)], "replaced by v2")
     assert (last[2].ranges, last[2].ended) == ([(2, 20, -1)], "the job stopped by ada")
     assert (last[3].why, last[5].why) == ("no module", "the job stopped by ada")
     assert last[2].request.reason == "a better loss"

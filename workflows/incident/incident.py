@@ -143,7 +143,7 @@ class Incident:
         self.state.evictions.done += leaving
         decided = [one for one in leaving if one.rule != OPERATOR and not one.approved_by]
         self.state.evictions.done_ns += [workflow.time_ns()] * len(decided)
-        self.state.replaced(machines, gone)
+        self.state.record_replacement(machines, gone)
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
         await handle.signal("incident_machines", args=[self.state.number, machines])
 
@@ -155,7 +155,7 @@ class Incident:
         Returns:
             A task that notifies the job's workflow; the launch need not wait for it.
         """
-        self.state.come(change, workflow.time_ns())
+        self.state.switch_version(change, workflow.time_ns())
         self.state.version_changes.append(change)
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
         told = handle.signal("incident_versions", args=[self.state.number, self.state.book.changed()])
@@ -164,7 +164,7 @@ class Incident:
     def take_versions(self, versions: list[JobVersion]) -> None:
         """Accept the job's newest list of versions: a version passed its trial, or was withdrawn."""
         book = self.state.book
-        book.take(one for one in versions if one.number != book.running)
+        book.merge(one for one in versions if one.number != book.running)
 
     @property
     def is_updated(self) -> bool:
@@ -233,7 +233,7 @@ class Incident:
         if not workflow.info().is_continue_as_new_suggested():
             return
         if how is Continued.REATTEMPTED:
-            self.state.reattempted_in_vain()
+            self.state.record_failed_reattempt()
         with contextlib.suppress(TimeoutError):  # a recovery does not wait long for the ledger
             async with asyncio.timeout(LEDGER_S):
                 await self.timeline.written()
@@ -241,5 +241,5 @@ class Incident:
         if self.abandoned_by:
             raise Abandoned
         self.state.continued = how
-        self.state.cut()
+        self.state.shorten()
         workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)

@@ -151,7 +151,7 @@ class IncidentWorkflow:
                     if confirmation is not None and confirmation.ok:
                         return await self._recovered(confirmation)
                     await incident.renew(Continued.REATTEMPTED)
-                    incident.state.reattempted_in_vain()
+                    incident.state.record_failed_reattempt()
                     evidence = await stop(incident)
         except Abandoned:
             return await self._given_up()

@@ -1,1 +1,1 @@
-"""Decisions about a failure: machines that leave, the next rung, the restart, and the version of the code."""
+"""Decisions about a failure: the evicted machines, the next rung of the ladder, the restart, and the code version."""

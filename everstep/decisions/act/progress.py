@@ -1,4 +1,4 @@
-"""Steady progress of a job, the position of a failure, and the earlier failures that still count as unsolved."""
+"""The progress of a job after a failure: whether it is steady, and which earlier failures are not solved yet."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool
     """Return whether a job made steady progress: enough steps, and enough time.
 
     Args:
-        steps: Steps past the position of the failure, or of another start; None: the script shows no steps, and only
-        time
-            decides.
+        steps: Steps past the failure, or past the begin of a version; None: the script shows no steps, and only the
+            time counts.
         seconds: Seconds that the job ran without a failure.
         policy: The policy with both limits.
     """
@@ -22,13 +21,13 @@ def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool
 
 
 BEFORE_ANY_STEP = "before any step was shown"
-"""The position of a failed process if none of its steps was seen."""
+"""The position of a failure if its process showed no step."""
 
 
 def position_of(failure: Failure) -> str:
     """Describe the position at which a job failed; empty: not known.
 
-    A script that does not number its steps is at the position that its process had reached since it was started.
+    If a script does not number its steps, the position is the number of steps of its process.
     """
     if failure.step >= 0:
         return f"at step {failure.step}"
@@ -45,14 +44,14 @@ def is_same_fault(failure: Failure, other: Failure) -> bool:
 def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
     """Return the earlier failures that still count together with a new failure: those that are not solved.
 
-    A failure is solved once the job went steadily on past the position where it had failed. A failure whose machine is
-    already handled does not interrupt that progress. To be forgotten itself, it needs enough steps or enough time, not
-    both: machines fail often in a large job. A failure that returns at the same position was not solved. If a script
-    shows no steps, only time decides.
+    A failure is solved once the job made steady progress past its position. A failure that is blamed on a machine,
+    which is handled, does not interrupt that progress. It is itself solved after enough steps or enough time, since
+    machines fail often in a large job. A failure that returns at the same position was not solved. If a script shows no
+    steps, only the time counts.
 
     Args:
         failures: Failures that counted so far, oldest first.
-        failure: The new one.
+        failure: The new failure.
         policy: The policy with the limits of steady progress.
     """
     if not failures:
@@ -85,11 +84,9 @@ def _is_over(
     """Return whether an earlier failure is solved; ``last_unclear`` is None if steps or time alone are enough."""
     if last_unclear is None:
         steps, seconds = steps_past(last, failure), seconds_since(last, failure)
-        known = last.time_ns > 0
-        return (steps is not None and steps >= policy.progress.steady_steps) or (
-            known and seconds >= policy.progress.steady_s
-        )
-    past = [steps for one in (earlier, last_unclear) if (steps := steps_past(one, failure)) is not None]
+        enough_steps = steps is not None and steps >= policy.progress.steady_steps
+        return enough_steps or (last.time_ns > 0 and seconds >= policy.progress.steady_s)
+    past = [steps for before in (earlier, last_unclear) if (steps := steps_past(before, failure)) is not None]
     return is_steady(min(past, default=None), seconds_since(last_unclear, failure), policy)
 
 
@@ -98,10 +95,10 @@ def _is_explained(failure: Failure) -> bool:
 
 
 def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:
-    """Return whether an earlier failure is the current one, and the job had not passed its position in between."""
+    """Return whether the current failure is an earlier failure again, whose position the job had not passed since."""
     if position_of(failure) == BEFORE_ANY_STEP:
         return False
-    return is_same_fault(earlier, failure) and not any(_went_beyond(other, earlier) for other in later)
+    return is_same_fault(earlier, failure) and not any(_went_beyond(between, earlier) for between in later)
 
 
 def _went_beyond(later: Failure, earlier: Failure) -> bool:

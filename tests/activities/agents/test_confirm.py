@@ -55,7 +55,7 @@ async def test_a_machine_that_says_nothing_while_nobody_steps_is_not_waited_for(
         verdict = await asyncio.wait_for(perform(given, agents=pool), 30)
         await pool.close()
     assert not verdict.ok
-    assert verdict.reason.startswith("m1 says nothing for ")
+    assert verdict.reason.startswith("no answer of m1 for ")
 
 
 def test_steps_of_any_rank_say_that_the_silent_ones_step_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

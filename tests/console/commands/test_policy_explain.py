@@ -88,7 +88,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 @pytest.mark.parametrize("given", ["gpt/1", "incident/gpt/0001"])
-def test_every_answer_and_what_followed(url: str, capsys: pytest.CaptureFixture[str], given: str) -> None:
+def test_every_answer_with_its_result(url: str, capsys: pytest.CaptureFixture[str], given: str) -> None:
     code, out, _ = call(capsys, given)
 
     assert code == 0
@@ -103,7 +103,7 @@ def test_every_answer_and_what_followed(url: str, capsys: pytest.CaptureFixture[
         "no unknown-verdict the verdict is unknown\\x1b[31m -> nothing",
         "",
         "m2",
-        f"yes sure-machine-fault (shadow) {WHY} -> it was written down, and nothing done",
+        f"yes sure-machine-fault (shadow) {WHY} -> noted only: the rule is in shadow mode",
         "",
         "all machines together",
         "no breaker 3 machines of 4 would be evicted -> an operator had to approve",
@@ -127,7 +127,7 @@ def test_json_has_the_same(url: str, capsys: pytest.CaptureFixture[str]) -> None
     assert [(one["machine"], one["rule"], one["yes"]) for one in told["answers"]] == [
         (one.machine, one.rule, one.yes) for one in ANSWERS
     ]
-    assert told["answers"][0]["followed"] == "it left the job"
+    assert told["answers"][0]["result"] == "it left the job"
     assert (told["over"], told["evicted"], told["not_asked"]) == (True, ["m1"], ["repeated-network-alert"])
 
 
@@ -185,9 +185,7 @@ def test_an_open_incident_that_the_ledger_does_not_know_yet(
     assert code == 0
     assert (told["incident"], told["over"]) == ("incident/gpt/0004", False)
     assert told["outcome"] == "open, parked: m1 (gpu-lost): an operator has to approve"
-    assert [one["followed"] for one in told["answers"]] == [
-        "it has not left the job: that takes an operator's approval"
-    ]
+    assert [one["result"] for one in told["answers"]] == ["an operator has to approve"]
     code, _, err = call(capsys, "gpt/9")
     assert (code, "has no incident gpt/9" in err) == (1, True)
 

@@ -62,7 +62,7 @@ def test_what_is_applied_twice_or_not_at_all_is_wrong(versions: list[JobVersion]
 
 def test_a_bad_version_is_taken_back_and_its_owner_named() -> None:
     request = drill_request(fault="bad-version", fails_after=0)
-    why = "v2, asked for by drill: it failed before its first step"
+    why = "v2, requested by drill: it failed before its first step"
     versions = [version(1, "running", (1, 0, 2), (3, 2, -1)), version(2, "suspect", (2, 2, 2), why=why)]
     records = Records({0: [step(0, 1, 1), step(1, 1, 1), step(2, 3, 1)]})
     assert update_right(request, versions, records, [report("rollback", why)]) == []

@@ -1,4 +1,4 @@
-"""What somebody is told of, and under which id."""
+"""The events of which receivers are notified, and their ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from everstep.decisions.notices import EndedJob, lasting, of_ended_job, of_incident, of_pool
+from everstep.decisions.notices import EndedJob, ended_job_notices, incident_notices, lasting_notices, pool_notices
 from everstep.model.machine import Machine
 from everstep.model.notice import Notice, NoticeKind
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
@@ -43,8 +43,8 @@ def kinds(notices: list[Notice]) -> list[NoticeKind]:
     return [one.kind for one in notices]
 
 
-def test_a_parked_job_is_told_with_its_reason_and_what_to_do() -> None:
-    (one,) = of_incident(INCIDENT, at_hand(machines=["m1"]))
+def test_a_parked_job_has_a_notice_with_its_reason_and_the_commands_to_use() -> None:
+    (one,) = incident_notices(INCIDENT, at_hand(machines=["m1"]))
 
     assert (one.kind, one.job, one.incident, one.machines) == (NoticeKind.PARKED, "gpt", INCIDENT, ["m1"])
     assert "no common checkpoint" in one.text
@@ -53,20 +53,23 @@ def test_a_parked_job_is_told_with_its_reason_and_what_to_do() -> None:
 
 
 def test_the_same_parking_has_one_id_and_the_next_one_another() -> None:
-    (first,), (again,) = of_incident(INCIDENT, at_hand()), of_incident(INCIDENT, at_hand(found="the same, longer"))
-    (next_one,) = of_incident(INCIDENT, at_hand(since_ns=NOON + S))
+    (first,), (again,) = (
+        incident_notices(INCIDENT, at_hand()),
+        incident_notices(INCIDENT, at_hand(found="the same, longer")),
+    )
+    (next_one,) = incident_notices(INCIDENT, at_hand(since_ns=NOON + S))
 
     assert first.id == again.id == f"parked/{INCIDENT}/20260921-141320.000"
     assert next_one.id != first.id
 
 
 def test_an_incident_that_is_not_parked_is_no_event() -> None:
-    assert of_incident(INCIDENT, at_hand(Stage.REATTEMPT)) == []
+    assert incident_notices(INCIDENT, at_hand(Stage.REATTEMPT)) == []
 
 
-def test_the_breaker_is_told_once_an_incident_parked_or_not() -> None:
-    parked = of_incident(INCIDENT, at_hand(tripped="3 machines of 8 would be evicted", opened_ns=NOON))
-    observed = of_incident(INCIDENT, at_hand(Stage.OBSERVED, tripped="4 of 8", opened_ns=NOON, since_ns=NOON + S))
+def test_the_breaker_has_one_notice_in_an_incident_whether_the_job_is_parked_or_not() -> None:
+    parked = incident_notices(INCIDENT, at_hand(tripped="3 machines of 8 would be evicted", opened_ns=NOON))
+    observed = incident_notices(INCIDENT, at_hand(Stage.OBSERVED, tripped="4 of 8", opened_ns=NOON, since_ns=NOON + S))
 
     assert kinds(parked) == [NoticeKind.PARKED, NoticeKind.BREAKER_TRIPPED]
     assert kinds(observed) == [NoticeKind.BREAKER_TRIPPED]
@@ -75,7 +78,7 @@ def test_the_breaker_is_told_once_an_incident_parked_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "told"),
+    ("job", "text"),
     [
         (EndedJob("gpt", "r", NOON, "failed", "gpt was not started: no room"), "no room"),
         (EndedJob("gpt", "r", NOON, closed_as="it was terminated"), "it was terminated"),
@@ -85,15 +88,15 @@ def test_the_breaker_is_told_once_an_incident_parked_or_not() -> None:
         (EndedJob("gpt", "r", NOON - 7 * H, "failed", "long ago"), ""),
     ],
 )
-def test_a_job_that_is_over(job: EndedJob, told: str) -> None:
-    found = of_ended_job(job, NOON + S)
+def test_only_a_job_that_failed_or_was_closed_from_outside_has_a_notice(job: EndedJob, text: str) -> None:
+    notices = ended_job_notices(job, NOON + S)
 
-    assert kinds(found) == ([NoticeKind.JOB_FAILED] if told else [])
-    assert all(told in one.text and one.job == "gpt" for one in found)
+    assert kinds(notices) == ([NoticeKind.JOB_FAILED] if text else [])
+    assert all(text in notice.text and notice.job == "gpt" for notice in notices)
 
 
 def test_two_runs_of_a_name_are_two_events() -> None:
-    first, second = (of_ended_job(EndedJob("gpt", run, NOON, "failed", "x"), NOON)[0].id for run in "ab")
+    first, second = (ended_job_notices(EndedJob("gpt", run, NOON, "failed", "x"), NOON)[0].id for run in "ab")
 
     assert first != second
 
@@ -101,14 +104,14 @@ def test_two_runs_of_a_name_are_two_events() -> None:
 def test_a_pool_with_all_its_standbys_is_no_event() -> None:
     full = pool(machine("m1", PoolPlace.ACTIVE), machine("m2", PoolPlace.STANDBY), machine("m3", PoolPlace.STANDBY))
 
-    assert of_pool(full, NOON) == []
-    assert of_pool(pool(machine("m1", PoolPlace.ACTIVE), standbys=0), NOON) == []
+    assert pool_notices(full, NOON) == []
+    assert pool_notices(pool(machine("m1", PoolPlace.ACTIVE), standbys=0), NOON) == []
 
 
-def test_a_pool_that_is_short_and_one_that_is_empty() -> None:
+def test_a_pool_with_too_few_standbys_and_a_pool_without_any() -> None:
     gone = machine("m1", PoolPlace.QUARANTINED, NOON)
-    (short,) = of_pool(pool(gone, machine("m2", PoolPlace.STANDBY)), NOON)
-    (empty,) = of_pool(pool(gone, machine("m2", PoolPlace.STANDBY, fault="it does not answer")), NOON)
+    (short,) = pool_notices(pool(gone, machine("m2", PoolPlace.STANDBY)), NOON)
+    (empty,) = pool_notices(pool(gone, machine("m2", PoolPlace.STANDBY, fault="it does not answer")), NOON)
 
     assert (short.kind, short.machines) == (NoticeKind.POOL_SHORT, ["m1"])
     assert "1 of 2" in short.text
@@ -117,58 +120,58 @@ def test_a_pool_that_is_short_and_one_that_is_empty() -> None:
     assert "m2 (it does not answer)" in empty.text
 
 
-def test_a_shortage_is_one_event_until_a_further_machine_goes_away() -> None:
+def test_a_shortage_is_one_event_until_another_machine_is_lost() -> None:
     spare, gone = machine("m2", PoolPlace.STANDBY), machine("m1", PoolPlace.QUARANTINED, NOON)
-    (first,) = of_pool(pool(gone, spare, machine("m3", PoolPlace.FREE), standbys=3), NOON)
-    (later,) = of_pool(
+    (first,) = pool_notices(pool(gone, spare, machine("m3", PoolPlace.FREE), standbys=3), NOON)
+    (later,) = pool_notices(
         pool(gone, spare, machine("m3", PoolPlace.FREE), machine("m4", PoolPlace.ACTIVE, NOON + S), standbys=3), NOON
     )
-    (worse,) = of_pool(pool(gone, spare, machine("m3", PoolPlace.QUARANTINED, NOON + S), standbys=3), NOON)
+    (worse,) = pool_notices(pool(gone, spare, machine("m3", PoolPlace.QUARANTINED, NOON + S), standbys=3), NOON)
 
     assert first.id == later.id
     assert worse.id != first.id
 
 
-def test_a_pool_that_does_not_know_its_jobs_yet_says_nothing() -> None:
-    assert of_pool(pool(known=False), NOON) == []
+def test_a_pool_that_does_not_know_its_jobs_yet_has_no_notice() -> None:
+    assert pool_notices(pool(known=False), NOON) == []
 
 
-def test_a_machine_that_is_evicted_again_is_told_each_time() -> None:
+def test_a_machine_that_is_evicted_again_within_a_day_has_a_notice() -> None:
     once = machine("m1", PoolPlace.STANDBY, evicted_ns=(NOON,))
     twice = machine("m1", PoolPlace.QUARANTINED, evicted_ns=(NOON - H, NOON))
     slowly = machine("m1", PoolPlace.STANDBY, evicted_ns=(NOON - 25 * H, NOON))
 
-    assert of_pool(pool(once, standbys=0), NOON) == of_pool(pool(slowly, standbys=0), NOON) == []
-    (told,) = of_pool(pool(twice, standbys=0), NOON)
-    assert (told.kind, told.machines) == (NoticeKind.EVICTED_TWICE, ["m1"])
-    assert "2 times" in told.text
-    assert of_pool(pool(twice, standbys=0), NOON + 7 * H) == [], "long ago"
+    assert pool_notices(pool(once, standbys=0), NOON) == pool_notices(pool(slowly, standbys=0), NOON) == []
+    (notice,) = pool_notices(pool(twice, standbys=0), NOON)
+    assert (notice.kind, notice.machines) == (NoticeKind.EVICTED_TWICE, ["m1"])
+    assert "2 times" in notice.text
+    assert pool_notices(pool(twice, standbys=0), NOON + 7 * H) == [], "the eviction was too long ago"
 
 
 def test_only_a_shortage_has_to_last() -> None:
-    seen = of_pool(pool(machine("m1", PoolPlace.QUARANTINED, NOON, evicted_ns=(NOON - H, NOON))), NOON)
-    since, told = lasting({}, seen, 100.0, 60.0)
-    assert kinds(told) == [NoticeKind.EVICTED_TWICE]
+    seen = pool_notices(pool(machine("m1", PoolPlace.QUARANTINED, NOON, evicted_ns=(NOON - H, NOON))), NOON)
+    since, due = lasting_notices({}, seen, 100.0, 60.0)
+    assert kinds(due) == [NoticeKind.EVICTED_TWICE]
 
-    since, told = lasting(since, seen, 159.0, 60.0)
-    assert kinds(told) == [NoticeKind.EVICTED_TWICE]
-    again, told = lasting(since, seen, 160.0, 60.0)
-    assert kinds(told) == [NoticeKind.POOL_EMPTY, NoticeKind.EVICTED_TWICE]
+    since, due = lasting_notices(since, seen, 159.0, 60.0)
+    assert kinds(due) == [NoticeKind.EVICTED_TWICE]
+    again, due = lasting_notices(since, seen, 160.0, 60.0)
+    assert kinds(due) == [NoticeKind.POOL_EMPTY, NoticeKind.EVICTED_TWICE]
     assert again == since
 
-    over, _ = lasting(since, [], 161.0, 60.0)
-    assert over == {}, "a shortage that comes again has to last again"
+    over, _ = lasting_notices(since, [], 161.0, 60.0)
+    assert over == {}, "a shortage that returns has to last again"
 
 
 def test_a_receiver_gets_one_line_of_json() -> None:
-    (one,) = of_incident(INCIDENT, at_hand(found="é" * 900 + "\n"))
-    body = one.body()
+    (notice,) = incident_notices(INCIDENT, at_hand(found="é" * 900 + "\n"))
+    body = notice.body()
     assert body.endswith(b"\n")
     assert body.count(b"\n") == 1
-    told = json.loads(body)
+    fields = json.loads(body)
 
-    assert list(told) == ["kind", "id", "time", "text", "cluster", "job", "incident", "machines", "link"]
-    assert told["kind"] == "parked"
-    assert told["time"] == "2026-09-21T14:13:20.000+00:00"
-    assert len(told["text"]) <= 500
-    assert "everstep abandon gpt" in told["text"], "what to do is not cut"
+    assert list(fields) == ["kind", "id", "time", "text", "cluster", "job", "incident", "machines", "link"]
+    assert fields["kind"] == "parked"
+    assert fields["time"] == "2026-09-21T14:13:20.000+00:00"
+    assert len(fields["text"]) <= 500
+    assert "everstep abandon gpt" in fields["text"], "the commands are not cut"

@@ -45,7 +45,7 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     else:
         said = web_ui.diagnosed_text(found)
         state.ladder.tested = findings_of_tests(found)[:FINDINGS_KEPT]
-    state.ladder.take(
+    state.ladder.add(
         Rung.DIAGNOSE,
         state.failures[-1],
         plan.verdict.text,

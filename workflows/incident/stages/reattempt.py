@@ -54,9 +54,9 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     if plan.rung is not None:
         taken_back = plan.change is not None and plan.change.suspect
         rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
-        state.ladder.take(rung, state.failures[-1], plan.verdict.text, path=plan.rung.path)
+        state.ladder.add(rung, state.failures[-1], plan.verdict.text, path=plan.rung.path)
     tried_at = workflow.time()
-    state.launch(target)
+    state.record_launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchRanks(
         job=state.placed,
@@ -124,4 +124,4 @@ async def _confirm(incident: Incident, launched: Launched, state_bytes: int) -> 
 def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
     """Note the result of a rung of the ladder."""
     if plan.rung is not None:
-        incident.state.ladder.came(found[:FOUND_CHARACTERS], workflow.time() - since)
+        incident.state.ladder.record_result(found[:FOUND_CHARACTERS], workflow.time() - since)

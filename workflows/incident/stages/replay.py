@@ -42,7 +42,7 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
     await incident.tell_job()
     found = await _replayed(incident, plan)
     state.ladder.tested += findings_of_replay(found)
-    state.ladder.take(
+    state.ladder.add(
         Rung.REPLAY,
         state.failures[-1],
         plan.verdict.text,

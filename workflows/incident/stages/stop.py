@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
 async def stop(incident: Incident) -> Evidence:
     """Stop the generation and count its failure; returns the machines' evidence."""
     evidence = await _stop(incident)
-    incident.state.failed(_failure(incident, evidence, first=not incident.state.failures))
+    incident.state.record_failure(_failure(incident, evidence, first=not incident.state.failures))
     return evidence
 
 
@@ -51,7 +51,7 @@ async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
         # resumes.
         evidence = Evidence(generation=state.generation, problem=str(error.cause or error)[:300])
     evidence = state.merge_evidence(evidence)
-    timeline.leave(began, Stage.STOP, web_ui.stopped_text(evidence, state.headline(evidence)))
+    timeline.leave(began, Stage.STOP, web_ui.stopped_text(evidence, state.explain(evidence)))
     return evidence
 
 
@@ -90,5 +90,5 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
 
 
 def _failure(incident: Incident, evidence: Evidence, *, first: bool) -> Failure:
-    incident.timeline.page.headline = incident.state.headline(evidence) or incident.timeline.page.headline
-    return incident.state.failure(evidence, now_ns=workflow.time_ns(), first=first)
+    incident.timeline.page.headline = incident.state.explain(evidence) or incident.timeline.page.headline
+    return incident.state.read_failure(evidence, now_ns=workflow.time_ns(), first=first)

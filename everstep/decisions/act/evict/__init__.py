@@ -1,1 +1,1 @@
-"""Decisions about evictions: the rules, their limits, an explanation of their answers, and a simulation of a policy."""
+"""Decisions about evictions: the rules, their plan for a job, an explanation of the answers, and a simulation."""

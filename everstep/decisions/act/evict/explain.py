@@ -1,6 +1,6 @@
-"""The rules of eviction for people: a job's policy in words and numbers, and what the rules answered in an incident.
+"""A description of the eviction rules for people, and of their answers in one incident.
 
-``everstep policy`` shows the first, ``everstep policy explain`` the second.
+``everstep policy`` shows the rules under a job's policy. ``everstep policy explain`` shows the answers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from everstep.model.eviction import BREAKER, EvictAnswer, EvictMode
 from everstep.model.message import Model
 from everstep.model.recovery_policy import RecoveryPolicy, settings
 
-BREAKER_SAYS = (
-    "asked last, of all machines that are to be evicted together: where they are too many, an operator has to approve "
-    "all of them"
+BREAKER_ASKS = (
+    "asked last, about all machines that are to be evicted together: if there are too many, an operator has to "
+    "approve all of them"
 )
 BREAKER_SETTINGS = ("evict.share", "evict.at_least", "evict.window_h")
-_SOURCED = re.compile(r"(?P<says>.*) \((?P<source>.*)\)\.")
+_SOURCED = re.compile(r"(?P<meaning>.*) \((?P<source>.*)\)\.")
 """The description of a setting: its meaning, and its source in brackets."""
 
 
 class RuleNumber(Model):
-    """A number that a rule, or the breaker, goes by."""
+    """A number that a rule or the breaker uses."""
 
     name: str
     value: float
-    says: str
+    meaning: str
     source: str
     """A paper's section; empty: no paper gives the number."""
     default: float | None = None
@@ -41,7 +41,7 @@ class DescribedRule(Model):
     """The description of one rule under one policy."""
 
     position: int
-    """The place in which it is asked; 1 is the first."""
+    """The position of the rule in the order in which rules are asked; 1 is the first."""
     name: str
     asks: str
     source: str
@@ -57,7 +57,7 @@ class DescribedBreaker(Model):
     """The description of the breaker under one policy."""
 
     name: str = BREAKER
-    asks: str = BREAKER_SAYS
+    asks: str = BREAKER_ASKS
     source: str = ""
     numbers: list[RuleNumber] = Field(default_factory=list)
     without_operator: int | None = None
@@ -65,10 +65,10 @@ class DescribedBreaker(Model):
 
 
 class DescribedPolicy(Model):
-    """Everything that decides which machines leave a job."""
+    """The eviction policy of a job: the rules, the breaker, and their numbers."""
 
     of: str
-    """``defaults``, or the job file or the job that has it."""
+    """The owner of the policy: ``defaults``, a job file or a job."""
     machines: int | None = None
     """The number of machines of the job; None: not known."""
     evict_mode: EvictMode
@@ -78,12 +78,12 @@ class DescribedPolicy(Model):
 
 
 def describe(policy: RecoveryPolicy, *, of: str = "defaults", machines: int | None = None) -> DescribedPolicy:
-    """The policy of a job.
+    """Describe the eviction policy of a job.
 
     Args:
-        policy: Its limits and modes.
-        of: Whose it is, in a few words.
-        machines: How many the job has; None: not known.
+        policy: The limits and modes.
+        of: The owner of the policy: ``defaults``, a job file or a job.
+        machines: The number of machines of the job; None: not known.
     """
     return DescribedPolicy(
         of=of,
@@ -101,7 +101,7 @@ def _rule(position: int, rule: EvictRule, policy: RecoveryPolicy) -> DescribedRu
     mode, alone = mode_of(rule, policy), mode_of(rule, policy.changed({"evict.mode": EvictMode.ACT}))
     own = "evict.rules" if rule.name in policy.evict.rules else ""
     fixed = [
-        RuleNumber(name=number.name, value=number.value, says=number.says, source=number.source)
+        RuleNumber(name=number.name, value=number.value, meaning=number.meaning, source=number.source)
         for number in rule.fixed
     ]
     return DescribedRule(
@@ -117,19 +117,20 @@ def _rule(position: int, rule: EvictRule, policy: RecoveryPolicy) -> DescribedRu
 
 
 def _settings(names: tuple[str, ...], policy: RecoveryPolicy) -> list[RuleNumber]:
-    found = []
+    numbers = []
     for name in names:
-        known = settings()[name]
-        told = _SOURCED.fullmatch(known.description or "")
-        says, source = (told["says"], told["source"]) if told else ((known.description or "").removesuffix("."), "")
-        found.append(RuleNumber(name=name, value=policy.value(name), says=says, source=source, default=known.default))
-    return found
+        default, text = settings()[name].default, settings()[name].description or ""
+        sourced = _SOURCED.fullmatch(text)
+        meaning, source = (sourced["meaning"], sourced["source"]) if sourced else (text.removesuffix("."), "")
+        value = policy.value(name)
+        numbers.append(RuleNumber(name=name, value=value, meaning=meaning, source=source, default=default))
+    return numbers
 
 
 class ExplainedAnswer(EvictAnswer):
     """The answer of one rule about one machine, and its result."""
 
-    followed: str
+    result: str
     """The result of the answer, in a few words."""
 
 
@@ -154,12 +155,12 @@ class Explanation(Model):
     """Machines that left the job."""
     answers: list[ExplainedAnswer]
     """The answers in the order in which the rules gave them, machine by machine."""
-    nothing_to_say: list[str] | None = None
-    """Rules that were asked and saw nothing that concerns them; None: the policy of the job is not known."""
+    no_answer: list[str] | None = None
+    """Rules that were asked and had no finding to answer; None: the policy of the job is not known."""
     not_asked: list[str] = Field(default_factory=list)
     """Rules that the policy of the job has switched off."""
     fault_ns: int = 0
-    """The moment that times of the story count from; 0: not known."""
+    """The time of the fault, from which the times of the story are counted; 0: not known."""
     story: list[StoryLine] = Field(default_factory=list)
 
 
@@ -176,28 +177,27 @@ def explained(
     """
     by = approved or {}
     return [
-        ExplainedAnswer(**answer.model_dump(), followed=_followed(answer, evicted, by.get(answer.machine, ""), over))
+        ExplainedAnswer(**answer.model_dump(), result=_result(answer, evicted, by.get(answer.machine, ""), over))
         for answer in answers
     ]
 
 
-def _followed(answer: EvictAnswer, evicted: Collection[str], approved_by: str, over: bool) -> str:
+def _result(answer: EvictAnswer, evicted: Collection[str], approved_by: str, over: bool) -> str:
     if answer.rule == BREAKER:
         return "an operator had to approve"
     if not answer.yes:
         return "nothing"
     if answer.mode is EvictMode.SHADOW:
-        return "it was written down, and nothing done"
+        return "noted only: the rule is in shadow mode"
     if answer.machine in evicted:
         return f"it left the job, approved by {approved_by}" if approved_by else "it left the job"
     if over:
         return "it stayed in the job"
-    needs = ": that takes an operator's approval" if answer.mode is EvictMode.APPROVE else ""
-    return f"it has not left the job{needs}"
+    return "an operator has to approve" if answer.mode is EvictMode.APPROVE else "it has not left the job yet"
 
 
 def quiet_rules(answers: Sequence[EvictAnswer], policy: RecoveryPolicy) -> tuple[list[str], list[str]]:
     """Return two lists of rule names: rules that were asked and gave no answer, and rules that were not asked."""
     off = [rule.name for rule in RULES if mode_of(rule, policy) is EvictMode.OFF]
-    heard = {answer.rule for answer in answers}
-    return [rule.name for rule in RULES if rule.name not in heard and rule.name not in off], off
+    answered = {answer.rule for answer in answers}
+    return [rule.name for rule in RULES if rule.name not in answered and rule.name not in off], off

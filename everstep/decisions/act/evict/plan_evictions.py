@@ -1,4 +1,4 @@
-"""The plan of evictions: one pure decision from all findings about the machines of a job."""
+"""The plan of evictions: which machines of a job leave, by all findings about them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class EvictFacts:
     machines: Sequence[str]
     """The machines of the job, in order."""
     findings: Sequence[MachineFinding] = ()
-    """All that speaks against machines now, from every source."""
+    """The active findings about the machines, from every source."""
     earlier: Sequence[MachineFinding] = ()
-    """Network alerts of before; ``since_ns`` is when."""
+    """Earlier network alerts; ``since_ns`` is their time."""
     evicted_ns: Sequence[int] = ()
     """Times of earlier evictions from this job without an operator: one entry for each machine."""
 
@@ -41,19 +41,19 @@ class EvictPlan:
 
     evict: list[Eviction] = field(default_factory=list)
     ask: list[Eviction] = field(default_factory=list)
-    """An operator has to approve: the mode of the rule, or the breaker, wants that."""
+    """Evictions that an operator has to approve, because of the mode of the rule or because of the breaker."""
     shadow: list[Eviction] = field(default_factory=list)
-    """Nothing is done about these; a rule in shadow mode would."""
+    """Evictions by rules in shadow mode, which are only noted."""
     asked: list[EvictAnswer] = field(default_factory=list)
     """Every answer, "no" included."""
 
     @property
     def tripped(self) -> str:
-        """Why the breaker has an operator asked; empty: it does not."""
+        """Why the breaker asks an operator; empty: it does not."""
         return next((answer.why for answer in self.asked if answer.rule == BREAKER), "")
 
     def without(self, machines: Collection[str]) -> EvictPlan:
-        """The plan without machines that an operator lets stay in the job."""
+        """Return the plan without machines that stay in the job by an operator's decision."""
         evict = [eviction for eviction in self.evict if eviction.machine not in machines]
         return replace(self, evict=evict, ask=[eviction for eviction in self.ask if eviction.machine not in machines])
 
@@ -61,8 +61,8 @@ class EvictPlan:
 def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
     """Answer every finding about a machine of the job, then ask the breaker.
 
-    If rules of different modes evict the same machine, the rule whose mode goes furthest decides; if several do,
-    the first of them.
+    If rules of different modes evict the same machine, the strongest mode counts: ``act``, then ``approve``, then
+    ``shadow``. Among rules of the same mode the first one counts.
     """
     asked: list[EvictAnswer] = []
     by_mode: dict[EvictMode, list[Eviction]] = {mode: [] for mode in EvictMode}
@@ -90,10 +90,10 @@ def allowed(machines: int, policy: RecoveryPolicy) -> int:
 
 
 def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnswer | None:
-    """Return why an operator has to approve the evictions: there are too many; None: no approval is needed.
+    """Return why an operator has to approve the evictions because there are too many; None: no approval is needed.
 
-    The breaker applies to all of the machines or to none: a job that needs all of them evicted does not resume after
-    a part of the evictions, and a large number of faults at once may have a cause outside the machines.
+    The breaker holds back all of the machines or none: a job that needs several evictions cannot resume after some of
+    them, and many faults at once may have a cause outside the machines.
     """
     began_ns = facts.now_ns - policy.evict.window_h * 3600e9
     before = sum(time_ns > began_ns for time_ns in facts.evicted_ns)
@@ -101,8 +101,8 @@ def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnsw
     if not wanted or before + wanted <= most:
         return None
     why = (
-        f"{wanted} machines of {len(facts.machines)} would be evicted, {before} were within the last "
-        f"{policy.evict.window_h:g} h, and {most} may be without an operator's approval"
+        f"{wanted} machines of {len(facts.machines)} would be evicted, {before} were evicted within the last "
+        f"{policy.evict.window_h:g} h, and at most {most} may leave without an operator's approval"
     )
     return EvictAnswer(rule=BREAKER, machine="", yes=False, why=why)
 
@@ -128,7 +128,7 @@ def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAns
 
 
 def _each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
-    """The machines of the job about which there are findings, in the job's order."""
+    """Return the facts of each machine with findings, in the order of the job's machines."""
     now, before = _by_machine(facts.findings), _by_machine(facts.earlier)
     alike = Counter(
         reason
@@ -141,15 +141,15 @@ def _each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
             yield MachineFacts(machine, tuple(findings), alerts, len(facts.machines), alike)
 
 
-def _by_machine(seen: Iterable[MachineFinding]) -> dict[str, list[Finding]]:
-    """The findings, machine by machine, the worst first; a part that is reported as healthy is none."""
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for one in seen:
-        if one.finding.verdict is not Health.HEALTHY:
-            found[one.machine].append(one.finding)
+def _by_machine(findings: Iterable[MachineFinding]) -> dict[str, list[Finding]]:
+    """Return the findings of each machine, the worst first, without those that report a part as healthy."""
+    by_machine: dict[str, list[Finding]] = defaultdict(list)
+    for about in findings:
+        if about.finding.verdict is not Health.HEALTHY:
+            by_machine[about.machine].append(about.finding)
     return {
-        machine: worst_first(sorted(findings, key=lambda finding: (finding.text, finding.evidence)))
-        for machine, findings in found.items()
+        machine: worst_first(sorted(own, key=lambda finding: (finding.text, finding.evidence)))
+        for machine, own in by_machine.items()
     }
 
 
@@ -158,5 +158,5 @@ def _kept(asked: list[EvictAnswer]) -> list[EvictAnswer]:
     end."""
     if len(asked) <= ASKED_KEPT:
         return asked
-    by_weight = sorted(range(len(asked)), key=lambda place: not (asked[place].yes or asked[place].rule == BREAKER))
-    return [asked[place] for place in sorted(by_weight[:ASKED_KEPT])]
+    by_weight = sorted(range(len(asked)), key=lambda index: not (asked[index].yes or asked[index].rule == BREAKER))
+    return [asked[index] for index in sorted(by_weight[:ASKED_KEPT])]

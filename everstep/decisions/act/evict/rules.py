@@ -1,10 +1,10 @@
-"""The eviction rules, as one table: which findings evict their machine, and why other findings do not.
+"""The table of eviction rules: which findings evict their machine, and why other findings do not.
 
-Every suspicion of a machine is a ``Finding``, from inspections, tests, replays, samples of a hang or of a slow job,
-silence, or operators (``FindingSource``). Each finding is answered by one rule, the first row that it fits. The first
-four rows are an operator's request and the evictions that figure 5 of ByteRobust makes without a test; then follow
-results of tests while the job was stopped, hangs and slow machines. The last four rows evict no machine: they explain
-why a finding is not enough. If no rule evicts, the ladder decides what is tried (``everstep.decisions.act.ladder``).
+Every suspicion of a machine is a ``Finding``. Its source is an inspection, a test, a replay, samples of a hang or of a
+slow job, silence, or an operator (``FindingSource``). The first row that fits a finding answers it. The first four rows
+are an operator's request and the evictions that ByteRobust makes without a test (figure 5). Then follow tests and
+replays of the stopped machines, hangs and slow machines. The last four rows evict no machine: they explain why a
+finding is not enough. If no rule evicts, the ladder decides what is tried (``everstep.decisions.act.ladder``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from everstep.model.finding import Finding, FindingSource, Health, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
 SHARED_MACHINES = 2
-"""A fault that more machines than these have at the same time may be shared."""
 SHARED_SHARE = 0.5
-"""A fault is shared if more than this share of the job's machines have it."""
+"""A fault is shared if more than ``SHARED_MACHINES`` machines of the job, and more than this share of them, have it."""
 OPERATOR = "operator"
-"""Name of the rule that an operator's word is enough for."""
+"""Name of the rule that evicts a machine because an operator asked for it."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
 
 
@@ -32,13 +31,13 @@ class MachineFacts:
 
     machine: str
     findings: tuple[Finding, ...]
-    """All that speaks against it now, the worst first."""
+    """The active findings about the machine, the worst first."""
     alerts: tuple[Finding, ...]
     """The machine's network alerts, active and earlier, the oldest first; each alert once."""
     machines: int
     """The number of machines of the job."""
     alike: Mapping[str, int]
-    """Reason code → how many machines of the job have such a fault now."""
+    """Reason code → the number of machines of the job that have such a fault now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class FixedNumber:
 
     name: str
     value: float
-    says: str
+    meaning: str
     source: str
 
 
@@ -58,42 +57,37 @@ class EvictRule:
     name: str
     """The stable name of the rule in reports, settings and metrics."""
     asks: str
-    """The question that the rule answers, in one line."""
+    """The condition of the rule and its answer, in one line."""
     paper: str
     """The source of the rule."""
     fits: Callable[[Finding], bool]
+    """Whether the rule answers a finding."""
     because: str = ""
     """The text that the answer adds to the finding's own text, as a format of ``finding``."""
     evicts: bool = True
-    """A finding that it fits, and whose verdict is faulty, has its machine evicted; False: it only says why not."""
+    """Whether a finding with the verdict faulty evicts its machine; False: the rule only explains why it does not."""
     unless_shared: bool = False
-    """A fault that more than half of the machines have is none of theirs."""
+    """A fault that more than half of the machines have evicts none of them."""
     decide: Callable[[Finding, MachineFacts], tuple[bool, str]] | None = None
-    """A function that decides, and adds to the finding's text, if the decision needs more than the finding."""
+    """A function that returns the answer and the text that it adds, for a rule that needs more than the finding."""
     waits: bool = True
-    """The job waits for another machine where there is none; False: then it is tried again with this one, since the
-    fault may have been the software's."""
+    """Whether the job waits for a replacement if there is none; False: it is tried again with the same machine, since
+    the software may have caused the fault."""
     until_released: bool = False
-    """Only a test or a replay sees the fault: the pool keeps the machine until an operator releases it."""
+    """Only a test or a replay detects the fault: the pool keeps the machine until an operator releases it."""
     mode: EvictMode = EvictMode.ACT
     """How far the rule may go, unless the policy of the job sets another mode."""
     settings: tuple[str, ...] = ()
-    """Settings of the policy that it depends on."""
+    """The settings of the policy that the rule uses."""
     fixed: tuple[FixedNumber, ...] = ()
     """Further numbers of the rule."""
 
     def answer(self, finding: Finding, facts: MachineFacts) -> tuple[bool, str]:
         """Return whether the finding evicts its machine, and the reason."""
-        shared = self.unless_shared and is_shared(finding.reason, facts)
-        if shared:
-            count = facts.alike[finding.reason]
-            yes, because = (
-                False,
-                (
-                    f"{count} of {facts.machines} machines have {finding.reason} now: what they share is at fault, "
-                    "not each of them"
-                ),
-            )
+        count = facts.alike.get(finding.reason, 0)
+        if self.unless_shared and count > SHARED_MACHINES and count > SHARED_SHARE * facts.machines:
+            yes = False
+            because = f"{count} of {facts.machines} machines have {finding.reason} now: the cause is shared by them"
         elif self.decide:
             yes, because = self.decide(finding, facts)
         else:
@@ -102,14 +96,8 @@ class EvictRule:
         return yes, f"{finding.headline}: {because}" if because else finding.headline
 
 
-def is_shared(reason: str, facts: MachineFacts) -> bool:
-    """Return whether the number of machines with the same fault is too large to blame this machine alone."""
-    count = facts.alike.get(reason, 0)
-    return count > SHARED_MACHINES and count > SHARED_SHARE * facts.machines
-
-
 def _from(source: FindingSource, owner: Owner | None = None, *, sure: bool = False) -> Callable[[Finding], bool]:
-    """Match findings of one source: all of them, or faults of one owner only; ``sure``: sure findings only."""
+    """Return a function that matches findings of one source, or only faults of one owner, or only sure findings."""
 
     def fits(finding: Finding) -> bool:
         faulty = owner is None or (finding.verdict is Health.FAULTY and finding.owner is owner)
@@ -128,26 +116,26 @@ def _second_alert(finding: Finding, facts: MachineFacts) -> tuple[bool, str]:
 
 
 SHARED = (
-    FixedNumber("shared_share", SHARED_SHARE, "More than this share of the machines have it now: it is shared", ""),
-    FixedNumber("shared_machines", SHARED_MACHINES, "And more machines than these have it", ""),
+    FixedNumber("shared_share", SHARED_SHARE, "A fault is shared if more than this share of the machines have it", ""),
+    FixedNumber("shared_machines", SHARED_MACHINES, "and if more than this number of machines have it", ""),
 )
-"""The conditions under which a fault or an alert is not blamed on the machine."""
+"""The conditions under which a fault or an alert is shared, and not blamed on the machine."""
 ALERTS = (
-    FixedNumber("alerts_within_s", ALERTS_WITHIN_S, "Two alerts within this count together", "ByteRobust, figure 5"),
-    FixedNumber("one_alert_s", ONE_ALERT_S, "Two alerts that are closer than this are one", ""),
+    FixedNumber("alerts_within_s", ALERTS_WITHIN_S, "Alerts within this time count together", "ByteRobust, figure 5"),
+    FixedNumber("one_alert_s", ONE_ALERT_S, "Alerts that are closer than this count as one alert", ""),
 )
 """The conditions under which alerts of a machine count together."""
 
 RULES: tuple[EvictRule, ...] = (
     EvictRule(
         OPERATOR,
-        "an operator takes the machine out: neither a mode nor the breaker holds that up",
+        "an operator evicts the machine: neither a mode nor the breaker prevents that",
         "",
         _from(FindingSource.OPERATOR),
     ),
     EvictRule(
         "sure-machine-fault",
-        "a fault that names the machine for sure, and that the machines do not share: evict at once",
+        "an inspection names the machine for sure, and the fault is not shared: evict at once",
         "ByteRobust, figure 5, step 1",
         _from(FindingSource.INSPECTION, Owner.MACHINE, sure=True),
         "it names this machine for sure",
@@ -156,7 +144,7 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         "repeated-network-alert",
-        f"one network alert is tolerated, the second of a machine within {ALERTS_WITHIN_S:.0f} s evicts",
+        f"one network alert is tolerated; a second alert of the machine within {ALERTS_WITHIN_S:.0f} s evicts it",
         "ByteRobust, figure 5",
         is_alert,
         unless_shared=True,
@@ -165,101 +153,101 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         "gone-machine",
-        "agent and ranks of the machine are silent",
+        "the agent and the ranks of the machine are silent",
         "the paper gives no heartbeat limit",
         _from(FindingSource.SILENCE),
         settings=("silence.evict_s",),
     ),
     EvictRule(
         "failed-test",
-        "a test of the machine, whose ranks are stopped, finds it at fault, and the machines do not share that",
+        "a test of the machine, whose ranks are stopped, fails, and the fault is not shared",
         "ByteRobust, section 4.2: suspects of a diagnosis are evicted",
         _from(FindingSource.TEST, Owner.MACHINE),
-        "a test of the stopped machine says so",
+        "a test of the machine, while its ranks were stopped",
         unless_shared=True,
         until_released=True,
         fixed=SHARED,
     ),
     EvictRule(
         "bad-link",
-        "a test of the stopped machines finds that the link between two of them does not work: one of them leaves",
-        "each of the two may work, so this is over-eviction",
+        "a test shows that the link between two machines does not work: one of the two leaves",
+        "over-eviction: each of the two machines may work",
         _from(FindingSource.TEST, Owner.NETWORK),
-        "over-eviction: one of the two leaves, since the job cannot run over that link",
+        "over-eviction: one of the two machines leaves, since the job cannot run over that link",
         unless_shared=True,
         fixed=SHARED,
     ),
     EvictRule(
         "failed-replay",
-        "the job's script, run on groups of the stopped machines, breaks or computes other bits where this one is in",
+        "a replay of the job fails, or computes other bits, in every group that has the machine",
         "ByteRobust, section 6, algorithm 1: the intersection is evicted",
         _from(FindingSource.REPLAY, Owner.MACHINE),
-        "a replay of the job says so",
+        "a replay of the job on groups of its machines",
         unless_shared=True,
         until_released=True,
         fixed=SHARED,
     ),
     EvictRule(
         "hang-culprit",
-        "the job hung, and samples of all ranks name this machine's, for which the others wait",
+        "the job hung, and samples of all ranks show that the others wait for ranks of the machine",
         "the wait-for graph (docs/concepts/hangs.md); the paper over-evicts",
         _from(FindingSource.HANG, Owner.MACHINE, sure=True),
         waits=False,
     ),
     EvictRule(
         "hang-group",
-        "the job hung, and the machine is of the smallest parallel group that the outliers share: over-eviction",
+        "over-eviction: the job hung, and the machine is in the smallest parallel group that has all outliers",
         "ByteRobust, section 5.1, figure 7",
         _from(FindingSource.HANG),
         waits=False,
     ),
     EvictRule(
         "slow-machine",
-        "the job became slow, a vote over samples of all ranks names this machine, and its ranks' own past agrees",
-        "ByteRobust, section 5.1: five rounds, the one with most flags",
+        "the job became slow, a vote over samples of all ranks names the machine, and its ranks' own past agrees",
+        "ByteRobust, section 5.1: five rounds; the machine with the most flags",
         _from(FindingSource.VOTE),
     ),
     EvictRule(
         "application-caused",
-        "code and data of a job evict no machine: that takes more than one job's own evidence",
+        "a fault of the job's code or data evicts no machine",
         "ByteRobust, section 4.1: rollback, not eviction",
         lambda finding: finding.owner in OF_THE_JOB,
-        "owner {finding.owner}: the evidence of one job alone evicts no machine",
+        "owner {finding.owner}: a fault of the job evicts no machine",
         evicts=False,
     ),
     EvictRule(
         "unknown-verdict",
-        "what could not be inspected is no fault",
+        "a machine that could not be inspected is not evicted for that",
         "",
         lambda finding: finding.verdict is not Health.FAULTY,
-        "the verdict is {finding.verdict}, and that is no fault",
+        "the verdict is {finding.verdict}, not faulty",
         evicts=False,
     ),
     EvictRule(
         "unsure-fault",
-        "a fault that does not name the machine for sure waits for a test",
+        "a fault that does not name the machine for sure has to be confirmed by a test",
         "ByteRobust, figure 5, step 3: stop-time checks",
         lambda finding: finding.owner is Owner.MACHINE,
-        "it does not name the machine for sure; a test has to",
+        "it does not name the machine for sure: a test has to confirm it",
         evicts=False,
     ),
     EvictRule(
         "other-owner",
-        "storage, scheduler and unknown owners: another machine has the same fault",
+        "a fault of storage, of the scheduler or of an unknown owner: another machine would have it too",
         "",
         lambda finding: True,
-        "owner {finding.owner}, so not this machine alone",
+        "owner {finding.owner}: another machine would have this fault too",
         evicts=False,
     ),
 )
 """The rules in order: the first rule that fits a finding answers it; if several evict a machine, the first is named."""
 BY_NAME = {rule.name: rule for rule in RULES}
 BY_TEST_OR_REPLAY = frozenset({"failed-test", "bad-link", "failed-replay"})
-"""Rules that act on what an incident looked for while the job was stopped."""
+"""Rules that evict by a test or a replay of the incident, while the job was stopped."""
 
 
 def rule_of(finding: Finding) -> EvictRule:
-    """The rule that answers a finding."""
+    """Return the rule that answers a finding."""
     return next(rule for rule in RULES if rule.fits(finding))
 
 
@@ -271,13 +259,10 @@ def waits_for_another(name: str) -> bool:
 def mode_of(rule: EvictRule, policy: RecoveryPolicy) -> EvictMode:
     """Return how far a rule may go: its own mode, but never further than ``evict.mode``.
 
-    An unknown mode asks an operator. An operator's own request is always followed.
+    An unknown mode counts as ``approve``. An operator's own request is always followed.
     """
     if rule.name == OPERATOR:
         return EvictMode.ACT
     order = (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW, EvictMode.OFF)
-    known = [
-        mode if mode in order else EvictMode.APPROVE
-        for mode in (policy.evict.mode, policy.evict.rules.get(rule.name, rule.mode))
-    ]
-    return max(known, key=order.index)
+    modes = policy.evict.mode, policy.evict.rules.get(rule.name, rule.mode)
+    return max((mode if mode in order else EvictMode.APPROVE for mode in modes), key=order.index)

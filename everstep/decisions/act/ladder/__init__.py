@@ -1,1 +1,1 @@
-"""The ladder of stop-time checks: pure functions that choose the next rung for a fault whose cause is not known."""
+"""The ladder: the choice of what is tried next about a fault whose cause is not known, while the job is stopped."""

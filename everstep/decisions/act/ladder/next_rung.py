@@ -1,4 +1,4 @@
-"""The choice of the next rung, from the rungs that were tried for a failure, now and for the same fault before."""
+"""The choice of the next rung, from the rungs that were tried in this incident and for the same fault before it."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from everstep.model.ladder import Rung, RungMode, TriedRung
 from everstep.model.recovery_policy import RecoveryPolicy
 
 DEFAULT_MODES = {Rung.DIAGNOSE: RungMode.ACT, Rung.ROLLBACK: RungMode.ACT, Rung.REPLAY: RungMode.ACT}
-"""Rungs that a policy can restrict, and how far they go if the policy has no mode for them."""
-HELD_BACK = frozenset({RungMode.SHADOW, RungMode.OFF})
+"""Rungs that a policy can restrict → their mode if the policy has none for them."""
+SKIPPED_MODES = frozenset({RungMode.SHADOW, RungMode.OFF})
 
 
 @dataclass(frozen=True, slots=True)
 class NextRung:
-    """The next rung, and why."""
+    """The next rung, and the reason for it."""
 
     rung: Rung
     why: str
     path: str
     """Name of the row of the table (``PATHS``)."""
     skipped: tuple[str, ...] = ()
-    """Rungs whose turn it was before it, and why they were left out."""
+    """Earlier rungs of the path that were skipped, each with the reason."""
     asks: bool = False
-    """An operator has to approve it first."""
+    """An operator has to approve the rung first."""
     tried: bool = False
-    """Something was tried before."""
+    """Some rung was tried before."""
     position: int = 0
     """The position of the rung in its path, from 0; past the end if no rung is left."""
     last: bool = False
-    """Nothing else is left to try."""
+    """No rung of the path is left to try."""
     restarts: int = 0
-    """How often the job was launched again since no other rung was left."""
+    """How often the job was launched again after the last rung of its path."""
 
     @property
     def text(self) -> str:
         """The choice as text for people."""
-        left_out = f" ({'; '.join(self.skipped)})" if self.skipped else ""
-        return f"{self.why}{left_out}"
+        return f"{self.why} ({'; '.join(self.skipped)})" if self.skipped else self.why
 
     @property
     def is_explained(self) -> bool:
@@ -51,13 +50,13 @@ class NextRung:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A reason for which a rung is left out."""
+    """A condition under which a rung is skipped."""
 
     rung: Rung | None
-    """None: any that a policy can hold back."""
+    """The rung; None: every rung that a policy can restrict."""
     applies: Callable[[LadderFacts, RecoveryPolicy, Rung], bool]
     because: str
-    """A format of ``facts`` and ``mode``."""
+    """The reason, as a format of ``facts`` and ``mode``."""
 
 
 SKIPS: tuple[Skip, ...] = (
@@ -69,21 +68,21 @@ SKIPS: tuple[Skip, ...] = (
         "{facts.version} ran well for {facts.ran_well_h:.0f} h, and it fails at another step each time",
     ),
     Skip(Rung.REPLAY, lambda facts, policy, rung: bool(facts.no_replay), "{facts.no_replay}"),
-    Skip(None, lambda facts, policy, rung: mode_of(rung, policy) in HELD_BACK, "its mode is {mode}"),
+    Skip(None, lambda facts, policy, rung: mode_of(rung, policy) in SKIPPED_MODES, "its mode is {mode}"),
 )
-"""The reasons to skip a rung; the first that applies is shown."""
+"""The conditions under which a rung is skipped; the first that applies is the reason."""
 
 
 def mode_of(rung: Rung, policy: RecoveryPolicy) -> RungMode:
-    """Return how far a rung may go; an unknown mode asks an operator."""
+    """Return how far a rung may go; an unknown mode counts as ``approve``."""
     mode = policy.ladder.modes.get(rung, DEFAULT_MODES.get(rung, RungMode.ACT))
     return mode if mode.known else RungMode.APPROVE
 
 
 def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
-    """The first rung of the failure's path that was not tried yet, can be tried, and may be.
+    """Return the first rung of the failure's path that was not tried yet and is not skipped.
 
-    If no rung is left, the job is launched again; the rules that park a job decide how often.
+    If no rung is left, the job is launched again. The restart rules decide how often (``recover/rules.py``).
     """
     path = path_of(facts)
     tried = counted(facts, policy, path.name)
@@ -111,26 +110,26 @@ def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
 
 
 def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None:
-    """Why a rung is left out; None: it is not."""
+    """Return the condition under which a rung is skipped; None: it is not."""
     of_rung = (skip for skip in SKIPS if skip.rung is rung or (skip.rung is None and rung in DEFAULT_MODES))
     return next((skip for skip in of_rung if skip.applies(facts, policy, rung)), None)
 
 
 def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
-    """Return a text such as ``nothing says for sure what failed; reattempt and diagnose did not help``."""
+    """Return a text such as ``the cause is not known; reattempt and diagnose did not help``."""
     names = [str(rung) for rung in Rung if tried[rung]]
     before = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f"{path.when}; {before} did not help{more}" if before else path.when
 
 
-# What of earlier times counts.
+# The attempts of earlier incidents that count.
 
 
 def is_same_fault(tried: TriedRung, failure: Failure) -> bool:
-    """Return whether an earlier attempt was made for the current failure.
+    """Return whether an earlier attempt was made for the fault that caused the current failure.
 
-    Both have the same symptom, and the same step or machine. The attempt also counts if no particular machine showed
-    either failure: a machine that computes wrongly now and then causes a NaN on all ranks, at any step.
+    Both have the same symptom, and the same step or machine. The attempt also counts if neither failure names a
+    machine: a machine that sometimes computes wrongly causes a NaN on all ranks, at any step.
     """
     if tried.symptom != failure.symptom:
         return False
@@ -148,10 +147,10 @@ def within_window(tried: Iterable[TriedRung], failure: Failure, policy: Recovery
 
 
 def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[TriedRung]:
-    """Attempts of earlier incidents that count for this failure.
+    """Return the attempts of earlier incidents that count for this failure.
 
-    An attempt counts if it was for a failure with the same symptom, and (a) that failure is unsolved, or (b) it lies in
-    the window, and it is the same fault, or there are many failures in the window.
+    An attempt counts if its failure had the same symptom, and that failure is (a) not solved, (b) the same fault, and
+    in the window, or (c) one of many in the window (``ladder.repeats``).
     """
     failure = facts.failure
     alike = [
@@ -166,14 +165,13 @@ def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[TriedRung]:
 
 
 def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
-    """Count how often each rung was tried: in this incident, and for the same fault before it.
+    """Count how often each rung was tried, in this incident and for the same fault before it.
 
     Args:
         facts: The facts about the stopped job.
         policy: The policy with the window.
-        path: The path of the failure. If its cause is known, only attempts on that path in this incident count: faults
-        of
-            unknown cause show nothing about a machine that is gone.
+        path: The path of the failure. If its cause is known, only attempts on that path in this incident count, since
+            attempts for faults of unknown cause show nothing about a known cause.
     """
     if path in KNOWN_CAUSES:
         return Counter(attempt.rung for attempt in facts.tried if attempt.path == path)
@@ -181,12 +179,12 @@ def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Count
 
 
 def _tried_for_unknown(facts: LadderFacts) -> list[TriedRung]:
-    """Attempts of this incident, except those for faults whose cause is known."""
+    """Return the attempts of this incident, without those for faults whose cause is known."""
     return [attempt for attempt in facts.tried if attempt.path not in KNOWN_CAUSES]
 
 
 def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
-    """Return whether the job failed at the same step again, or again in this incident; True if steps are not known."""
+    """Return whether the job failed again at its step, or again in this incident; True if the step is not known."""
     generation, step = facts.failure.generation, facts.failure.step
     here = any(attempt.generation != generation for attempt in _tried_for_unknown(facts))
     return step < 0 or here or any(attempt.step == step for attempt in counting(facts, policy))
@@ -204,7 +202,7 @@ def kept(
         most: The largest number of attempts to keep.
         unsolved: Generations whose failures are not solved.
     """
-    newest_ns = max((one.time_ns for one in new), default=0)
+    newest_ns = max((attempt.time_ns for attempt in new), default=0)
     began_ns = newest_ns - policy.ladder.window_h * 3600e9
     before = [attempt for attempt in remembered if attempt.time_ns >= began_ns or attempt.generation in unsolved]
-    return [one for one in (*before, *new) if one.path not in KNOWN_CAUSES][-most:]
+    return [attempt for attempt in (*before, *new) if attempt.path not in KNOWN_CAUSES][-most:]

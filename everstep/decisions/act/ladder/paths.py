@@ -1,7 +1,7 @@
-"""The order in which rungs are tried for each kind of failure: a table whose first row that fits decides.
+"""The table of paths: the order in which rungs are tried for each kind of failure. The first row that fits counts.
 
-ByteRobust (section 4.2, figure 5) tests the machines first, restarts the job as it is if all tests pass, then rolls the
-code back, then replays. A row that differs from that order states it (docs/adr/0044).
+ByteRobust (section 4.2, figure 5) tests the machines first. If all tests pass, it restarts the job as it is, then rolls
+the code back, then replays. ADR 0044 (docs/adr) explains the paths with another order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from everstep.model.ladder import Rung, TriedRung
 
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
-"""Owners of faults against which neither a test of a machine nor other code helps."""
+"""Owners of faults for which neither a test of the machines nor other code helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class LadderFacts:
 
     failure: Failure
     explained: bool = False
-    """A machine is to blame, and is dealt with."""
+    """A machine is to blame that is already handled."""
     hinted: bool = False
-    """An inspection names a machine, and not for sure."""
+    """An inspection suspects a machine, but not for sure."""
     tried: tuple[TriedRung, ...] = ()
     """Attempts of this incident since an operator last resumed it, the oldest first."""
     remembered: tuple[TriedRung, ...] = ()
     """Attempts of earlier incidents of the job."""
     of_script: bool = False
-    """Samples of the ranks showed that the script itself has them wait for each other."""
+    """Samples of the ranks showed that the script itself makes them wait for each other."""
     blamed: bool = False
     """The running version is to blame: it is young, and code can cause the failure."""
     recent: bool = False
@@ -40,9 +40,9 @@ class LadderFacts:
     version: str = ""
     """The running version; empty: it is not known."""
     ran_well_h: float | None = None
-    """How many hours the running version ran without this fault; None: not long enough to clear it."""
+    """How many hours the running version ran without this fault; None: not long enough to clear the version."""
     back_to: str = ""
-    """The version that a rollback would bring; empty: there is none."""
+    """The version to which a rollback would go back; empty: there is none."""
     tests: tuple[str, ...] = ()
     """Diagnostic tests for this symptom; empty: there are none."""
     unsolved: frozenset[int] = field(default=frozenset())
@@ -51,13 +51,13 @@ class LadderFacts:
     """Why the job cannot be replayed; empty: it can."""
     diagnose_at_once: bool = False
     approved: frozenset[Rung] = field(default=frozenset())
-    """Rungs that an operator let go on."""
+    """Rungs that an operator approved."""
 
     @property
     def owner(self) -> str:
         """The owner of the fault that ended the first rank; empty: not known."""
-        found = self.failure.classification
-        return "" if found is None or found.consequence else found.owner
+        fault = self.failure.classification
+        return "" if fault is None or fault.consequence else fault.owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ class Path:
     name: str
     """The stable name of the path in reports."""
     when: str
+    """The kind of failure, in one line."""
     rungs: tuple[Rung, ...]
-    """The rungs in order; a rung that is named twice is tried twice. After the last rung the job is reattempted as
+    """The rungs in order; a rung that is named twice is tried twice. After the last rung the job is launched again as
     often as the policy allows."""
     source: str
     fits: Callable[[LadderFacts], bool]
@@ -107,44 +108,36 @@ def _not_launched(facts: LadderFacts) -> bool:
     return facts.failure.symptom is Symptom.LAUNCH_FAILED
 
 
-def _at_once(facts: LadderFacts) -> bool:
-    return facts.diagnose_at_once
-
-
-def _else(facts: LadderFacts) -> bool:
-    return True
-
-
 EXPLAINED = "explained"
-"""Name of the path of failures of which a machine is to blame that is dealt with."""
+"""Name of the path of failures that are blamed on a machine which is already handled."""
 KNOWN_CAUSES = frozenset({"update", EXPLAINED, "elsewhere"})
-"""Paths of failures whose cause is known, and is neither the code nor a machine of the job: what was tried for them
-shows nothing about another failure."""
+"""Paths of failures whose cause is known, and is neither the code nor a machine that is still in the job. The attempts
+on them show nothing about another failure."""
 FIGURE = "ByteRobust, section 4.2 and figure 5"
 PATHS: tuple[Path, ...] = (
-    Path("update", "nothing failed: other code is to run", (REATTEMPT,), "", _update),
+    Path("update", "nothing failed: the job was stopped for other code", (REATTEMPT,), "", _update),
     Path(
         EXPLAINED,
-        "a machine is to blame: it is gone, it left, or an inspection names it",
+        "a machine is to blame: it was lost, it left the job, or an inspection names it",
         (REATTEMPT,),
         f"{FIGURE}, step 1",
         _explained,
     ),
     Path(
         "new-code",
-        "the code is new, and the program itself failed, or hangs by itself",
+        "the code is new, and the program itself failed or hangs",
         (ROLLBACK, REATTEMPT),
         f"{FIGURE}, step 2",
         _new_code,
     ),
     Path(
         "user-error",
-        "the program itself failed, or hangs by itself",
+        "the program itself failed or hangs",
         (REATTEMPT, ROLLBACK),
         f"{FIGURE}, step 2",
         _user_error,
     ),
-    Path("elsewhere", "data, shared storage or the scheduler are to blame", (REATTEMPT,), "", _elsewhere),
+    Path("elsewhere", "the data, the storage or the scheduler is to blame", (REATTEMPT,), "", _elsewhere),
     Path(
         "not-finite-new-code",
         "the loss is not finite, and the code is new",
@@ -155,29 +148,29 @@ PATHS: tuple[Path, ...] = (
     Path("not-finite", "the loss is not finite", (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY), FIGURE, _not_finite),
     Path(
         "not-launched",
-        "the ranks did not come to a step",
+        "the ranks did not reach a first step",
         (REATTEMPT, REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY),
         "",
         _not_launched,
     ),
     Path(
         "unclear-at-once",
-        "nothing says for sure what failed, and `diagnose.at_once` is set",
+        "the cause is not known, and `diagnose.at_once` is set",
         (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
         FIGURE,
-        _at_once,
+        lambda facts: facts.diagnose_at_once,
     ),
     Path(
         "unclear",
-        "nothing says for sure what failed",
+        "the cause is not known",
         (REATTEMPT, DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
         FIGURE,
-        _else,
+        lambda facts: True,
     ),
 )
 """The paths in order. Every failure has a path, since the last row always fits."""
 
 
 def path_of(facts: LadderFacts) -> Path:
-    """The path of a failure."""
+    """Return the path of a failure."""
     return next(path for path in PATHS if path.fits(facts))

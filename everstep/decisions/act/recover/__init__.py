@@ -1,1 +1,1 @@
-"""Decisions about a stopped job: whether and how it is restarted, and whether the restart succeeded."""
+"""Decisions about a stopped job: whether it is restarted, from which step, and whether the restart succeeded."""

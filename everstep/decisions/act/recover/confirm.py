@@ -1,8 +1,8 @@
-"""The confirmation that a launched generation makes steps.
+"""The confirmation that the ranks of a launched generation make steps.
 
-A restart is confirmed by the kind of steps that its script showed before: bodies of ``run.steps``, else reports or
-calls of the optimizer. A script that has shown none yet counts as running, but not as confirmed, once it lived for a
-while (ADR 0020).
+A script shows its steps as bodies of ``run.steps``, or else as reports or calls of the optimizer. A restart is
+confirmed by the kind of steps that the script showed before. A script that has shown no steps yet counts as running,
+but not as confirmed, once its ranks have lived for a while (ADR 0020).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from everstep.model.launch import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 
 _ORDER = {"": 0, "calls": 1, "steps": 2}
-"""How a script shows its steps, from the least certain to the most; a kind of another release is kept."""
+"""The kinds in which a script shows its steps → how certain they are. A kind of a later release is the most certain."""
 
 
 def has_stepped(
@@ -30,13 +30,13 @@ def has_stepped(
     reports: int,
     kind: str = "",
 ) -> bool:
-    """Return whether a process completed a step, if it shows steps at all.
+    """Return whether a process completed a step, as far as it shows steps.
 
     Args:
         attached: The process joined.
-        finished: Its loop ran to the end, or it left it.
+        finished: The process ran its loop to the end, or left it.
         entered: The process is within ``run.steps``.
-        first_step: It completed a body of the loop, or called an optimizer before it joined, if ever it does.
+        first_step: The process completed a body of its loop, or called an optimizer before it joined.
         optimizer_steps: Calls of the optimizer.
         reports: Calls of ``run.report``.
         kind: The kind of the job's ``Showing``: with ``steps``, only loop bodies count.
@@ -45,13 +45,13 @@ def has_stepped(
         return True
     if entered or kind == "steps":
         return False
-    # Before its loop a script may call the optimizer once, so that it has a state to load into.
+    # A script that joined may call the optimizer once before its loop, to create the state that it then restores.
     return reports > 0 or optimizer_steps > (1 if attached else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The progress of one rank of the generation; times in nanoseconds of the wall clock, 0: not yet."""
+    """The progress of one rank of the generation. Times are nanoseconds of the wall clock; 0: not yet."""
 
     rank: int
     alive: bool
@@ -60,7 +60,7 @@ class RankState:
     completed_steps: int
     optimizer_steps: int
     code: int | None = None
-    """Exit code; None while it is alive, or when it ended otherwise."""
+    """The exit code; None while the process lives, or if it ended without one."""
     forked_ns: int = 0
     script_ns: int = 0
     joined_ns: int = 0
@@ -73,18 +73,17 @@ class RankState:
 
     @property
     def over(self) -> bool:
-        """Whether the rank has no step left to do: it left its loop without an error."""
+        """Return whether the rank has no step left to do: it left its loop without an error."""
         return self.finished or (self.left_ns > 0 and (self.alive or self.code == 0))
 
     @property
     def shown(self) -> int:
-        """Steps that this process showed: loop bodies, reports or calls of the optimizer."""
+        """Return the number of steps that this process showed: reports, calls of the optimizer, or the first step."""
         return max(self.optimizer_steps, self.reports, int(self.first_step_ns > 0))
 
 
 def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
-    """Return the ranks that made steps again as their script did before; a rank that never showed steps only has to
-    live."""
+    """Return the ranks that made a step since their launch. A rank that never shows steps only has to live."""
     silent = set(showing.silent)
     return {
         state.rank
@@ -102,22 +101,22 @@ def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
     }
 
 
-def showing_of(seen: Iterable[tuple[int, bool, int]], known: Showing) -> Showing:
+def showing_of(seen: Iterable[tuple[int, bool, int]], before: Showing) -> Showing:
     """Return how a script shows its steps.
 
     Args:
         seen: For each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
             reports or calls of the optimizer); -1: not known.
-        known: The kind that was seen earlier. A less certain kind is ignored: the ranks may not have progressed so far.
+        before: The earlier result. A less certain kind does not replace it: the ranks may not have progressed so far.
     """
     ranks = list(seen)
     kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
-    if not kind or _ORDER[kind] < _ORDER.get(known.kind, len(_ORDER)):
-        return known
+    if not kind or _ORDER[kind] < _ORDER.get(before.kind, len(_ORDER)):
+        return before
     if max((steps for *_, steps in ranks), default=-1) >= RUNS_FREE_STEPS:
         silent = [rank for rank, loop, steps in ranks if not loop and steps == 0]
     else:
-        silent = known.silent if kind == known.kind else []
+        silent = before.silent if kind == before.kind else []
     return Showing(kind=kind, silent=silent)
 
 
@@ -125,7 +124,7 @@ def confirm_bound_s(first_step_s: float, policy: RecoveryPolicy) -> float:
     """Return how many seconds ranks have from their launch to a first step.
 
     Args:
-        first_step_s: The longest time to a first step before, seconds; 0: no start of this job reached a step.
+        first_step_s: The longest time to a first step so far, seconds; 0: no launch of this job reached a step.
         policy: The bounds.
     """
     if first_step_s <= 0:
@@ -143,23 +142,23 @@ def judge_confirmation(
     policy: RecoveryPolicy,
     emptied: Sequence[str] = (),
     silent: Mapping[str, float] | None = None,
-    whole_ns: int = 0,
+    all_seen_ns: int = 0,
     left_ns: Mapping[int, int] | None = None,
     known_alive: bool = False,
 ) -> Confirmation | None:
-    """Judge a launch: confirmed, failed, running though not confirmed, or None while it is open.
+    """Judge a launch: it is confirmed, it failed, or it runs without confirmation; None: this is still open.
 
     Args:
         generation: The generation that was launched.
         ranks: The ranks as the agents show them.
-        world_size: Ranks at full width; fewer are never confirmed.
+        world_size: The number of ranks of the job; a launch of fewer ranks is never confirmed.
         showing: How the script showed its steps before.
         now_ns: The current time of the observer's clock.
-        policy: How long a script that shows nothing must live to be taken to run.
-        emptied: Machines that took part in the launch and have no memory of it: they and their ranks were lost.
-        silent: Machines that are not waited for any more → seconds since anything was heard of them, or a step was
-            completed by any rank.
-        whole_ns: When all ranks were seen first, by the same clock as ``now_ns``; 0: not yet.
+        policy: The policy with ``confirm.alive_s``: how long ranks that show no steps must live to count as running.
+        emptied: Machines that took part in the launch and lost their memory, and so their ranks.
+        silent: Machines that are not waited for any more → seconds since they answered, or since any rank completed a
+            step.
+        all_seen_ns: When all ranks were first seen, by the same clock as ``now_ns``; 0: not yet.
         left_ns: Rank → when it was seen to have left with code 0, by the same clock.
         known_alive: The generation is known to live: wait for its steps.
     """
@@ -172,31 +171,31 @@ def judge_confirmation(
         return Confirmation(generation=generation, ok=False, reason=failed, emptied=list(emptied))
     if len(ranks) < world_size:
         return None
-    every = f"all {world_size} ranks"
+    all_ranks = f"all {world_size} ranks"
     if len(stepped) == len(ranks):
         return Confirmation(
             generation=generation,
             ok=True,
-            reason=f"{every} completed a step",
+            reason=f"{all_ranks} completed a step",
             stepped_ns=max((state.first_step_ns for state in ranks), default=0) or now_ns,
             completed_steps=max((state.completed_steps for state in ranks), default=-1),
             parts=parts_of(ranks),
             showing=_shown_by(ranks, showing),
         )
     if not any(state.alive for state in ranks):
-        # A script that was nearly done: it had no step left, and the end of the job follows at once.
+        # The script had no step left to do, and the job ends at once.
         return Confirmation(
             generation=generation,
             ok=True,
-            reason=f"{every} stepped or left with code 0",
+            reason=f"{all_ranks} stepped or left with code 0",
             stepped_ns=now_ns,
             showing=_shown_by(ranks, showing),
         )
-    # A rank that joined is going to show steps. For other ranks this is not known.
+    # A rank that joined will show steps. Of other ranks that is not known.
     expected = known_alive or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
-    lived_s = (now_ns - whole_ns) / 1e9 if whole_ns else 0.0
+    lived_s = (now_ns - all_seen_ns) / 1e9 if all_seen_ns else 0.0
     if not expected and lived_s > policy.confirm.alive_s:
-        return _unconfirmed(generation, f"{every} live for {lived_s:.0f} s; no step was shown", now_ns)
+        return _unconfirmed(generation, f"{all_ranks} live for {lived_s:.0f} s; no step was shown", now_ns)
     return None
 
 
@@ -208,20 +207,20 @@ def _why_failed(
     *,
     waited: bool,
 ) -> str:
-    """Return why the launch failed already; empty: it did not.
+    """Return why the launch has failed; empty: it has not.
 
     Args:
         waiting: The ranks that have not stepped.
-        ranks: All of them.
+        ranks: All ranks.
         emptied: Machines that lost their ranks.
         silent: Silent machines → seconds since their last answer.
-        waited: Long enough for others to follow a rank that left with code 0.
+        waited: The other ranks had enough time to follow a rank that left with code 0.
     """
     if emptied:
-        return f"{listed(emptied)} came back empty before the first step"
+        return f"{listed(emptied)} lost its ranks before the first step"
     if silent:
-        verb = "says" if len(silent) == 1 else "say"
-        return f"{listed(sorted(silent))} {verb} nothing for {min(silent.values()):.0f} s, and no rank completes a step"
+        names, seconds = listed(sorted(silent)), min(silent.values())
+        return f"no answer of {names} for {seconds:.0f} s, and no rank completes a step"
     if ended := sorted(state.rank for state in waiting if not state.alive and state.code != 0):
         return f"rank {listed(ended)} ended before the first step"
     left = sorted(state.rank for state in waiting if not state.alive)
@@ -239,21 +238,21 @@ def judge_timeout(
     bound_s: float,
     now_ns: int,
 ) -> Confirmation:
-    """Judge a launch whose time is up: a hang, or a script that may show no steps at all.
+    """Judge a launch that was not confirmed in time: it hangs, or its script may never show steps.
 
     Args:
         generation: The generation that was launched.
-        ranks: What the agents showed of it.
-        world_size: Ranks at full width.
+        ranks: The ranks as the agents show them.
+        world_size: The number of ranks of the job.
         showing: How the script showed its steps before.
-        bound_s: Seconds that the ranks had.
-        now_ns: Time now.
+        bound_s: The time that the ranks had, seconds.
+        now_ns: The current time.
     """
     shown = stepped_again(ranks, showing)
     waiting = [state for state in ranks if state.rank not in shown]
     silent = sorted(set(range(world_size)) - shown)
     within = f"within {bound_s:.0f} s"
-    # A rank in the loop has a step to do. A rank that joined and is not in the loop may serve that step of other ranks.
+    # A rank in its loop has a step to do. A rank that joined and is not in a loop may only serve the steps of others.
     due = any(state.entered_ns > 0 for state in waiting) or (not shown and any(state.attached for state in waiting))
     if showing.kind or due or len(ranks) < world_size:
         return Confirmation(
@@ -270,12 +269,12 @@ def _unconfirmed(generation: int, reason: str, now_ns: int) -> Confirmation:
     return Confirmation(generation=generation, ok=True, confirmed=False, reason=reason, stepped_ns=now_ns)
 
 
-def _shown_by(ranks: Iterable[RankState], known: Showing) -> Showing:
-    return showing_of(((state.rank, state.entered_ns > 0, state.shown) for state in ranks), known)
+def _shown_by(ranks: Iterable[RankState], before: Showing) -> Showing:
+    return showing_of(((state.rank, state.entered_ns > 0, state.shown) for state in ranks), before)
 
 
 def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:
-    """Return the time from fork to first step by part, in seconds; at each milestone the slowest rank counts."""
+    """Return the parts of the time from the fork to the first step, seconds. Each part ends with the slowest rank."""
     marks = [
         ("start", max((rank.script_ns for rank in ranks), default=0)),
         ("import", max((rank.joined_ns for rank in ranks), default=0)),

@@ -1,8 +1,8 @@
-"""The restart plan of a stopped job: one pure decision, from the known facts to a plan.
+"""The restart plan of a stopped job: one decision from the state of its incident and the evidence.
 
-The ladder (``everstep/decisions/act/ladder``) decides the order of the attempts: tests of the machines, a restart
-without a change, a rollback of the code, a replay. The rules that look further, park the job, or try it again are in
-``everstep/decisions/act/recover/rules.py``.
+The ladder (``everstep/decisions/act/ladder``) chooses the next attempt: tests of the machines, a restart without a
+change, a rollback of the code, or a replay. The restart rules (``everstep/decisions/act/recover/rules.py``) then decide
+whether that is done, whether newer copies are searched for first, or whether the job is parked.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ from dataclasses import dataclass, field, replace
 from everstep.decisions.act.ladder.next_rung import NextRung, next_rung
 from everstep.decisions.act.ladder.paths import LadderFacts
 from everstep.decisions.act.progress import position_of
-from everstep.decisions.act.recover.doubt import Doubt
+from everstep.decisions.act.recover.doubt import Doubt, DoubtFacts, doubt_of
 from everstep.decisions.act.recover.incident_state import IncidentState
-from everstep.decisions.act.recover.rules import Action, RestartFacts, Verdict, decide, look_at_machines
+from everstep.decisions.act.recover.rules import (
+    Action,
+    RestartFacts,
+    Verdict,
+    decide,
+    is_unreadable,
+    is_unsound,
+    look_at_machines,
+)
 from everstep.decisions.act.versions.next_version import VersionChange, next_version
-from everstep.decisions.act.versions.rollback import came_within, rollback, target_of
+from everstep.decisions.act.versions.rollback import is_recent, rollback, target_of
 from everstep.decisions.blame.diagnose.choose_tests import Choice, choose_tests
 from everstep.decisions.blame.replay.group_jobs import no_replay
 from everstep.decisions.keep.choose_restore import Restore
@@ -29,7 +37,7 @@ from everstep.model.version import JobVersion
 
 @dataclass(frozen=True, slots=True)
 class RestartPlan:
-    """A decision about a stopped job: the action, its reason, and the facts that it needs."""
+    """A decision about a stopped job: the action, the reason for it, and the facts that it needs."""
 
     verdict: Verdict
     restore: Restore
@@ -37,9 +45,9 @@ class RestartPlan:
     evidence: Evidence = field(repr=False)
     """The evidence for the decision."""
     doubt: Doubt | None = None
-    """The newer steps that may exist: to search for, or the reason why the job is parked; None: there are none."""
+    """The doubt because of which newer steps are searched for, or the job is parked; None: there is none."""
     by_operator: bool = False
-    """An operator's resume has decided it."""
+    """The job is launched because an operator resumed it."""
     change: VersionChange | None = None
     """The other version of the code that is launched with the restart; None: the version does not change."""
     rung: NextRung | None = None
@@ -64,14 +72,14 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
     """Decide about a stopped job.
 
     Args:
-        evidence: The evidence of the machines since the stop.
+        evidence: The evidence of the stop.
         state: The state of the incident, including the current failure.
         by_operator: An operator has just resumed the job.
     """
-    state.distrust_what_does_not_fit(evidence)
+    state.limit_to_readable(evidence)
     restore = state.choose(evidence)
     is_silent = bool(evidence.unreachable or evidence.problem)
-    # The rules park the job anyway: for a silent machine, for machines that are to leave it, or for an operator.
+    # In these cases the rules park the job, or resume it for an operator, whichever rung is next.
     rung = None if by_operator or is_silent or state.waits or state.hold else climb(state)
     facts = RestartFacts(
         failure=state.failures[-1],
@@ -92,7 +100,7 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
         readable_until=state.trusted,
         sound_until=state.not_after,
         fault=state.anomaly.headline,
-        one_left=state.found_out,
+        failed_machine_left=state.failed_machine_left,
         replaced=bool(state.joined),
         by_operator=by_operator,
     )
@@ -105,7 +113,7 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
             by_operator=by_operator,
             rolls_back=_why_back(rung, state.failures[-1]),
         )
-        facts = replace(facts, doubt=None if is_silent else state.doubt(evidence, restore), change=change)
+        facts = replace(facts, doubt=None if is_silent else _doubt(state, evidence, restore), change=change)
     verdict = decide(facts, state.spec.policy)
     return RestartPlan(
         verdict,
@@ -118,6 +126,21 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
     )
 
 
+def _doubt(state: IncidentState, evidence: Evidence, restore: Restore) -> Doubt | None:
+    """Return the doubt about a restart; None: the step is certain."""
+    facts = DoubtFacts(
+        held=state.usable(evidence),
+        unreached=state.unreached,
+        evidence=evidence,
+        assignment=state.assignment,
+        resume_step=state.resume_step,
+        policy=state.spec.checkpoint,
+        not_after=min((step for step in (state.not_after, state.trusted) if step is not None), default=None),
+    )
+    unusable = is_unreadable(restore.step, state.trusted) or is_unsound(restore.step, state.not_after)
+    return doubt_of(0 if unusable else restore.step, facts)
+
+
 def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
     """Return why the ladder rolls the code back; empty: it does not; None: the ladder was not asked."""
     if rung is None or rung.rung is not Rung.ROLLBACK:
@@ -127,21 +150,23 @@ def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
 
 def climb(state: IncidentState) -> NextRung:
     """Return the rung that the ladder chooses for the current failure."""
-    state.clear_code()
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
+    # After the loss of a machine the other ranks may raise any error, which does not clear a rolled-back version.
+    if not state.is_handled:
+        state.ladder.clear_code(failure, book, state.unsolved)
     versions = list(book.versions.values())
     running = book.versions.get(book.running)
     blamed = rollback(versions, book.running, failure, explained=state.is_explained, policy=policy)
     target = target_of(versions, book.running) if running is not None else None
     facts = LadderFacts(
         failure=failure,
-        explained=state.is_dealt_with,
+        explained=state.is_handled,
         hinted=state.hinted,
         tried=tuple(state.ladder.tried),
         remembered=tuple(state.ladder.remembered),
         of_script=state.ladder.of_script,
         blamed=blamed is not None,
-        recent=running is not None and came_within(running, failure.time_ns, policy.rollback.error_within_h * 3600.0),
+        recent=running is not None and is_recent(running, failure.time_ns, policy.rollback.error_within_h * 3600.0),
         version=f"v{running.number}" if running else "",
         ran_well_h=_ran_well_h(running, failure, policy) if running else None,
         back_to=target.name if target else "",
@@ -155,15 +180,15 @@ def climb(state: IncidentState) -> NextRung:
 
 
 def tests_of(state: IncidentState) -> Choice:
-    """The diagnostic tests that follow the failure at hand."""
+    """Return the diagnostic tests for the current failure."""
     failure, policy = state.failures[-1], state.spec.policy
-    found = failure.classification
-    known = found is not None and not found.consequence
-    fault, owner = (found.fault, found.owner) if found is not None else ("", "")
-    return choose_tests(failure.symptom, fault, owner if known else "", off=policy.diagnose.off)
+    ended = failure.classification
+    fault, owner = (ended.fault, ended.owner) if ended is not None else ("", "")
+    is_cause = ended is not None and not ended.consequence
+    return choose_tests(failure.symptom, fault, owner if is_cause else "", off=policy.diagnose.off)
 
 
 def _ran_well_h(running: JobVersion, failure: Failure, policy: RecoveryPolicy) -> float | None:
-    """Return how many hours the running version ran without a fault; None: too short to clear it of a failure."""
+    """Return how many hours the running version ran without a fault; None: not long enough to clear the version."""
     hours = (failure.time_ns - running.began_ns) / 3600e9
     return hours if running.steady and hours >= policy.rollback.error_within_h else None

@@ -1,8 +1,8 @@
-"""The next incident of a job whose incident was closed from outside: terminated or cancelled by a person, or failed.
+"""The next incident of a job whose incident was closed from outside: terminated, cancelled, deleted or failed.
 
-The fault is still open, and the job keeps everything that it holds. Ranks that the closed incident had launched, and
-that run, may continue. Otherwise the next incident handles the fault and waits for an operator: closing the earlier
-incident did not decide how the job resumes.
+The fault is still open, and the job keeps its machines and copies. Ranks that the closed incident had launched may
+continue if they run. Otherwise the next incident handles the fault, and waits for an operator, since nobody has decided
+how the job resumes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from everstep.model.incident import Left
 
 FIRST_S = 1.0
 LONGEST_S = 600.0
-"""The delay between two incidents of one fault that were closed from outside, seconds: doubled from the second on."""
+"""The first and the longest delay before the next incident, seconds; the delay doubles with each closed incident."""
 UNKNOWN_LAUNCHES = 1000
-"""More launches than an incident makes of which nothing is known any more."""
+"""A number of launches that no incident exceeds: it is assumed for an incident whose history is gone."""
 
 
 def reopen_wait_s(closed: int) -> float:
-    """Return the seconds to wait before the next incident, after a number of incidents in a row were closed from
-    outside: 0 the first time.
+    """Return the seconds to wait before the next incident; 0 the first time.
 
-    A person or a program may close every incident at once: that must not fill histories.
+    The wait prevents that a person or a program that closes every incident at once fills histories.
+
+    Args:
+        closed: The number of incidents in a row that were closed from outside.
     """
     if closed <= 1:
         return 0.0
@@ -28,10 +30,14 @@ def reopen_wait_s(closed: int) -> float:
 
 
 def newest_generation(generation: int, left: Left) -> int:
-    """Return the newest generation that may have been launched, from the newest generation that the job knew of.
+    """Return the newest generation that may have been launched.
 
-    If the history of an incident is gone, its launches are not known: numbers are left out, since a fenced number must
-    not be used again.
+    If the history of the closed incident is gone, its launches are not known. Then many numbers are skipped, since a
+    fenced number must not be used again.
+
+    Args:
+        generation: The newest generation that the job knows.
+        left: The result of the closed incident.
     """
     if not left.known:
         return generation + UNKNOWN_LAUNCHES
@@ -39,11 +45,11 @@ def newest_generation(generation: int, left: Left) -> int:
 
 
 def newest_begin(resume_step: int, left: Left) -> int:
-    """Return the step at which that generation began; ``resume_step``: the step of the newest known generation."""
+    """Return the step at which that generation began; ``resume_step`` is the step of the newest known generation."""
     return left.resume_step if left.known and left.launches else resume_step
 
 
 def hold_reason(incident: str, left: Left) -> str:
-    """Why the next incident waits for an operator."""
-    lost = "" if left.known else "; its history is gone, and what its launches saved is not used"
-    return f"{incident} was {left.how}{lost}: resume lets the job go on, abandon gives it up"
+    """Return why the next incident waits for an operator."""
+    lost = "" if left.known else "; its history is gone, and the steps that its launches saved are not used"
+    return f"{incident} was {left.how}{lost}: resume lets the job continue, abandon gives it up"

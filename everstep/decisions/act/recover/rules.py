@@ -1,8 +1,8 @@
 """The restart rules of a stopped job, as one ordered list: the first rule that has a verdict decides.
 
-The first rules examine more before a restart: the machines, if the ladder asks for that, or newer copies.
-Most rules park the job for an operator. If none does, the job is reattempted. ByteRobust does not state how often: the
-limits are settings of :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
+The first rules test the machines if the ladder chose that, or search for newer copies. Most rules park the job for an
+operator. If none does, the job is launched again. ByteRobust does not state how often that is done: here the limits are
+settings of :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Action(StrEnum):
     REPLAY = "replay"
     """Replay the job on groups of its machines, and decide again."""
     REATTEMPT = "reattempt"
+    """Launch the job again."""
     PARK = "park"
+    """Wait for an operator, or for silent machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,13 @@ class Verdict:
 
     action: Action
     text: str
-    """Why, for people."""
+    """The reason, for people."""
     rule: str = ""
     """Name of the rule that decided; it is the reason code, and does not change."""
     delay_s: float = 0.0
-    """Before it is done."""
+    """How long to wait before the action, seconds."""
     awaited: tuple[str, ...] = ()
-    """Silent machines for which a parked job waits: once they answer it goes on by itself."""
+    """Silent machines for which a parked job waits: once they answer, it continues without an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,11 @@ class RestartFacts:
     """The facts that the rules read."""
 
     failure: Failure
-    """The failure at hand."""
+    """The current failure."""
     history: tuple[Failure, ...]
-    """Earlier failures since the last steady progress, oldest first, without the current failure."""
+    """Earlier failures that are not solved, oldest first, without the current failure."""
     attempts: int
-    """Reattempts of this incident so far."""
+    """The number of reattempts of this incident so far."""
     evidence: Evidence
     restore_step: int
     """The step from which a restart would resume; -1: the script restores by itself."""
@@ -68,41 +70,41 @@ class RestartFacts:
     resume_step: int = 0
     """The step at which the failed generation had begun."""
     restore_reason: str = ""
-    """Why the restart would go on there."""
+    """Why a restart would resume from that step."""
     unreached: tuple[StateCopy, ...] = ()
-    """Copies that exist and could not be brought to their ranks, with reasons."""
+    """Copies that exist and are out of reach of the machines that need them, with reasons."""
     doubt: Doubt | None = None
-    """Newer steps that may exist; None: there are none, or they were not asked for."""
+    """The doubt about a restart; None: the step is certain, or the doubt was not examined."""
     asked: int = 0
     """How often storage was asked for copies."""
     accepted: bool = False
-    """An operator lets the job go on from there, although something newer may exist."""
+    """An operator lets the job resume from that step although newer steps may exist."""
     needs_operator: str = ""
-    """Why an operator has to decide how the job goes on, as the incident began; empty: no decision is needed."""
+    """Why an operator has to decide how the job resumes; empty: no decision is needed."""
     waits: str = ""
-    """Machines that are to leave the job, and the reason why they wait; empty: there are none."""
+    """Why machines that are to leave the job are still in it; empty: there are none."""
     rung: NextRung | None = None
     """The rung that the ladder chose; None: the ladder was not asked."""
     failed_restores: int = 0
-    """Since the last launch, or since an operator resumed."""
+    """The number of failed restores since the last launch, or since an operator resumed."""
     readable_until: int | None = None
-    """The newest step that the running version can restore: later steps were saved by a version that was rolled back;
+    """The newest step that the running version can restore, since a version that was rolled back saved the later ones;
     None: any step."""
     sound_until: int | None = None
-    """The newest step without the fault that was seen; None: any step."""
+    """The newest step without the fault, if the fault is in the saved state; None: any step."""
     fault: str = ""
     """The description of that fault."""
     change: VersionChange | None = None
     """Another version of the code that is launched with a restart; None: the version does not change."""
-    one_left: bool = False
-    """A machine that failed a test or a replay has just left the job."""
+    failed_machine_left: bool = False
+    """A machine that failed a test or a replay has left the job since the last launch."""
     replaced: bool = False
-    """Some machine has left it since the last launch."""
+    """Some machine has left the job since the last launch."""
     by_operator: bool = False
     """An operator has just resumed the job."""
 
     def is_in_vain(self, policy: RecoveryPolicy) -> bool:
-        """Return whether a newer step may exist, and was searched for as often as the policy allows."""
+        """Return whether a newer step may exist although it was searched for as often as the policy allows."""
         return (
             self.doubt is not None and not (self.doubt.to_ask or self.accepted) and self.asked >= policy.storage.tries
         )
@@ -118,18 +120,19 @@ class RestartRule:
     name: str
     decide: Decide
     binds_operator: bool = False
-    """An operator's resume does not overrule the rule: a restart is impossible, or loses steps that were not given up.
-    """
+    """An operator's resume does not overrule the rule, since a restart is impossible or loses steps that nobody has
+    given up."""
     of_the_code: bool = False
-    """The rule is not asked if another version of the code is launched: the failed version does not run again."""
+    """The rule is not asked if another version of the code is launched, since it judges the failed version."""
     counts_failures: bool = False
-    """The rule is not asked for the first launch without a machine that failed a test: earlier failures involved it."""
+    """The rule is not asked for the first launch after a machine that failed a test left, since it counts failures that
+    this machine may have caused."""
 
     def applies(self, facts: RestartFacts) -> bool:
         """Return whether the rule is asked."""
         overruled = facts.by_operator and not self.binds_operator
         other_code = facts.change is not None and self.of_the_code
-        return not (overruled or other_code or (facts.one_left and self.counts_failures))
+        return not (overruled or other_code or (facts.failed_machine_left and self.counts_failures))
 
 
 def _park(text: str) -> Verdict:
@@ -137,11 +140,11 @@ def _park(text: str) -> Verdict:
 
 
 BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
-"""Rungs that look at the machines while the job is stopped; then it is decided again."""
+"""Rungs that test the machines while the job is stopped → their action. A new decision follows."""
 
 
 def look_at_machines(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """The next rung tests the machines, or replays the job on them."""
+    """The next rung of the ladder tests the machines, or replays the job on them."""
     rung = facts.rung
     if rung is None or rung.rung not in BEFORE_A_RESTART or rung.asks:
         return None
@@ -149,7 +152,7 @@ def look_at_machines(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 
 
 def search_for_newer(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """A newer step may lie in a place that was not asked yet, or that may answer the next time."""
+    """A newer step may be in a location that was not asked yet, or that may answer when it is asked again."""
     if facts.doubt is None:
         return None
     if facts.doubt.to_ask:
@@ -169,7 +172,7 @@ def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict
 
 
 def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """Machines are to be evicted, and an operator, or a machine in their place, is waited for."""
+    """Machines are to be evicted, and wait for an operator's approval or for a replacement."""
     if not facts.waits:
         return None
     awaited = () if facts.evidence.problem else tuple(facts.evidence.unreachable)
@@ -182,7 +185,7 @@ def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | Non
         return _park(f"the machines could not be stopped: {facts.evidence.problem}")
     if not (silent := facts.evidence.unreachable):
         return None
-    text = f"{', '.join(silent)} does not answer: bring its agent back, the job goes on by itself then"
+    text = f"no answer of {', '.join(silent)}: start the agent there, and the job continues without an operator"
     return Verdict(Action.PARK, text, awaited=tuple(silent))
 
 
@@ -191,20 +194,20 @@ def ladder_asks(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     if facts.rung is None or not facts.rung.asks:
         return None
     return _park(
-        f"an operator has to approve the next rung of the ladder, {facts.rung.rung} ('everstep approve'); "
-        f"'everstep resume' goes on without: {facts.rung.text}"
+        f"an operator has to approve the next rung of the ladder, {facts.rung.rung} ('everstep approve'), or skip it "
+        f"('everstep resume'): {facts.rung.text}"
     )
 
 
 UNFIT_EXCEPTION = "CheckpointError"
-"""End of the name of what a rank raises when a complete checkpoint does not fit the script."""
+"""The end of the name of the exception that a rank raises if a complete checkpoint does not fit the script."""
 
 
 def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """Every rank raised the same exception before its first step: trying again cannot help.
+    """Every rank raised the same exception before its first step: another launch cannot help.
 
-    A state that does not fit raises different texts on the ranks, since each names its own tensors: they count as the
-    same exception.
+    Exceptions about a state that does not fit the script count as the same exception, although each rank names its own
+    tensors.
     """
     own = [end for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     raised = [end.exception for end in own]
@@ -213,20 +216,20 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdic
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
     if not (raised and same and len({end.rank for end in own}) == facts.world_size) or stepped:
         return None
-    return _park(f"every rank raised {short_exception(raised[0])} before its first step: mend the script")
+    return _park(f"every rank raised {short_exception(raised[0])} before its first step: repair the script")
 
 
 def _limit(
-    setting: str, count: Callable[[RestartFacts], int], what: str, text: str, *, of_failures: bool = True
+    setting: str, count: Callable[[RestartFacts], int], when: str, text: str, *, of_failures: bool = True
 ) -> Decide:
     """Make a rule that parks a job once a count reaches a limit of the policy.
 
     Args:
         setting: Name of the limit, e.g. ``retry.max_attempts``; 0 switches the rule off.
         count: The function that counts.
-        what: The description of the count, for the reference.
-        text: Format of the verdict's text, with ``count``, ``failure``, ``at`` (where that was) and ``steady``.
-        of_failures: The text also says what the ladder tried.
+        when: The docstring of the rule: when it parks the job.
+        text: Format of the verdict's text, with ``count``, ``failure``, ``at`` (its position) and ``steady``.
+        of_failures: Whether the text ends with the rungs that were tried.
     """
 
     def decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
@@ -239,55 +242,51 @@ def _limit(
         tried = facts.rung.text if of_failures and facts.rung and facts.rung.tried else ""
         return _park("; ".join(filter(None, [reached, tried])))
 
-    decide.__doc__ = f"{what} (`{setting}`)."
+    decide.__doc__ = f"{when} (`{setting}`)."
     return decide
 
 
 def _at_one_position(facts: RestartFacts) -> int:
     """Return how often the job failed at the current position."""
     failure = facts.failure
-    same = [
-        earlier
-        for earlier in facts.history
-        if is_same_fault(earlier, failure) or (failure.step >= 0 and earlier.step == failure.step)
-    ]
-    return 1 + len(same)
+    return 1 + sum(is_same_fault(earlier, failure) or earlier.step == failure.step >= 0 for earlier in facts.history)
 
 
 def _restarts_after_the_ladder(facts: RestartFacts) -> int:
-    """Return how often the job was launched again since no rung was left; -1: a rung is left."""
+    """Return how often the job was launched again after the last rung; -1: a rung is left."""
     return facts.rung.restarts if facts.rung and facts.rung.last else -1
 
 
 def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """A newer step may lie in a place that could not be listed, or in copies that could not be brought."""
+    """A newer step may be in a location that could not be listed, or in copies that are out of reach."""
     if facts.doubt is None or not facts.is_in_vain(policy):
         return None
-    certain = "nothing" if facts.restore_step < 1 else f"step {facts.restore_step}"
+    certain = "no step is certain" if facts.restore_step < 1 else f"only step {facts.restore_step} is certain"
     return _park(
-        f"{facts.doubt.text}; certain is {certain}. Bring back what does not answer and resume, or resume with "
-        "accept_loss to go on without it"
+        f"{facts.doubt.text}; {certain}. Make these locations answer and resume, or resume with accept_loss to give "
+        "newer steps up"
     )
 
 
 def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """The job would begin anew although copies of its state are there, which could not be brought."""
+    """The job would begin from nothing although copies of its state exist, which are out of reach."""
     if facts.restore_step > 0 or not facts.unreached:
         return None
     first = facts.unreached[0]
     return _park(
-        f"{len(facts.unreached)} copies are there and could not be brought to where they are needed, "
-        f"of rank {first.rank} at step {first.completed_steps} the {first.tier} on {first.machine}: {first.reason}"
+        f"{len(facts.unreached)} copies exist and are out of reach of the machines that need them, e.g. the "
+        f"{first.tier} of rank {first.rank} at step {first.completed_steps} on {first.machine}: {first.reason}"
     )
 
 
 def state_unreadable(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """All steps that are left were saved by a version that was rolled back, and only that version can read them."""
+    """Only steps are left that a version saved which was rolled back, and the running version cannot restore them."""
     if not is_unreadable(facts.restore_step, facts.readable_until):
         return None
     return _park(
-        "the version that runs cannot restore what a later one saved that was taken back, and no checkpoint of "
-        f"step {facts.readable_until} or before is left that all ranks can restore: update the job to code that can"
+        "the running version cannot restore the steps of a version that was rolled back, and no checkpoint of "
+        f"step {facts.readable_until} or before is left that all ranks can restore: update the job to code that can "
+        "restore them"
     )
 
 
@@ -297,13 +296,13 @@ def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict
         return None
     before = f"of step {facts.sound_until} or before" if (facts.sound_until or 0) > 0 else "from before that"
     return _park(
-        f"{facts.fault}, and no checkpoint {before} is left that all ranks can restore: the newest one, "
-        f"of step {facts.restore_step}, has the fault in it. Resume goes on from that one all the same"
+        f"{facts.fault}, and no checkpoint {before} is left that all ranks can restore: the newest checkpoint, "
+        f"of step {facts.restore_step}, has the fault in it. 'everstep resume' continues from that one"
     )
 
 
 def is_unreadable(step: int, readable_until: int | None) -> bool:
-    """Return whether the running version can restore none of the steps that are left: a restart would begin anew."""
+    """Return whether the running version can restore none of the steps that are left."""
     return readable_until is not None and step < 1 <= readable_until
 
 
@@ -313,7 +312,7 @@ def is_unsound(step: int, sound_until: int | None) -> bool:
 
 
 def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """The state that is left is many steps old, or none is left."""
+    """A restart would lose many steps: the newest state is too old, or no state is left."""
     lost = facts.failure.step - max(facts.restore_step, 0)
     if facts.restore_step < 0 or lost <= policy.retry.max_lost_steps:
         return None
@@ -325,25 +324,25 @@ def too_much_to_lose(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 
 
 def resumed(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """An operator lets the job go on as it is, at once."""
-    return Verdict(Action.REATTEMPT, "an operator says so") if facts.by_operator else None
+    """An operator resumed the job: it is launched again, without a delay."""
+    return Verdict(Action.REATTEMPT, "resumed by an operator") if facts.by_operator else None
 
 
 def other_code(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """Another version of the code is launched with the restart, at once."""
+    """Another version of the code is launched, without a delay."""
     return Verdict(Action.REATTEMPT, facts.change.why) if facts.change else None
 
 
 def update_withdrawn(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """The job was stopped for an update that was withdrawn."""
+    """The job was stopped for an update that was withdrawn: it is launched again, without a delay."""
     if facts.failure.symptom is not Symptom.UPDATE:
         return None
-    return Verdict(Action.REATTEMPT, "the update was withdrawn: the job goes on as it is")
+    return Verdict(Action.REATTEMPT, "the update was withdrawn: the job continues without a change")
 
 
 def try_again(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
-    """Launch the job again, after a wait that grows from failure to failure."""
-    rung, gone = facts.rung, "what was at fault has left the job"
+    """The job is launched again, after a delay that grows from failure to failure."""
+    rung, gone = facts.rung, "the machine at fault has left the job"
     if facts.failure.symptom in STILL_RUNNING:
         text = gone
     elif rung is not None and rung.is_explained:
@@ -354,7 +353,7 @@ def try_again(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
 
 
 ASSUMED = "assume a transient fault"
-"""Why a job is tried again of which nothing else is known."""
+"""Why a job is launched again if no cause is known."""
 
 RULES: tuple[RestartRule, ...] = (
     RestartRule("look-at-machines", look_at_machines),
@@ -412,8 +411,8 @@ RULES: tuple[RestartRule, ...] = (
         _limit(
             "ladder.restarts",
             _restarts_after_the_ladder,
-            "The fault came again after too many restarts that followed the last rung of the ladder",
-            "it came again after {count} restarts that followed the last rung of the ladder",
+            "The fault returned after too many restarts that followed the last rung of the ladder",
+            "the fault returned after {count} restarts that followed the last rung of the ladder",
         ),
         of_the_code=True,
         counts_failures=True,
@@ -440,11 +439,10 @@ def decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
 
 
 def backoff_s(failures_before: int, policy: RecoveryPolicy) -> float:
-    """Seconds to wait before a reattempt: none the first time, then growing to a limit."""
+    """Return the seconds to wait before a reattempt: 0 the first time, then growing to a limit."""
     if failures_before == 0:
         return 0.0
-    # Compare exponents first: a long history must not overflow a float.
-    wait = policy.retry.backoff_initial_s
+    wait = policy.retry.backoff_initial_s  # multiplied in a loop, since a power may overflow a float
     for _ in range(failures_before - 1):
         wait *= policy.retry.backoff_factor
         if wait >= policy.retry.backoff_max_s:

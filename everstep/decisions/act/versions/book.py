@@ -1,4 +1,4 @@
-"""The versions of one job: the running version, the requested versions, and the state of each."""
+"""The book of a job's code versions: the running version, the requested versions, and the status of each."""
 
 from __future__ import annotations
 
@@ -14,58 +14,62 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import CodeVersion, JobVersion, UpdateRequest, Urgency, VersionStatus
 
 KEPT = 50
-"""Versions that a job remembers; all of them are in the store and in the ledger."""
+"""The number of versions that a job remembers; the store and the ledger keep all of them."""
 RANGES_KEPT = 20
 """The number of step ranges that are kept for one version."""
 WAITS = frozenset({VersionStatus.CHECKING, VersionStatus.PENDING})
 
 
 class VersionBook(BaseModel):
-    """The versions of one job. Mutable; no clock."""
+    """The code versions of one job. Mutable; it has no clock."""
 
     model_config = ConfigDict(extra="allow")
 
     versions: dict[int, JobVersion] = Field(default_factory=dict)
+    """Number → version."""
     running: int = 0
-    """Number of the version that runs; 0: none is known."""
+    """The number of the running version; 0: none is known."""
     touched: set[int] = Field(default_factory=set)
-    """Numbers of the versions that changed."""
+    """The numbers of the versions that changed in this book."""
 
     @classmethod
     def of(cls, versions: Iterable[JobVersion], running: int) -> VersionBook:
-        """Return the book of a job's state."""
+        """Return a book of these versions, without changes."""
         return cls(versions={version.number: version for version in versions}, running=running)
 
     # Queries of the book.
 
     def all(self) -> list[JobVersion]:
-        """Return the versions in order, at most as many as are kept: the oldest versions without a use are left out."""
-        ones = sorted(self.versions.values(), key=lambda one: one.number)
-        needed = {version.number for version in ones if version.number == self.running or version.status in WAITS}
-        needed |= {one.number for one in [version for version in ones if version.steady][-2:]}
-        spare = [version.number for version in ones if version.number not in needed]
-        dropped = set(spare[: max(len(ones) - KEPT, 0)])
-        return [version for version in ones if version.number not in dropped]
+        """Return the versions in order, at most ``KEPT``: the oldest versions that are not needed are left out.
+
+        The running version, the requested versions, and the last two steady versions are needed.
+        """
+        ordered = sorted(self.versions.values(), key=lambda version: version.number)
+        needed = {version.number for version in ordered if version.number == self.running or version.status in WAITS}
+        needed |= {steady.number for steady in [version for version in ordered if version.steady][-2:]}
+        spare = [version.number for version in ordered if version.number not in needed]
+        dropped = set(spare[: max(len(ordered) - KEPT, 0)])
+        return [version for version in ordered if version.number not in dropped]
 
     def pending(self) -> list[JobVersion]:
         """Return the versions that wait for a restart, in the order of their requests."""
         waiting = [
             version for version in self.versions.values() if version.status is VersionStatus.PENDING and version.runs
         ]
-        return sorted(waiting, key=lambda one: (one.asked_ns, one.number))
+        return sorted(waiting, key=lambda version: (version.asked_ns, version.number))
 
     def urgent(self) -> list[JobVersion]:
-        """Return the waiting versions that do not wait for a recovery."""
+        """Return the pending versions for which the job is stopped at once, without waiting for a recovery."""
         return [version for version in self.pending() if version.wanted.urgency is Urgency.URGENT]
 
     def next_due_ns(self) -> int:
-        """Return when the first waiting version is forced; 0: none waits."""
+        """Return when the job is stopped for the first pending version; 0: none is pending."""
         return min((version.due_ns for version in self.pending()), default=0)
 
     def before(self) -> JobVersion | None:
         """Return the version that ran before the running version; None: not known."""
         ran = [version for version in self.versions.values() if version.ranges and version.number != self.running]
-        return max(ran, key=lambda one: one.ranges[-1], default=None)
+        return max(ran, key=lambda version: version.ranges[-1], default=None)
 
     def changed(self) -> list[JobVersion]:
         """Return the changed versions, in order."""
@@ -73,10 +77,10 @@ class VersionBook(BaseModel):
 
     # Changes of the book.
 
-    def take(self, told: Iterable[JobVersion]) -> None:
-        """Merge newer records of some versions from another book."""
-        for one in told:
-            self.put(one)
+    def merge(self, newer: Iterable[JobVersion]) -> None:
+        """Store newer records of some versions from another book."""
+        for version in newer:
+            self.put(version)
 
     def put(self, version: JobVersion) -> None:
         """Store the record of one version."""
@@ -85,20 +89,17 @@ class VersionBook(BaseModel):
 
     def change(self, number: int, **changes: object) -> JobVersion:
         """Change fields of one version, and return it."""
-        changed = self.versions[number].model_copy(update=changes)
-        self.versions[number] = changed
-        self.touched.add(number)
-        return changed
+        self.put(self.versions[number].model_copy(update=changes))
+        return self.versions[number]
 
-    def began_with(self, spec: JobSpec, now_ns: int, launched: tuple[int, int] | None = None) -> None:
-        """Record the code that the job was started with as its first version, if it is not known yet.
+    def add_first(self, spec: JobSpec, now_ns: int, launched: tuple[int, int] | None = None) -> None:
+        """Record the code with which the job was started as its first version, unless the book has versions.
 
         Args:
             spec: The spec of the job.
             now_ns: The current time.
-            launched: Generation and step at which the job began, if it ran before versions were recorded: no failure
-            counts
-                against its code.
+            launched: Generation and step at which the job began, if it ran before versions were recorded. Then no
+                failure counts against this version.
         """
         if self.versions:
             return
@@ -116,17 +117,23 @@ class VersionBook(BaseModel):
         self.running = number
 
     def ask(self, request: UpdateRequest, now_ns: int) -> JobVersion:
-        """Add a requested version that has to be made, and return it with a new number."""
+        """Add a requested version, which has to be made and checked, and return it with a new number."""
         number = max([*self.versions, self.running, 0]) + 1
-        made = JobVersion(
-            number=number, runs=request.made, request=request, status=VersionStatus.CHECKING, asked_ns=now_ns
+        self.put(
+            JobVersion(
+                number=number, runs=request.made, request=request, status=VersionStatus.CHECKING, asked_ns=now_ns
+            )
         )
-        self.put(made)
-        return made
+        return self.versions[number]
 
     def wait_for_restart(self, number: int, now_ns: int, again: UpdateRequest | None = None) -> JobVersion:
-        """Let a version that passed its checks, or ran before, wait for the next restart; after its window it is
-        forced."""
+        """Record that a version is pending: it waits for the next restart, and is forced after its window.
+
+        Args:
+            number: The number of a version that passed its checks, or that ran before.
+            now_ns: The current time.
+            again: The request for a version that ran before; None: the version is new.
+        """
         request = again or self.versions[number].request
         window_ns = 0 if request.urgency is Urgency.URGENT else int(request.window_h * 3600e9)
         asked_ns = now_ns if again else self.versions[number].asked_ns
@@ -135,12 +142,11 @@ class VersionBook(BaseModel):
         )
 
     def withdraw(self, number: int, why: str) -> bool:
-        """Withdraw a requested version; return whether it had not been applied yet."""
+        """Withdraw a requested version; return whether that was possible: the version had not been launched yet."""
         version = self.versions.get(number)
         if version is None or version.status not in WAITS:
             return False
-        ran = bool(version.ranges)
-        status = VersionStatus.REPLACED if ran else VersionStatus.WITHDRAWN
+        status = VersionStatus.REPLACED if version.ranges else VersionStatus.WITHDRAWN
         self.change(number, status=status, why=why, due_ns=0, again=None)
         return True
 
@@ -148,7 +154,7 @@ class VersionBook(BaseModel):
         """Refuse a version that cannot run."""
         self.change(number, status=VersionStatus.REFUSED, why=why, due_ns=0)
 
-    def come(self, number: int, *, suspect: str = "", now_ns: int) -> None:
+    def switch_to(self, number: int, *, suspect: str = "", now_ns: int) -> None:
         """Make this version the running version from the next launch on.
 
         Args:
@@ -156,45 +162,44 @@ class VersionBook(BaseModel):
             suspect: Why the running version is suspect; empty: it is not, or no version runs.
             now_ns: The current time.
         """
-        coming, before = self.versions[number], self.versions.get(self.running)
+        chosen, before = self.versions[number], self.versions.get(self.running)
         for other in self.pending():
-            if other.number != number and other.asked_ns <= coming.asked_ns:
+            if other.number != number and other.asked_ns <= chosen.asked_ns:
                 status = VersionStatus.REPLACED if other.ranges else VersionStatus.SUPERSEDED
-                self.change(other.number, status=status, why=f"v{number} came with the same restart", due_ns=0)
+                self.change(other.number, status=status, why=f"v{number} was launched instead", due_ns=0)
         if before is not None and before.number != number:
-            ended = f"rolled back to v{number}: {suspect}" if suspect else f"v{number} came"
+            ended = f"rolled back to v{number}: {suspect}" if suspect else f"replaced by v{number}"
             status = VersionStatus.SUSPECT if suspect else VersionStatus.REPLACED
             self.change(before.number, status=status, why=suspect, ended=ended)
         self.change(number, status=VersionStatus.RUNNING, began_ns=now_ns, due_ns=0, ended="", why="", failed=0)
         self.running = number
 
     def launched(self, generation: int, step: int, now_ns: int) -> None:
-        """Record that a generation of the running version is launched at a step: earlier steps of the version end
-        there."""
-        for one in list(self.versions.values()):
-            if one.ranges and one.ranges[-1][2] < 0 and one.number != self.running:
-                came, begin, _ = one.ranges[-1]
-                self.change(one.number, ranges=[*one.ranges[:-1], (came, begin, step)])
+        """Record that a generation of the running version is launched at a step, where the range of another version
+        ends."""
+        for other in list(self.versions.values()):
+            if other.ranges and other.ranges[-1][2] < 0 and other.number != self.running:
+                first, begin, _ = other.ranges[-1]
+                self.change(other.number, ranges=[*other.ranges[:-1], (first, begin, step)])
         version = self.versions.get(self.running)
         if version is None:
             return
         if not version.began_ns:
             version = self.change(version.number, began_ns=now_ns)
         if version.ranges and version.ranges[-1][2] < 0:
-            came, begin, _ = version.ranges[-1]
-            ranges = [*version.ranges[:-1], (came, min(begin, step), -1)]
+            first, begin, _ = version.ranges[-1]
+            ranges = [*version.ranges[:-1], (first, min(begin, step), -1)]
         else:
             ranges = [*version.ranges, (generation, step, -1)]
         self.change(version.number, ranges=ranges[-RANGES_KEPT:])
 
-    def came_to(self, failure: Failure, policy: RecoveryPolicy, before: Failure | None = None) -> None:
-        """Record the step that the job reached with the running version, and whether the version passed its first steps
-        and is steady.
+    def record_progress(self, failure: Failure, policy: RecoveryPolicy, before: Failure | None = None) -> None:
+        """Record whether the running version is past its first steps, and whether it is steady.
 
         Args:
             failure: The failure that stopped the job.
             policy: The limits.
-            before: The failure before it that is not solved yet; None: there is none.
+            before: The last failure before it that is not solved; None: there is none.
         """
         version = self.versions.get(self.running)
         if version is None or not version.began_ns or is_young(version, failure.step, failure.time_ns, policy):
@@ -207,14 +212,14 @@ class VersionBook(BaseModel):
         if not version.proven or (steady and not version.steady):
             self.change(version.number, proven=True, steady=version.steady or steady)
 
-    def acquit(self, number: int, why: str) -> None:
-        """Clear a version of suspicion: its rollback did not help."""
+    def clear(self, number: int, why: str) -> None:
+        """Clear a version that is suspect, since its rollback did not help."""
         version = self.versions.get(number)
         if version is not None and version.status is VersionStatus.SUSPECT:
             self.change(number, status=VersionStatus.REPLACED, why=why)
 
     def end(self, why: str) -> None:
-        """The job is over: what runs ended with it, and what waits is not applied any more."""
+        """Record the end of the job: the running version ended, and requested versions are withdrawn."""
         for version in list(self.versions.values()):
             if version.status in WAITS:
                 self.withdraw(version.number, why)
@@ -222,7 +227,7 @@ class VersionBook(BaseModel):
                 self.change(version.number, ended=why)
 
     def count_failure(self) -> None:
-        """The version that runs failed, and may have caused it."""
+        """Count a failure that the running version may have caused, unless it is past its first steps."""
         version = self.versions.get(self.running)
         if version is not None and not (version.steady or version.proven):
             self.change(version.number, failed=version.failed + 1)

@@ -8,7 +8,7 @@ from everstep.decisions.act.versions.book import VersionBook
 from everstep.decisions.act.versions.rollback import Rollback, made_by, rollback, target_of
 from everstep.model.incident import Failure
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.version import JobVersion, VersionStatus
+from everstep.model.version import VersionStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class VersionChange:
 
     number: int
     why: str
-    """The words in which people are notified of the decision."""
+    """The decision and its reason, for people."""
     suspect: str = ""
-    """Why the version that ran is suspect; empty: it is not."""
+    """Why the running version is suspect; empty: it is not."""
     asked: bool = False
     """The version was requested, and the request can be withdrawn until the launch."""
 
@@ -33,44 +33,43 @@ def next_version(
     by_operator: bool,
     rolls_back: str | None = None,
 ) -> VersionChange | None:
-    """Choose the newest version that waits for a restart; else roll back a version that broke the job.
+    """Return the newest pending version, or else the version to which the running version is rolled back.
 
     Args:
         book: The versions of the job, with the failure counted.
         failure: The current failure.
         policy: The limits.
         explained: A machine is to blame.
-        by_operator: An operator wants the job restarted without a change.
-        rolls_back: The ladder's reason to roll back the running version; empty: it has none. None: the ladder was not
-            asked, and a young version is rolled back for a failure that it may have caused.
+        by_operator: An operator wants the job restarted without a rollback.
+        rolls_back: Why the ladder rolls back the running version; empty: it does not. None: the ladder was not asked,
+            and a young version is rolled back for a failure that it may have caused.
+
+    Returns:
+        None if the version does not change.
     """
     if pending := book.pending():
         newest = pending[-1]
         wanted = newest.wanted
         running = book.versions.get(book.running)
-        suspect = f"taken back by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")
-        if not (wanted.rollback and running):
-            return VersionChange(newest.number, _update(newest), asked=True)
-        why = f"{_update(newest)} (v{running.number}, {made_by(running)})"
-        return VersionChange(newest.number, why, suspect, asked=True)
+        by = wanted.operator + (f": {wanted.reason}" if wanted.reason else "")
+        if not wanted.rollback:
+            return VersionChange(newest.number, f"update to v{newest.number} by {by}", asked=True)
+        if running is None:
+            return VersionChange(newest.number, f"back to v{newest.number} by {by}", asked=True)
+        why = f"back to v{newest.number} by {by} (v{running.number}, {made_by(running)})"
+        return VersionChange(newest.number, why, f"rolled back by {by}", asked=True)
     if by_operator or rolls_back == "":
         return None
     versions = list(book.versions.values())
-    taken_back = rollback(versions, book.running, failure, explained=explained, policy=policy)
-    if taken_back is None and rolls_back and (target := target_of(versions, book.running)):
-        taken_back = Rollback(book.running, target.number, rolls_back)
-    if taken_back is None:
+    back = rollback(versions, book.running, failure, explained=explained, policy=policy)
+    if back is None and rolls_back and (target := target_of(versions, book.running)):
+        back = Rollback(book.running, target.number, rolls_back)
+    if back is None:
         return None
-    why = f"{made_by(book.versions[taken_back.suspect])}: {taken_back.why}"
-    return VersionChange(taken_back.target, f"back to v{taken_back.target}: v{taken_back.suspect}, {why}", why)
+    why = f"{made_by(book.versions[back.suspect])}: {back.why}"
+    return VersionChange(back.target, f"back to v{back.target}: v{back.suspect}, {why}", why)
 
 
 def is_withdrawn(change: VersionChange, book: VersionBook) -> bool:
     """Return whether the requested version was withdrawn since the decision."""
     return change.asked and book.versions[change.number].status is not VersionStatus.PENDING
-
-
-def _update(version: JobVersion) -> str:
-    wanted = version.wanted
-    verb = f"back to v{version.number}" if wanted.rollback else f"update to v{version.number}"
-    return f"{verb} by {wanted.operator}" + (f": {wanted.reason}" if wanted.reason else "")

@@ -1,7 +1,7 @@
-"""The versions that a store need not keep any longer; pure.
+"""The code versions that a store may delete.
 
-The store keeps a job's last versions, versions that may still be needed, and young versions, since they may be about
-to be used. Code goes once no record names it.
+The store keeps the last versions of a job, versions that may still be needed, and young versions, which may be used
+soon. A snapshot of code may be deleted once no kept version names it.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 KEPT = 20
-"""Versions of each job that are kept, the newest ones."""
+"""The number of the newest versions of each job that are kept."""
 YOUNG_S = 24 * 3600.0
-"""Nothing that was written within this time is removed, seconds."""
+"""Versions and code that were written within this time, seconds, are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A record in the store."""
+    """The record of a version in the store."""
 
     job: str
     id: str
     """The id of the :class:`everstep.model.version.CodeVersion`."""
     code: str
-    """Digest of its snapshot; empty: it has none."""
+    """The digest of its snapshot; empty: it has none."""
     age_s: float
-    """Since it was written last."""
+    """The time since the record was last written, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,23 @@ class Prunable:
 
     versions: list[StoredVersion]
     code: list[str]
-    """Digests."""
+    """The digests of the snapshots."""
 
 
 def prunable(
     versions: Iterable[StoredVersion], code: Mapping[str, float], *, job: str, needed: Collection[str]
 ) -> Prunable:
-    """Return the versions and the code that a store need not keep.
+    """Return the versions of a job, and the code, that a store may delete.
 
     Args:
-        versions: All records in it, of all jobs.
-        code: The digests of all snapshots in it, with the seconds since each was written.
-        job: The job whose versions are pruned: the needs of other jobs are not known here.
+        versions: All records in the store, of all jobs.
+        code: The digest of each snapshot in the store → seconds since it was written.
+        job: The job whose versions are pruned: it is not known which versions other jobs need.
         needed: Ids of versions that the job runs, is to run or may go back to, or that a checkpoint or incident names.
     """
-    known = list(versions)
-    own = sorted((one for one in known if one.job == job), key=lambda one: (one.age_s, one.id))
-    going = [one for one in own[KEPT:] if one.id not in needed and one.age_s > YOUNG_S]
-    gone = {(version.job, version.id) for version in going}
-    named = {one.code for one in known if (one.job, one.id) not in gone}
-    return Prunable(going, sorted(digest for digest, age_s in code.items() if digest not in named and age_s > YOUNG_S))
+    stored = list(versions)
+    own = sorted((version for version in stored if version.job == job), key=lambda version: (version.age_s, version.id))
+    old = [version for version in own[KEPT:] if version.id not in needed and version.age_s > YOUNG_S]
+    deleted = {(version.job, version.id) for version in old}
+    named = {version.code for version in stored if (version.job, version.id) not in deleted}
+    return Prunable(old, sorted(digest for digest, age_s in code.items() if digest not in named and age_s > YOUNG_S))

@@ -1,7 +1,7 @@
 """The rollback of a job's code to an earlier version when the running version breaks the job.
 
-ByteRobust rolls the code back if a restart did not help (section 4.1). Everstep adds that a version which fails in its
-first steps is rolled back at once, and which failures count as its fault.
+ByteRobust rolls the code back if a restart did not help (section 4.1). In everstep a version that fails in its first
+steps is also rolled back at once. This module decides which failures count against a version.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion, VersionStatus
 
 OF_CODE = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
-"""Signals by which a process ends for what it does itself, if no machine is to blame."""
+"""Signals that end a process for an error of its own, if no machine is to blame."""
 NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.SCHEDULER})
 TWICE = 2
-"""The number of failures, possibly caused by code, after which a version is to blame."""
+"""The number of failures that the code may have caused after which a version is to blame."""
 MESSAGE_CHARACTERS = 120
 """The number of characters after which a commit's message is cut."""
 CHANGED_CHARACTERS = 200
@@ -31,7 +31,7 @@ class Blame(Enum):
 
     CODE = "code"
     UNCLEAR = "unclear"
-    """The code may be the cause: a new version is to blame if the failure happens twice."""
+    """The code may be the cause: a young version is to blame if it fails twice."""
     OTHER = "other"
 
 
@@ -45,16 +45,16 @@ class Rollback:
 
 
 def blame(failure: Failure, *, explained: bool) -> Blame:
-    """Return whether a failure can come from the code.
+    """Return whether the code can have caused a failure.
 
     Args:
         failure: The current failure.
-        explained: A machine is to blame: it is lost, an inspection names it, or it left the job.
+        explained: A machine is to blame: it was lost, it left the job, or a finding names it.
     """
-    found = failure.classification
+    fault = failure.classification
     if explained or failure.symptom in {Symptom.UPDATE, Symptom.MACHINE_SILENT} | STILL_RUNNING:
         return Blame.OTHER
-    if found is not None and found.owner in NOT_OF_CODE:
+    if fault is not None and fault.owner in NOT_OF_CODE:
         return Blame.OTHER
     if failure.symptom in {Symptom.CONNECTION_LOST, Symptom.UNSAVED} or not failure.symptom.known:
         return Blame.UNCLEAR
@@ -65,14 +65,14 @@ def blame(failure: Failure, *, explained: bool) -> Blame:
 
 
 def steps_of(version: JobVersion, step: int) -> int:
-    """Return the last step that a version reached since its last launch; -1: its steps are not numbered."""
+    """Return how many steps a version made since it began, up to a step of the job; -1: not known."""
     if not version.ranges or step < 0 or version.ranges[-1][1] < 0:
         return -1
     return max(step - version.ranges[-1][1], 0)
 
 
 def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy) -> bool:
-    """Return whether a failure now counts against a version.
+    """Return whether a version is in its first steps or minutes, so that a failure may count against it.
 
     Args:
         version: The running version.
@@ -86,8 +86,8 @@ def is_young(version: JobVersion, step: int, now_ns: int, policy: RecoveryPolicy
     return 0 <= steps < policy.rollback.steps or now_ns - version.began_ns < policy.rollback.within_s * 1e9
 
 
-def came_within(version: JobVersion, now_ns: int, seconds: float) -> bool:
-    """Return whether an update launched a version within this time; the first version of a job does not count."""
+def is_recent(version: JobVersion, now_ns: int, seconds: float) -> bool:
+    """Return whether an update launched a version within this time; False for the first version of a job."""
     return version.number > 1 and version.began_ns > 0 and now_ns - version.began_ns < seconds * 1e9
 
 
@@ -98,14 +98,14 @@ def target_of(versions: Iterable[JobVersion], suspect: int) -> JobVersion | None
         for version in versions
         if version.number != suspect and version.runs and version.ranges and version.status is not VersionStatus.SUSPECT
     ]
-    return max(ran, key=lambda one: (one.steady, one.ranges[-1]), default=None)
+    return max(ran, key=lambda version: (version.steady, version.ranges[-1]), default=None)
 
 
 def made_by(version: JobVersion) -> str:
-    """Describe the author and the changes of a version: ``asked for by bob, commit 1f3870b of Bob <…> ('…'), 1 file
-    changed: train.py +1 -1``."""
+    """Describe the origin of a version, e.g. ``requested by bob, commit 1f3870b of Bob <…> ('…'), 1 file changed:
+    train.py +1 -1``."""
     origin = version.runs.origin if version.runs else None
-    text = f"asked for by {version.wanted.operator}"
+    text = f"requested by {version.wanted.operator}"
     if origin and origin.commit:
         subject = origin.subject[:MESSAGE_CHARACTERS]
         text += f", commit {origin.commit[:9]} of {origin.author} ({subject!r})"
@@ -122,16 +122,16 @@ def rollback(
     explained: bool,
     policy: RecoveryPolicy,
 ) -> Rollback | None:
-    """Return the rollback of the running version; None: there is none.
+    """Return the rollback of the running version, if it is young and to blame for the failure; None: it is not.
 
     Args:
         versions: The versions of the job, with the current failure counted.
         running: The number of the failed version.
         failure: The current failure.
-        explained: As for :func:`blame`.
+        explained: A machine is to blame, as for :func:`blame`.
         policy: The limits.
     """
-    version = next((one for one in versions if one.number == running), None)
+    version = next((version for version in versions if version.number == running), None)
     if version is None or not is_young(version, failure.step, failure.time_ns, policy):
         return None
     blamed = blame(failure, explained=explained)
@@ -147,17 +147,22 @@ def rollback(
 
 
 def older_state(versions: Collection[JobVersion], running: int, resume_step: int) -> int | None:
-    """Return the newest step from which a version can resume, after it could not restore a newer one.
+    """Return the newest step from which a version can resume after it could not restore a newer step.
 
     Args:
         versions: The versions of the job.
         running: The number of the version that could not restore.
-        resume_step: Completed steps of the state that it could not restore.
+        resume_step: The step that it could not restore.
 
     Returns:
-        The step at which the version that saved the state began, if that version was rolled back; None otherwise.
+        The step at which the version that saved ``resume_step`` began, if that version was rolled back; None otherwise.
     """
-    saved = [(came, begin, one) for one in versions for came, begin, _ in one.ranges if 0 <= begin < resume_step]
+    saved = [
+        (generation, begin, version)
+        for version in versions
+        for generation, begin, _ in version.ranges
+        if 0 <= begin < resume_step
+    ]
     _, begin, version = max(saved, key=lambda period: period[:2], default=(0, 0, None))
     if version is None or version.number == running or version.status is not VersionStatus.SUSPECT:
         return None

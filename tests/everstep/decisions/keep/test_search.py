@@ -1,18 +1,40 @@
-"""The evidence after disks and remote storage were asked."""
+"""The evidence after a search on disks and on remote storage."""
 
 from __future__ import annotations
 
-from everstep.decisions.keep.search import merged
-from everstep.model.evidence import Evidence
+from everstep.decisions.keep.search import merged, unanswered
+from everstep.model.evidence import Evidence, Unlisted
 from everstep.model.state_copy import StateCopy, Tier
 
+MACHINES = ("m0", "m1", "m2", "m3")
 
-def test_what_is_found_is_added_once() -> None:
+
+def test_each_copy_is_added_once() -> None:
     known = StateCopy(rank=0, machine="m0", completed_steps=20, tier=Tier.DISK, valid=False, reason="cut off")
     again = known.model_copy(update={"valid": True})
     new = StateCopy(rank=0, machine="m0", completed_steps=20, tier=Tier.REMOTE)
 
-    found = merged(Evidence(generation=3, held=[known]), Evidence(generation=0, held=[again, new], disk_shared=True))
+    evidence = merged(Evidence(generation=3, held=[known]), Evidence(generation=0, held=[again, new], disk_shared=True))
 
-    assert found.held == [known, new]
-    assert (found.generation, found.disk_shared) == (3, True)
+    assert evidence.held == [known, new]
+    assert (evidence.generation, evidence.disk_shared) == (3, True)
+
+
+def test_a_location_that_was_listed_once_is_known() -> None:
+    stopped = Evidence(
+        generation=1, emptied=["m3"], unlisted=[Unlisted(tier=Tier.DISK, machines=["m1"], reason="hangs")]
+    )
+    silent = Unlisted(tier=Tier.DISK, machines=["m0", "m1", "m3"], reason="no agent answers")
+    remote = Unlisted(tier=Tier.REMOTE, reason="denied")
+
+    first = merged(stopped, Evidence(generation=0, unlisted=[silent, remote]))
+    assert first.searched
+    assert first.unlisted == [silent.model_copy(update={"machines": ["m1", "m3"]}), remote]
+
+    second = merged(first, Evidence(generation=0, unlisted=[silent.model_copy(update={"machines": ["m3"]})]))
+    assert [location.machines for location in second.unlisted] == [["m3"]], "remote storage was listed"
+
+    third = unanswered(second, MACHINES, "no worker")
+    assert third.unlisted == [Unlisted(tier=Tier.DISK, machines=["m3"], reason="no worker")]
+    asked = unanswered(stopped, MACHINES, "no worker")
+    assert [location.tier for location in asked.unlisted] == [Tier.DISK, Tier.REMOTE]

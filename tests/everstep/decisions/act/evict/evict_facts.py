@@ -1,4 +1,4 @@
-"""Machines and findings for the tests of the rules of eviction."""
+"""Machines and findings for the tests of the eviction rules."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EIGHT = tuple(f"m{number}" for number in range(8))
 
 
 def found(machine: str, reason: str = "gpu-lost", *, ago_s: float = 1.0, **fields: Any) -> MachineFinding:
-    """A finding that names its machine for sure, unless the fields say something else."""
+    """A finding of a fault that names its machine for sure, as far as the fields do not change that."""
     fields = {"inspection": "test", "sure": True} | fields
     return MachineFinding(machine=machine, finding=Finding(reason=reason, since_ns=NOW - round(ago_s * S), **fields))
 
 
 def flap(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> MachineFinding:
-    """A link that went down and came back."""
+    """A link that went down and up again."""
     fields: dict[str, Any] = {"owner": Owner.NETWORK, "verdict": Health.UNKNOWN, "sure": False}
     return found(machine, "nic-flap", item=item, ago_s=ago_s, inspection="link", **fields)
 
@@ -32,17 +32,17 @@ def link_down(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> Machin
 
 
 def silent(**seconds: float) -> list[MachineFinding]:
-    """Machines that do not answer, and since how many seconds."""
+    """Findings about silent machines; each machine with its silence in seconds."""
     return findings_of_silence(seconds, RecoveryPolicy())
 
 
 def plan(*findings: MachineFinding, policy: RecoveryPolicy | None = None, **fields: Any) -> EvictPlan:
-    """What is decided about eight machines."""
+    """The plan for a job of eight machines."""
     known: dict[str, Any] = {"now_ns": NOW, "machines": EIGHT, "findings": findings}
     facts = EvictFacts(**(known | fields))
     return plan_evictions(facts, policy or RecoveryPolicy())
 
 
 def evicted(plan: EvictPlan) -> list[tuple[str, str]]:
-    """Machines and rules."""
-    return [(one.machine, one.rule) for one in plan.evict]
+    """The evicted machines, each with the rule that evicts it."""
+    return [(eviction.machine, eviction.rule) for eviction in plan.evict]

@@ -1,4 +1,4 @@
-"""The policy in words: nothing that decides is left out; and what the rules answered in an incident."""
+"""The description of a policy has every rule and every number; each answer in an incident has its result."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def answer(**fields: Any) -> EvictAnswer:
 
 
 @pytest.mark.parametrize(
-    ("given", "evicted", "over", "followed"),
+    ("fields", "evicted", "over", "result"),
     [
         ({"yes": False}, ["m1"], True, "nothing"),
         ({}, ["m1"], True, "it left the job"),
         ({}, ["m1"], False, "it left the job"),
         ({}, [], True, "it stayed in the job"),
-        ({}, [], False, "it has not left the job"),
-        ({"mode": EvictMode.APPROVE}, [], False, "it has not left the job: that takes an operator's approval"),
+        ({}, [], False, "it has not left the job yet"),
+        ({"mode": EvictMode.APPROVE}, [], False, "an operator has to approve"),
         ({"mode": EvictMode.APPROVE}, [], True, "it stayed in the job"),
         ({"mode": EvictMode.APPROVE}, ["m1"], True, "it left the job"),
-        ({"mode": EvictMode.SHADOW}, ["m1"], True, "it was written down, and nothing done"),
+        ({"mode": EvictMode.SHADOW}, ["m1"], True, "noted only: the rule is in shadow mode"),
         ({"rule": BREAKER, "machine": "", "yes": False}, ["m1"], True, "an operator had to approve"),
     ],
 )
-def test_what_followed(given: dict[str, Any], evicted: list[str], over: bool, followed: str) -> None:
-    asked = answer(**given)
-    [told] = explained([asked], evicted, over=over)
+def test_each_answer_has_its_result(fields: dict[str, Any], evicted: list[str], over: bool, result: str) -> None:
+    asked = answer(**fields)
+    [explanation] = explained([asked], evicted, over=over)
 
-    assert told.followed == followed
-    assert EvictAnswer(**told.model_dump(exclude={"followed"})) == asked
+    assert explanation.result == result
+    assert EvictAnswer(**explanation.model_dump(exclude={"result"})) == asked
 
 
-def test_the_rules_that_said_nothing_and_those_that_were_not_asked() -> None:
+def test_the_rules_without_an_answer_and_those_that_were_not_asked() -> None:
     quiet, off = quiet_rules([answer()], RecoveryPolicy(evict={"rules": {"sure-machine-fault": EvictMode.OFF}}))
 
     assert off == ["sure-machine-fault"]
@@ -70,11 +70,10 @@ def test_every_rule_is_there_in_its_order() -> None:
 
 def test_every_setting_of_evictions_is_a_number_of_a_rule_or_of_the_breaker() -> None:
     policy = describe(RecoveryPolicy())
-    told = {number.name for rule in policy.rules for number in rule.numbers if number.default is not None}
-    told |= {number.name for number in policy.breaker.numbers}
-    limits = {name for name in settings() if "evict" in name} - {"evict.mode", "evict.rules"}
+    described = {number.name for rule in policy.rules for number in rule.numbers if number.default is not None}
+    described |= {number.name for number in policy.breaker.numbers}
 
-    assert told == limits
+    assert described == {name for name in settings() if "evict" in name} - {"evict.mode", "evict.rules"}
 
 
 def test_every_number_has_a_source() -> None:
@@ -82,7 +81,7 @@ def test_every_number_has_a_source() -> None:
     numbers = [*policy.breaker.numbers, *(number for rule in policy.rules for number in rule.numbers)]
 
     assert {number.source for number in numbers} == {"", "ByteRobust, figure 5"}
-    assert all(number.says and "(" not in number.says for number in numbers)
+    assert all(number.meaning and "(" not in number.meaning for number in numbers)
 
 
 def test_values_are_those_of_the_policy() -> None:
@@ -103,7 +102,7 @@ def test_values_are_those_of_the_policy() -> None:
         ({"evict": {"rules": {SURE: "a word of a later release"}}}, EvictMode.APPROVE, "evict.rules"),
     ],
 )
-def test_modes_and_who_says_so(policy: dict[str, Any], mode: EvictMode, by: str) -> None:
+def test_modes_and_the_settings_that_set_them(policy: dict[str, Any], mode: EvictMode, by: str) -> None:
     rule = described(SURE, **policy)
 
     assert (rule.mode, rule.mode_from) == (mode, by)

@@ -1,4 +1,4 @@
-"""The decision over all rules: modes, the breaker, and what holds whatever is found."""
+"""The plan of evictions: modes, the breaker, and laws that hold for any findings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan, silent
 
 HOUR = 3600 * S
-FREE = RecoveryPolicy(evict={"share": 1})
-"""Its breaker never trips."""
+NO_BREAKER = RecoveryPolicy(evict={"share": 1})
+"""A policy under which the breaker never trips."""
 
 
 def lists(decided: EvictPlan) -> tuple[list[str], list[str], list[str]]:
@@ -41,7 +41,7 @@ def test_each_mode_has_its_list() -> None:
     assert (lists(off), off.asked) == (([], [], []), [])
 
 
-def test_where_a_rule_only_watches_another_one_may_act() -> None:
+def test_a_rule_in_shadow_mode_does_not_prevent_an_eviction_by_another_rule() -> None:
     decided = plan(found("m3"), *silent(m3=9.0), policy=with_rule(EvictMode.SHADOW))
 
     assert evicted(decided) == [("m3", "gone-machine")]
@@ -52,20 +52,22 @@ def test_where_a_rule_only_watches_another_one_may_act() -> None:
     ]
 
 
-def test_the_first_rule_that_says_yes_is_named() -> None:
+def test_the_first_rule_that_evicts_is_named() -> None:
     assert evicted(plan(found("m3"), *silent(m3=9.0))) == [("m3", "sure-machine-fault")]
 
 
-def test_the_breaker_has_an_operator_asked_for_all_of_them() -> None:
+def test_the_breaker_asks_an_operator_about_all_machines() -> None:
     decided = plan(*(found(machine) for machine in EIGHT[:3]))
 
     assert lists(decided) == ([], ["m0", "m1", "m2"], [])
-    assert decided.tripped.startswith("3 machines of 8 would be evicted, 0 were within the last 24 h, and 2 may be")
-    assert decided.asked[-1].rule == BREAKER
-    assert decided.asked[-1].why == decided.tripped
+    assert decided.tripped == (
+        "3 machines of 8 would be evicted, 0 were evicted within the last 24 h, and at most 2 may leave without an "
+        "operator's approval"
+    )
+    assert (decided.asked[-1].rule, decided.asked[-1].why) == (BREAKER, decided.tripped)
 
 
-def test_the_breaker_counts_what_was_evicted_within_the_window() -> None:
+def test_the_breaker_counts_evictions_within_the_window() -> None:
     recent = NOW - 23 * HOUR, NOW - HOUR
     old = NOW - 24 * HOUR, NOW - 25 * HOUR
 
@@ -74,21 +76,21 @@ def test_the_breaker_counts_what_was_evicted_within_the_window() -> None:
     assert not plan(found("m3"), evicted_ns=recent[:1]).tripped
 
 
-def test_the_breaker_says_nothing_where_nothing_is_to_be_done() -> None:
+def test_the_breaker_does_not_trip_without_an_eviction() -> None:
     busy = (NOW - HOUR,) * 5
 
     assert not plan(evicted_ns=busy).tripped
     assert not plan(found("m3"), evicted_ns=busy, policy=with_rule(EvictMode.SHADOW)).tripped
 
 
-def test_how_many_may_go() -> None:
+def test_how_many_machines_may_leave_without_an_operator() -> None:
     policy = RecoveryPolicy()
     assert [allowed(machines, policy) for machines in (1, 8, 12, 1200)] == [2, 2, 3, 300]
     assert allowed(100, RecoveryPolicy(evict={"share": 0.29})) == 29
     assert allowed(100, RecoveryPolicy(evict={"share": 0, "at_least": 0})) == 0
 
 
-def test_of_too_many_answers_those_that_say_yes_are_kept() -> None:
+def test_of_too_many_answers_those_that_evict_are_kept() -> None:
     doubts = [found("m0", f"doubt-{number:03}", verdict=Health.UNKNOWN) for number in range(2 * ASKED_KEPT)]
 
     asked = plan(*doubts, *(found(machine) for machine in EIGHT[5:])).asked
@@ -128,35 +130,35 @@ def some(
 
 @settings(max_examples=40)
 @given(some(owner=st.sampled_from([Owner.CODE, Owner.DATA])), some())
-def test_what_a_job_causes_evicts_nobody(now: list[MachineFinding], earlier: list[MachineFinding]) -> None:
-    decided = plan(*now, earlier=tuple(earlier), policy=FREE)
+def test_a_fault_of_the_job_evicts_no_machine(now: list[MachineFinding], earlier: list[MachineFinding]) -> None:
+    decided = plan(*now, earlier=tuple(earlier), policy=NO_BREAKER)
 
     assert lists(decided) == ([], [], [])
 
 
 @settings(max_examples=40)
 @given(some(verdict=st.sampled_from([Health.UNKNOWN, Health("worn")])), some())
-def test_what_is_not_known_evicts_nobody_but_for_links_seen_down(
+def test_an_unknown_verdict_evicts_no_machine_except_for_network_alerts(
     now: list[MachineFinding], earlier: list[MachineFinding]
 ) -> None:
     unknown = [seen for seen in now if not (seen.finding.reason == "nic-flap" and seen.finding.owner is Owner.NETWORK)]
 
-    decided = plan(*unknown, earlier=tuple(earlier), policy=FREE)
+    decided = plan(*unknown, earlier=tuple(earlier), policy=NO_BREAKER)
 
     assert lists(decided) == ([], [], [])
 
 
 @settings(max_examples=40)
 @given(some(), some(), st.sampled_from([EvictMode.SHADOW, EvictMode.OFF, EvictMode.APPROVE]))
-def test_nobody_is_evicted_where_the_policy_does_not_say_act(
+def test_no_machine_is_evicted_under_another_mode_than_act(
     now: list[MachineFinding], earlier: list[MachineFinding], ceiling: EvictMode
 ) -> None:
-    policy = FREE.changed({"evict.mode": ceiling})
-    acted = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=FREE)
-    held = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=policy)
+    policy = NO_BREAKER.changed({"evict.mode": ceiling})
+    acted = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=NO_BREAKER)
+    restricted = plan(*now, *silent(m0=60.0), earlier=tuple(earlier), policy=policy)
 
-    assert held.evict == []
-    assert held.shadow + held.ask == ([] if ceiling is EvictMode.OFF else acted.evict)
+    assert restricted.evict == []
+    assert restricted.shadow + restricted.ask == ([] if ceiling is EvictMode.OFF else acted.evict)
 
 
 @settings(max_examples=40)
@@ -173,34 +175,33 @@ def test_the_order_of_findings_does_not_matter(
 
 @settings(max_examples=40)
 @given(some(), st.frozensets(machines))
-def test_a_machine_is_named_once_and_a_stepping_one_is_not_gone(
+def test_a_machine_is_named_once_and_is_not_evicted_for_silence_while_its_ranks_step(
     now: list[MachineFinding], stepping: frozenset[str]
 ) -> None:
-    gone = findings_of_silence(dict.fromkeys(EIGHT[:4], 60.0), FREE, stepping=stepping)
-    decided = plan(*now, *gone, policy=FREE)
+    gone = findings_of_silence(dict.fromkeys(EIGHT[:4], 60.0), NO_BREAKER, stepping=stepping)
+    decided = plan(*now, *gone, policy=NO_BREAKER)
     named = [one.machine for one in decided.evict + decided.ask + decided.shadow]
 
     assert len(named) == len(set(named))
     assert not {one.machine for one in decided.evict if one.rule == "gone-machine"} & stepping
 
 
-def test_two_flaps_of_a_link_count_though_each_is_unknown() -> None:
-    """The exception of the property above: that links went down is seen, whoever took them down."""
+def test_two_network_alerts_evict_although_the_verdict_of_each_is_unknown() -> None:
+    """This is the exception of the property above."""
     assert evicted(plan(flap("m1"), earlier=(flap("m1", ago_s=200),))) == [("m1", "repeated-network-alert")]
 
 
-def test_an_operators_word_is_enough_whatever_the_policy_says() -> None:
-    """Neither a mode nor the breaker holds it up; what the rules want beside it still waits."""
-    said = found("m1", "operator-evict", source=FindingSource.OPERATOR)
+def test_neither_a_mode_nor_the_breaker_prevents_an_operators_eviction() -> None:
+    request = found("m1", "operator-evict", source=FindingSource.OPERATOR)
     policy = RecoveryPolicy(evict={"mode": EvictMode.SHADOW})
-    assert evicted(plan(said, policy=policy)) == [("m1", "operator")]
+    assert evicted(plan(request, policy=policy)) == [("m1", "operator")]
 
     many = [found(f"m{number}", f"gpu-lost-{number}") for number in (2, 3, 4)]
-    tripped = plan(said, *many, policy=RecoveryPolicy(evict={"at_least": 1, "share": 0.0}))
+    tripped = plan(request, *many, policy=RecoveryPolicy(evict={"at_least": 1, "share": 0.0}))
     assert evicted(tripped) == [("m1", "operator")]
-    assert [one.machine for one in tripped.ask] == ["m2", "m3", "m4"]
+    assert [eviction.machine for eviction in tripped.ask] == ["m2", "m3", "m4"]
 
 
-def test_what_operators_take_out_leaves_the_breaker_as_it_is() -> None:
-    said = [found(f"m{number}", "operator-evict", source=FindingSource.OPERATOR) for number in range(1, 4)]
-    assert len(evicted(plan(*said, policy=RecoveryPolicy(evict={"at_least": 1, "share": 0.0})))) == 3
+def test_the_breaker_does_not_count_evictions_by_operators() -> None:
+    requests = [found(f"m{number}", "operator-evict", source=FindingSource.OPERATOR) for number in range(1, 4)]
+    assert len(evicted(plan(*requests, policy=RecoveryPolicy(evict={"at_least": 1, "share": 0.0})))) == 3

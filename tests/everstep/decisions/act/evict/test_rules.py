@@ -1,4 +1,4 @@
-"""Each rule of eviction: when it evicts, and what it says where it does not."""
+"""Each eviction rule: when it evicts a machine, and its answer when it does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CULPRIT, GROUP = "hang-culprit", "hang-group"
 
 
 def why_not(machine: str, *findings: MachineFinding, **fields: Any) -> tuple[str, str]:
-    """Rule and answer of the only one that was asked about a machine, which is not evicted."""
+    """The rule and the text of the only answer about a machine that is not evicted."""
     decided = plan(*findings, **fields)
     assert not decided.evict + decided.ask + decided.shadow
     (answer,) = [answer for answer in decided.asked if answer.machine == machine]
@@ -52,28 +52,27 @@ def test_a_machine_of_another_job_is_not_asked_about() -> None:
     assert plan(found("elsewhere")).asked == []
 
 
-def test_what_most_machines_have_is_none_of_theirs() -> None:
+def test_a_fault_that_most_machines_have_evicts_none_of_them() -> None:
     shared = [found(machine, "gpu-cleanup") for machine in EIGHT[:5]]
 
-    rule, why = why_not("m0", *shared)
-    assert rule == SURE
-    assert why.startswith("gpu-cleanup: 5 of 8 machines have gpu-cleanup now")
-    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "its own fault counts beside it"
+    assert why_not("m0", *shared) == (
+        SURE,
+        "gpu-cleanup: 5 of 8 machines have gpu-cleanup now: the cause is shared by them",
+    )
+    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "another fault of m1 alone counts"
 
 
-def test_the_same_fault_on_half_of_the_machines_is_theirs() -> None:
+def test_a_fault_that_half_of_the_machines_have_evicts_them() -> None:
     half = plan(*(found(machine) for machine in EIGHT[:4]), policy=RecoveryPolicy(evict={"share": 1}))
     both = plan(found("m0"), found("m1"), machines=("m0", "m1"))
 
-    assert [one.machine for one in half.evict] == ["m0", "m1", "m2", "m3"]
-    assert [one.machine for one in both.evict] == ["m0", "m1"], "of two machines nobody can say what is common"
+    assert [eviction.machine for eviction in half.evict] == ["m0", "m1", "m2", "m3"]
+    assert [eviction.machine for eviction in both.evict] == ["m0", "m1"], "two machines are too few for a shared fault"
 
 
 @pytest.mark.parametrize("alert", [flap, link_down])
 def test_one_network_alert_is_tolerated(alert: Callable[[str], MachineFinding]) -> None:
-    rule, why = why_not("m2", alert("m2"))
-    assert rule == ALERT
-    assert why.endswith("one network alert is tolerated, the second within 300 s evicts")
+    assert why_not("m2", alert("m2"))[0] == ALERT
 
 
 @pytest.mark.parametrize("first", [flap("m2", ago_s=200), link_down("m2", "eth1", ago_s=300)])
@@ -90,16 +89,16 @@ def test_the_second_network_alert_within_five_minutes_evicts(first: MachineFindi
         link_down("m2", ago_s=302),  # too long ago
         link_down("m3", ago_s=100),  # another machine
         link_down("m2", ago_s=1),  # the same alert
-        link_down("m2", "eth1", ago_s=20),  # behind the same switch
+        link_down("m2", "eth1", ago_s=20),  # too close: perhaps one switch
         found("m2", "packet-loss", ago_s=100, owner=Owner.NETWORK, verdict=Health.UNKNOWN),  # no alert
-        found("m2", "disk-failed", ago_s=100),  # not of the network
+        found("m2", "disk-failed", ago_s=100),  # no network fault
     ],
 )
-def test_what_is_no_second_alert(first: MachineFinding) -> None:
+def test_findings_that_are_no_second_alert(first: MachineFinding) -> None:
     assert why_not("m2", link_down("m2"), earlier=(first,))[0] == ALERT
 
 
-def test_a_link_that_the_monitor_saw_down_twice() -> None:
+def test_a_link_that_the_monitor_saw_down_twice_evicts() -> None:
     again = found("m2", "nic-flap-repeated", owner=Owner.NETWORK, verdict=Health.UNKNOWN, sure=False)
 
     assert evicted(plan(flap("m2", ago_s=4), again)) == [("m2", ALERT)]
@@ -114,16 +113,15 @@ def test_the_end_of_a_long_outage_is_no_second_alert() -> None:
     assert {answer.rule for answer in decided.asked} == {ALERT}
 
 
-def test_a_switch_that_flaps_twice_evicts_nobody() -> None:
+def test_a_switch_that_flaps_twice_evicts_no_machine() -> None:
     first = tuple(flap(machine, ago_s=200) for machine in EIGHT)
 
     decided = plan(*(flap(machine) for machine in EIGHT), earlier=first)
 
     assert decided.evict + decided.ask == []
-    assert "8 of 8 machines have nic-flap now" in decided.asked[0].why
 
 
-def test_a_machine_that_went_silent_is_gone() -> None:
+def test_a_machine_that_went_silent_is_evicted_after_a_while() -> None:
     decided = plan(*silent(m4=2.0))
 
     assert evicted(decided) == [("m4", GONE)]
@@ -135,7 +133,7 @@ def test_a_machine_that_went_silent_is_gone() -> None:
 
 
 @pytest.mark.parametrize("quiet", [{}, {"m4": 60.0}])
-def test_a_silent_agent_is_no_dead_machine(quiet: dict[str, float]) -> None:
+def test_a_silent_agent_evicts_no_machine_whose_ranks_step(quiet: dict[str, float]) -> None:
     assert why_not("m4", *findings_of_silence(quiet, RecoveryPolicy(), stepping={"m4"})) == (
         GONE,
         "its agent is silent, and its ranks step: the machine works",
@@ -158,38 +156,34 @@ def test_a_silent_agent_is_no_dead_machine(quiet: dict[str, float]) -> None:
         ({"owner": Owner("neighbour")}, "other-owner"),
     ],
 )
-def test_what_is_not_enough_says_why(fields: dict[str, Any], rule: str) -> None:
+def test_the_rule_that_answers_a_finding_that_is_not_enough(fields: dict[str, Any], rule: str) -> None:
     assert why_not("m1", found("m1", **fields))[0] == rule
 
 
-def test_who_a_replay_names_leaves_though_it_is_not_sure() -> None:
-    """Not where more than half of the machines are suspects."""
-    seen = Replayed(found=ReplayConclusion.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
-    accused = findings_of_replay(seen)
-    assert not any(one.finding.sure for one in accused)
-    one = plan(*accused)
-    assert evicted(one) == [("m1", "failed-replay"), ("m2", "failed-replay")]
-    assert "a replay of the job says so" in one.evict[0].why
-    many = plan(*findings_of_replay(seen.model_copy(update={"suspects": list(EIGHT[:5])})))
+def test_suspects_of_a_replay_are_evicted_unless_they_are_more_than_half_of_the_machines() -> None:
+    replayed = Replayed(found=ReplayConclusion.SEVERAL, text="m1 and m2 are in every group", suspects=["m1", "m2"])
+    findings = findings_of_replay(replayed)
+    assert not any(about.finding.sure for about in findings)
+    assert evicted(plan(*findings)) == [("m1", "failed-replay"), ("m2", "failed-replay")]
+    many = plan(*findings_of_replay(replayed.model_copy(update={"suspects": list(EIGHT[:5])})))
     assert evicted(many) == []
 
 
-def test_what_is_healthy_says_nothing() -> None:
+def test_a_healthy_part_leads_to_no_answer() -> None:
     assert plan(found("m1", verdict=Health.HEALTHY)).asked == []
 
 
-def test_a_link_that_a_test_finds_cut_costs_one_machine_and_many_of_them_none() -> None:
+def test_a_broken_link_evicts_one_machine_and_many_broken_links_evict_none() -> None:
     def cut(machine: str) -> MachineFinding:
         fields: dict[str, Any] = {"owner": Owner.NETWORK, "sure": False, "source": FindingSource.TEST}
         return found(machine, "bad-link", text="the link between it and m0 does not work", **fields)
 
     assert evicted(plan(cut("m3"))) == [("m3", "bad-link")]
-    rule, why = why_not("m1", *(cut(machine) for machine in EIGHT[1:6]))
-    assert rule == "bad-link" and "5 of 8 machines" in why
+    assert why_not("m1", *(cut(machine) for machine in EIGHT[1:6]))[0] == "bad-link"
 
 
-def test_the_names_stay() -> None:
-    """Job files, reports and dashboards have them."""
+def test_the_names_of_rules_do_not_change() -> None:
+    """Job files, reports and dashboards use these names."""
     assert [rule.name for rule in RULES if rule.evicts] == [
         OPERATOR,
         SURE,
@@ -228,8 +222,7 @@ def test_a_rule_goes_no_further_than_the_policy(ceiling: str, own: str, mode: st
     assert mode_of(next(rule for rule in RULES if rule.name == SURE), policy) == mode
 
 
-def test_when_it_was_is_by_the_times_of_the_findings() -> None:
-    """The alerts count together however long ago both were: they stand."""
+def test_active_alerts_count_together_by_their_own_times_however_long_ago_they_began() -> None:
     later = plan(link_down("m2"), earlier=(flap("m2", ago_s=200),), now_ns=NOW + 900 * S)
 
     assert evicted(later) == [("m2", ALERT)]
@@ -248,33 +241,30 @@ GROUP_OF_TWO = HangResult(
 )
 
 
-def test_the_machine_that_a_job_hangs_on_leaves() -> None:
-    decided = plan(*findings_of_hang(NAMED))
-    assert evicted(decided) == [("m1", CULPRIT)]
-    assert "7 ranks wait" in decided.evict[0].why
-
-
-def test_over_eviction_says_so_and_who_leaves_on_purpose() -> None:
-    decided = plan(*findings_of_hang(GROUP_OF_TWO))
-    assert evicted(decided) == [("m1", GROUP), ("m3", GROUP)]
-    assert [one.why.startswith("over-eviction, 1 of 2 machines leave though") for one in decided.evict] == [True, True]
-    assert ["it leaves on purpose" in one.why for one in decided.evict] == [False, True]
+@pytest.mark.parametrize(
+    ("hang", "evictions"), [(NAMED, [("m1", CULPRIT)]), (GROUP_OF_TWO, [("m1", GROUP), ("m3", GROUP)])]
+)
+def test_a_hang_evicts_its_culprit_or_a_parallel_group(hang: HangResult, evictions: list[tuple[str, str]]) -> None:
+    decided = plan(*findings_of_hang(hang))
+    assert evicted(decided) == evictions
+    on_purpose = ["it leaves on purpose" in eviction.why for eviction in decided.evict]
+    assert on_purpose == [machine not in hang.suspects for machine in hang.machines]
 
 
 @pytest.mark.parametrize("conclusion", ["not a machine", "not hung", "nothing known", "from a later release"])
-def test_a_hang_that_names_nobody_evicts_nobody(conclusion: str) -> None:
-    found = HangResult(generation=3, conclusion=HangConclusion(conclusion), reason="it says why")
-    assert findings_of_hang(found) == []
+def test_a_hang_that_names_no_machine_evicts_none(conclusion: str) -> None:
+    hang = HangResult(generation=3, conclusion=HangConclusion(conclusion), reason="why")
+    assert findings_of_hang(hang) == []
 
 
 @pytest.mark.parametrize("machines", [[], ["m1"]])
-def test_a_machine_leaves_for_a_vote_only_where_its_own_past_agrees(machines: list[str]) -> None:
+def test_a_vote_evicts_a_machine_only_if_its_own_past_agrees(machines: list[str]) -> None:
     vote = SlowResult(generation=3, conclusion=SlowConclusion.MACHINE, suspects=["m1"], machines=machines)
     decided = plan(*findings_of_vote(vote))
     assert [(answer.rule, answer.yes) for answer in decided.asked] == [("slow-machine", bool(machines))]
 
 
-def test_only_what_may_be_the_software_s_fault_does_not_wait_for_another_machine() -> None:
+def test_only_after_a_hang_the_job_does_not_wait_for_a_replacement() -> None:
     assert {rule.name for rule in RULES if not waits_for_another(rule.name)} == {CULPRIT, GROUP}
     assert waits_for_another("standby-unfit")
 
@@ -291,7 +281,7 @@ findings = st.builds(
 
 
 @given(findings)
-def test_each_finding_has_one_answer_and_what_nobody_is_sure_of_evicts_nobody(finding: Finding) -> None:
+def test_each_finding_has_one_answer_and_an_unsure_finding_evicts_no_machine(finding: Finding) -> None:
     [answer] = plan(MachineFinding(machine="m1", finding=finding)).asked
 
     assert answer.rule == rule_of(finding).name

@@ -1,4 +1,4 @@
-"""The policy over recorded events."""
+"""The simulation of a policy on recorded events."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def event(at_s: float, machine: str, **fields: Any) -> RecordedEvent:
     return RecordedEvent(machine=machine, time_ns=round(BEGIN + at_s * S), **fields)
 
 
-def told(simulation: Simulation) -> list[tuple[float, str, str, str]]:
-    """Seconds, mode, machine, rule."""
+def evictions(simulation: Simulation) -> list[tuple[float, str, str, str]]:
+    """Time in seconds, mode, machine and rule of each simulated eviction."""
     return [
         ((one.time_ns - BEGIN) / S, str(one.mode), one.eviction.machine, one.eviction.rule) for one in simulation.done
     ]
@@ -43,7 +43,7 @@ def run(*events: RecordedEvent, machines: int = 8, **policy: Any) -> Simulation:
     return simulate(events, RecoveryPolicy(**policy), machines=machines)
 
 
-def test_what_would_have_been_evicted_when_and_for_how_long() -> None:
+def test_evictions_with_their_times_and_their_cost() -> None:
     done = run(
         event(0, "m0", findings=[]),
         event(HOUR, "m1", finding=lost(HOUR)),
@@ -53,28 +53,28 @@ def test_what_would_have_been_evicted_when_and_for_how_long() -> None:
         event(10 * HOUR, "m0", findings=[]),
     )
 
-    assert told(done) == [
+    assert evictions(done) == [
         (HOUR, "act", "m1", "sure-machine-fault"),
         (8 * HOUR, "act", "m2", "sure-machine-fault"),
     ]
     assert done.machines_out == 2
-    assert done.machine_hours_out == 2 + 2, "m1 is well again after two hours, m2 not before the end"
+    assert done.machine_hours_out == 2 + 2, "m1 is healthy after two hours, m2 not before the end"
     assert (done.hours, done.machine_hours) == (10, 80)
 
 
-def test_a_machine_that_is_well_again_may_be_evicted_anew() -> None:
+def test_a_machine_that_is_healthy_again_may_be_evicted_again() -> None:
     again = [event(at_s, "m1", findings=[lost(at_s)] if bad else []) for at_s, bad in ((0, 1), (60, 0), (120, 1))]
 
     done = run(*again)
 
-    assert [at_s for at_s, *_ in told(done)] == [0, 120]
+    assert [at_s for at_s, *_ in evictions(done)] == [0, 120]
     assert done.machines_out == 1
 
 
 def test_the_breaker_trips_once_and_asks_once() -> None:
     done = run(*(event(60 * number, f"m{number}", finding=lost(60 * number)) for number in range(4)))
 
-    assert [(mode, machine) for _, mode, machine, _ in told(done)] == [
+    assert [(mode, machine) for _, mode, machine, _ in evictions(done)] == [
         ("act", "m0"),
         ("act", "m1"),
         ("approve", "m2"),
@@ -84,48 +84,48 @@ def test_the_breaker_trips_once_and_asks_once() -> None:
     assert done.machines_out == 2
 
 
-def test_the_breaker_opens_again_after_its_window() -> None:
+def test_the_breaker_counts_no_eviction_before_its_window() -> None:
     days = [event(25 * HOUR * number, f"m{number}", finding=lost(25 * HOUR * number)) for number in range(4)]
 
     assert run(*days).tripped == []
 
 
-def test_shadow_is_told_once_as_long_as_it_stands() -> None:
-    stands = [event(at_s, "m1", findings=[lost(0)]) for at_s in (0, 60, 120)]
+def test_an_eviction_in_shadow_mode_is_noted_once_as_long_as_its_finding_is_active() -> None:
+    active = [event(at_s, "m1", findings=[lost(0)]) for at_s in (0, 60, 120)]
 
-    done = run(*stands, event(180, "m1", findings=[]), event(240, "m1", findings=[lost(240)]), evict={"mode": "shadow"})
+    done = run(*active, event(180, "m1", findings=[]), event(240, "m1", findings=[lost(240)]), evict={"mode": "shadow"})
 
-    assert told(done) == [(at_s, "shadow", "m1", "sure-machine-fault") for at_s in (0, 240)]
+    assert evictions(done) == [(at_s, "shadow", "m1", "sure-machine-fault") for at_s in (0, 240)]
     assert (done.machines_out, done.machine_hours_out) == (0, 0)
     assert len(done.of(EvictMode.SHADOW)) == 2
 
 
-def test_the_second_flap_within_five_minutes() -> None:
+def test_the_second_flap_within_five_minutes_evicts() -> None:
     def flaps(machine: str, *at_s: float) -> list[RecordedEvent]:
         began = [event(one, machine, finding=flap(one)) for one in at_s]
         return began + [event(one + 5, machine, finding=flap(one), over=True) for one in at_s]
 
-    assert told(run(*flaps("m1", 0, 200))) == [(200, "act", "m1", "repeated-network-alert")]
-    assert told(run(*flaps("m1", 0, 320))) == []
+    assert evictions(run(*flaps("m1", 0, 200))) == [(200, "act", "m1", "repeated-network-alert")]
+    assert evictions(run(*flaps("m1", 0, 320))) == []
 
 
-def test_silence_grows_until_something_is_heard() -> None:
+def test_silence_grows_until_a_line_ends_it() -> None:
     def silent(at_s: float, silent_s: float, **fields: Any) -> RecordedEvent:
         return event(at_s, "m1", silent_s=silent_s, **fields)
 
-    assert told(run(silent(0, 1.0), event(4, "m0", findings=[]))) == [(4, "act", "m1", "gone-machine")]
-    assert told(run(silent(0, 1.0), silent(0.5, 0), event(3, "m0", findings=[]))) == []
-    assert told(run(silent(0, 1.0), event(0.5, "m1", findings=[]), event(3, "m0", findings=[]))) == []
-    assert told(run(silent(0, 9.0, stepping=True))) == []
+    assert evictions(run(silent(0, 1.0), event(4, "m0", findings=[]))) == [(4, "act", "m1", "gone-machine")]
+    assert evictions(run(silent(0, 1.0), silent(0.5, 0), event(3, "m0", findings=[]))) == []
+    assert evictions(run(silent(0, 1.0), event(0.5, "m1", findings=[]), event(3, "m0", findings=[]))) == []
+    assert evictions(run(silent(0, 9.0, stepping=True))) == []
 
 
-def test_an_agent_that_said_nothing_changes_nothing() -> None:
+def test_a_line_of_an_agent_that_did_not_answer_changes_no_findings() -> None:
     done = run(event(0, "m1", findings=[lost(0)]), event(60, "m1", findings=[], problem="it does not answer"))
 
     assert done.done[0].back_ns is None
 
 
-def test_lines_of_no_time_are_counted_and_left_out() -> None:
+def test_lines_without_a_time_are_counted_and_left_out() -> None:
     done = run(RecordedEvent(machine="m1", findings=[lost(0)]), event(0, "m2", findings=[]))
 
     assert (done.events, done.without_time, done.done) == (1, 1, [])
@@ -140,10 +140,10 @@ def test_the_policy_decides() -> None:
 
 
 def test_machines_that_were_asked_together_are_judged_together() -> None:
-    """By and by, the first of them would be evicted for what they share."""
+    """Judged one after the other, the first machines would be evicted for a shared fault."""
     round_of_answers = [event(number / 10, f"m{number}", findings=[lost(0)]) for number in range(6)]
 
-    assert told(run(*round_of_answers)) == []
+    assert evictions(run(*round_of_answers)) == []
 
 
 @settings(max_examples=25)
@@ -151,7 +151,7 @@ def test_machines_that_were_asked_together_are_judged_together() -> None:
     st.dictionaries(st.integers(0, 500), st.tuples(st.sampled_from(["m0", "m1", "m2"]), st.booleans()), max_size=12),
     st.randoms(use_true_random=False),
 )
-def test_the_order_of_lines_does_not_matter_and_who_is_out_is_not_evicted(
+def test_the_order_of_lines_does_not_matter_and_an_evicted_machine_is_not_evicted_again(
     looks: dict[int, tuple[str, bool]], order: random.Random
 ) -> None:
     events = [event(at_s, machine, findings=[lost(0)] if bad else []) for at_s, (machine, bad) in looks.items()]

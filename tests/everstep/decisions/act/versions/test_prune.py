@@ -1,4 +1,4 @@
-"""Which versions a store need not keep."""
+"""The versions and the code that a store may delete."""
 
 from __future__ import annotations
 
@@ -27,37 +27,33 @@ NEEDED = st.sets(st.integers(0, 60).map(str), max_size=10)
 
 @settings(max_examples=60)
 @given(VERSIONS, SNAPSHOTS, NEEDED)
-def test_what_goes_is_old_and_needed_by_nobody_and_nothing_else_stays(
+def test_exactly_the_old_versions_and_code_that_nothing_needs_are_deleted(
     versions: list[StoredVersion], code: dict[str, float], needed: set[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(prune, "KEPT", FEW)
-        _holds(versions, code, needed)
-
-
-def _holds(versions: list[StoredVersion], code: dict[str, float], needed: set[str]) -> None:
-    going = prunable(versions, code, job="gpt", needed=needed)
-    stay = [one for one in versions if one not in going.versions]
+        deleted = prunable(versions, code, job="gpt", needed=needed)
+        kept = [version for version in versions if version not in deleted.versions]
+        kept_code = {digest: age_s for digest, age_s in code.items() if digest not in deleted.code}
+        again = prunable(kept, kept_code, job="gpt", needed=needed)
     own = sorted((one for one in versions if one.job == "gpt"), key=lambda one: (one.age_s, one.id))
-    for one in going.versions:
-        assert one in own[FEW:]
-        assert one.id not in needed
-        assert one.age_s > YOUNG_S
-    named = {one.code for one in stay}
-    assert not set(going.code) & named
-    assert all(code[digest] > YOUNG_S for digest in going.code)
+    for version in deleted.versions:
+        assert version in own[FEW:]
+        assert version.id not in needed
+        assert version.age_s > YOUNG_S
+    named = {version.code for version in kept}
+    assert not set(deleted.code) & named
+    assert all(code[digest] > YOUNG_S for digest in deleted.code)
 
-    assert all(one.id in needed or one.age_s <= YOUNG_S for one in own[FEW:] if one in stay)
-    assert all(code[digest] <= YOUNG_S or digest in named for digest in code.keys() - going.code)
-    left = {digest: age_s for digest, age_s in code.items() if digest not in going.code}
-    again = prunable(stay, left, job="gpt", needed=needed)
+    assert all(version.id in needed or version.age_s <= YOUNG_S for version in own[FEW:] if version in kept)
+    assert all(code[digest] <= YOUNG_S or digest in named for digest in code.keys() - deleted.code)
     assert (again.versions, again.code) == ([], [])
 
 
-def test_the_oldest_of_many_go_with_their_code() -> None:
+def test_the_oldest_versions_are_deleted_with_their_code() -> None:
     versions = [StoredVersion("gpt", str(n), f"code-{n}", OLD_S + n) for n in range(KEPT + 3)]
-    code = {one.code: one.age_s for one in versions} | {"left": OLD_S, "fresh": 0.0}
-    going = prunable(versions, code, job="gpt", needed={"21"})
-    assert [one.id for one in going.versions] == ["20", "22"]
-    assert going.code == ["code-20", "code-22", "left"]
+    code = {version.code: version.age_s for version in versions} | {"left": OLD_S, "fresh": 0.0}
+    deleted = prunable(versions, code, job="gpt", needed={"21"})
+    assert [version.id for version in deleted.versions] == ["20", "22"]
+    assert deleted.code == ["code-20", "code-22", "left"]
     assert prunable(versions, code, job="other", needed=set()).versions == []

@@ -1,4 +1,4 @@
-"""What a job answers to a request for another version of its code."""
+"""The answers of a job to requests for another version of its code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOB = {"rollback": True, "urgency": "urgent", "operator": "bob"}
 
 
 def three() -> VersionBook:
-    """Version 3 runs; 1 and 2 ran well before."""
+    """A book in which version 3 runs, and versions 1 and 2 were steady before."""
     book = VersionBook(running=3)
     for number, (begin, end) in enumerate([(0, 100), (100, 900), (900, -1)], 1):
         ran = JobVersion(
@@ -34,11 +34,11 @@ def three() -> VersionBook:
 
 
 def restart(book: VersionBook) -> None:
-    """An incident launches what waits."""
+    """An incident launches the newest pending version."""
     failure = Failure(generation=3, step=950, symptom=Symptom.UPDATE, cause="update", time_ns=10)
     change = next_version(book, failure, RecoveryPolicy(), explained=False, by_operator=False)
     assert change is not None
-    book.come(change.number, suspect=change.suspect, now_ns=10)
+    book.switch_to(change.number, suspect=change.suspect, now_ns=10)
     generation = 1 + max(one.ranges[-1][0] for one in book.versions.values() if one.ranges)
     book.launched(generation, 950, 10)
 
@@ -51,26 +51,26 @@ def back(book: VersionBook, request: dict[str, Any]) -> str:
 def test_a_rollback_that_is_sent_twice_goes_back_once() -> None:
     book = three()
     assert back(book, ADA).startswith("the job goes back to v2")
-    assert back(book, ADA).startswith("asked for already: v2")
+    assert back(book, ADA).startswith("requested before: v2")
     restart(book)
-    assert back(book, ADA).startswith("asked for already: v2")
-    assert back(book, ADA).endswith("runs; to go back further name a version as well")
+    assert back(book, ADA).startswith("requested before: v2")
+    assert back(book, ADA).endswith("runs; to go back further, name a version as well")
     assert (book.running, book.pending()) == (2, [])
 
 
-def test_a_rollback_by_somebody_else_does_not_take_the_next_version_back() -> None:
+def test_a_second_rollback_by_another_operator_is_refused() -> None:
     book = three()
     back(book, ADA)
     restart(book)
-    refused = "refused: v3 was taken back already, and v2 runs: to go back further name a version as well"
+    refused = "refused: v3 was already rolled back, and v2 runs: to go back further, name a version as well"
     assert back(book, BOB) == refused
     assert book.pending() == []
 
 
-def test_a_rollback_after_a_rule_had_the_version_taken_back_changes_nothing() -> None:
+def test_a_rollback_by_an_operator_after_one_by_a_rule_is_refused() -> None:
     book = three()
-    book.come(2, suspect="it failed before its first step", now_ns=10)  # which the job hears before the launch
-    assert back(book, BOB).startswith("refused: v3 was taken back already")
+    book.switch_to(2, suspect="it failed before its first step", now_ns=10)  # the next generation is not launched yet
+    assert back(book, BOB).startswith("refused: v3 was already rolled back")
 
 
 def test_a_rollback_that_names_a_version_goes_back_further() -> None:
@@ -81,7 +81,7 @@ def test_a_rollback_that_names_a_version_goes_back_further() -> None:
 
 
 @pytest.mark.parametrize("again", [ADA, BOB])
-def test_what_came_after_a_rollback_is_taken_back_too(again: dict[str, Any]) -> None:
+def test_an_update_after_a_rollback_can_be_rolled_back_too(again: dict[str, Any]) -> None:
     book = three()
     back(book, ADA)
     restart(book)

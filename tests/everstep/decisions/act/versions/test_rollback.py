@@ -1,4 +1,4 @@
-"""Which version is taken back, for what, and to which one."""
+"""Rollbacks: which version is rolled back, for which failures, and to which version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.decisions.act.versions.next_version import next_version
-from everstep.decisions.act.versions.rollback import Blame, blame, is_young, made_by, older_state, rollback, target_of
+from everstep.decisions.act.versions.rollback import (
+    Blame,
+    Rollback,
+    blame,
+    is_young,
+    made_by,
+    older_state,
+    rollback,
+    target_of,
+)
 from everstep.model.evidence import Classification
 from everstep.model.incident import Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -20,7 +29,7 @@ POLICY = RecoveryPolicy(rollback={"steps": 20, "within_s": 300})
 
 
 def version(number: int, *, begin: int = 0, end: int = -1, **fields: object) -> JobVersion:
-    """One that came at a step and with the generation of its number."""
+    """A version that began at a step, with the generation of its number."""
     defaults: dict[str, object] = {
         "runs": CodeVersion(code=f"{number:064d}", script="train.py", origin=Origin(commit="1f3870be", author="Ada")),
         "status": VersionStatus.RUNNING if end < 0 else VersionStatus.REPLACED,
@@ -61,31 +70,33 @@ OLD, NEW = version(1, end=100, steady=True), version(2, begin=100)
         (failure(Symptom.UPDATE), False, Blame.OTHER),
     ],
 )
-def test_what_code_can_cause(failed: Failure, explained: bool, expected: Blame) -> None:
+def test_whether_code_can_have_caused_a_failure(failed: Failure, explained: bool, expected: Blame) -> None:
     assert blame(failed, explained=explained) is expected
 
 
 @pytest.mark.parametrize("owner", ["machine", "network", "storage", "scheduler"])
-def test_what_the_output_blames_on_others_is_not_the_codes(owner: str) -> None:
-    found = Classification(fault="x", owner=owner, reason="x")
-    assert blame(failure(classification=found), explained=False) is Blame.OTHER
+def test_a_failure_that_the_output_blames_on_something_else_is_not_blamed_on_the_code(owner: str) -> None:
+    classified = Classification(fault="x", owner=owner, reason="x")
+    assert blame(failure(classification=classified), explained=False) is Blame.OTHER
 
 
-def test_one_in_its_first_steps_is_taken_back_to_the_one_before() -> None:
-    found = rollback([OLD, NEW], 2, failure(), explained=False, policy=POLICY)
-    assert found is not None
-    assert (found.suspect, found.target, found.why) == (2, 1, "it failed after 5 steps: KeyError")
-    before = rollback([OLD, NEW], 2, failure(step=100), explained=False, policy=POLICY)
-    assert before is not None
-    assert before.why == "it failed before its first step: KeyError"
+KILLED = failure(Symptom.CRASH, cause="SIGKILL")
 
 
-def test_what_may_be_the_codes_counts_the_second_time() -> None:
-    killed = failure(Symptom.CRASH, cause="SIGKILL")
-    assert rollback([OLD, NEW.model_copy(update={"failed": 1})], 2, killed, explained=False, policy=POLICY) is None
-    found = rollback([OLD, NEW.model_copy(update={"failed": 2})], 2, killed, explained=False, policy=POLICY)
-    assert found is not None
-    assert found.why == "it failed after 5 steps, 2 times: SIGKILL"
+@pytest.mark.parametrize(
+    ("failed", "times", "why"),
+    [
+        (failure(), 0, "it failed after 5 steps: KeyError"),
+        (failure(step=100), 0, "it failed before its first step: KeyError"),
+        (KILLED, 1, None),
+        (KILLED, 2, "it failed after 5 steps, 2 times: SIGKILL"),
+    ],
+)
+def test_a_young_version_is_rolled_back_at_once_or_after_a_second_failure_that_may_have_another_cause(
+    failed: Failure, times: int, why: str | None
+) -> None:
+    back = rollback([OLD, NEW.model_copy(update={"failed": times})], 2, failed, explained=False, policy=POLICY)
+    assert back == (None if why is None else Rollback(2, 1, why))
 
 
 @pytest.mark.parametrize(
@@ -99,23 +110,22 @@ def test_what_may_be_the_codes_counts_the_second_time() -> None:
         (-1, 300, False),
     ],
 )
-def test_it_is_young_by_its_steps_or_its_time(step: int, after_s: float, young: bool) -> None:
+def test_a_version_is_young_by_its_steps_or_its_time(step: int, after_s: float, young: bool) -> None:
     assert is_young(NEW, step, BEGAN + int(after_s * S), POLICY) is young
 
 
-def test_what_is_steady_or_began_before_versions_were_known_is_not_taken_back() -> None:
-    steady, unknown = NEW.model_copy(update={"steady": True}), NEW.model_copy(update={"began_ns": 0})
-    for one in (steady, unknown):
-        assert rollback([OLD, one], 2, failure(), explained=False, policy=POLICY) is None
+@pytest.mark.parametrize("fields", [{"steady": True}, {"began_ns": 0}])
+def test_a_version_that_is_steady_or_of_unknown_begin_is_not_rolled_back(fields: dict[str, object]) -> None:
+    assert rollback([OLD, NEW.model_copy(update=fields)], 2, failure(), explained=False, policy=POLICY) is None
 
 
-def test_the_first_version_of_a_job_has_nothing_to_go_back_to() -> None:
-    assert rollback([version(1)], 1, failure(), explained=False, policy=POLICY) is None
+def test_the_first_version_of_a_job_is_not_rolled_back() -> None:
     never_ran = version(2, ranges=[], status=VersionStatus.REFUSED)
-    assert rollback([version(1), never_ran], 1, failure(), explained=False, policy=POLICY) is None
+    for versions in ([version(1)], [version(1), never_ran]):
+        assert rollback(versions, 1, failure(), explained=False, policy=POLICY) is None
 
 
-def test_the_last_steady_one_is_chosen_and_never_a_suspect() -> None:
+def test_the_target_is_the_last_steady_version_and_never_a_suspect() -> None:
     versions = [
         version(1, end=50, steady=True),
         version(2, begin=50, end=100, steady=True),
@@ -123,24 +133,20 @@ def test_the_last_steady_one_is_chosen_and_never_a_suspect() -> None:
         version(4, begin=101, end=102, status=VersionStatus.SUSPECT),
         version(5, begin=101),
     ]
-    target = target_of(versions, 5)
-    assert target is not None
-    assert target.number == 2
-    none_steady = [one.model_copy(update={"steady": False}) for one in versions]
-    target = target_of(none_steady, 5)
-    assert target is not None
-    assert target.number == 3, "the one before it"
+    none_steady = [version.model_copy(update={"steady": False}) for version in versions]
+    assert target_of(versions, 5) is versions[1]
+    assert target_of(none_steady, 5) is none_steady[2], "without a steady version, the version that ran before"
 
 
-def test_a_state_that_only_the_suspect_can_read_is_not_gone_on_from() -> None:
+def test_a_state_that_only_a_suspect_version_can_read_is_not_used() -> None:
     suspect = version(2, begin=100, end=105, status=VersionStatus.SUSPECT)
     assert older_state([OLD, suspect], 1, 105) == 100
-    assert older_state([OLD, suspect], 1, 100) is None, "that one it did not save"
-    assert older_state([OLD, NEW], 1, 105) is None, "none was taken back"
+    assert older_state([OLD, suspect], 1, 100) is None, "the suspect version did not save step 100"
+    assert older_state([OLD, NEW], 1, 105) is None, "no version was rolled back"
 
 
-def test_what_was_saved_after_a_version_was_taken_back_is_gone_on_from() -> None:
-    """An update that fails in its restore, long after another one that did: the state is of the version between."""
+def test_a_state_that_was_saved_after_a_rollback_is_used() -> None:
+    """The restore of an update fails, long after another update was rolled back: version 1 saved the state."""
     old = version(1, ranges=[(1, 0, 25), (3, 75, 280)])
     suspect = version(2, begin=25, end=75, status=VersionStatus.SUSPECT)
     assert older_state([old, suspect, version(3, ranges=[(4, 280, -1)])], 3, 280) is None
@@ -152,28 +158,21 @@ def test_what_was_saved_after_a_version_was_taken_back_is_gone_on_from() -> None
 CHANGED = "1 file changed: train.py +1 -1\n\n--- train.py\n+++ train.py\n-lr = 1\n+lr = 2"
 
 
-def test_who_made_a_suspect_and_what_it_changed_is_told() -> None:
+def test_a_rollback_names_the_origin_and_the_changes_of_the_suspect_version() -> None:
     origin = Origin(commit="1f3870be274f6c49", author="Bob <bob@example.org>", subject="Faster")
     suspect = version(2, begin=100, changed=CHANGED, runs=CodeVersion(script="train.py", origin=origin))
-    made = "asked for by ada, commit 1f3870be2 of Bob <bob@example.org> ('Faster'), 1 file changed: train.py +1 -1"
+    made = "requested by ada, commit 1f3870be2 of Bob <bob@example.org> ('Faster'), 1 file changed: train.py +1 -1"
     assert made_by(suspect) == made
+
     book = VersionBook.of([OLD, suspect], 2)
     change = next_version(book, failure(), POLICY, explained=False, by_operator=False)
-    assert change is not None
-    assert (
-        change.why
-        == f"back to v1: v2, {made}: it failed after 5 steps: KeyError"
-        == f"back to v1: v2, {change.suspect}"
-    )
+    assert change is not None and change.suspect == f"{made}: it failed after 5 steps: KeyError"
+    assert change.why == f"back to v1: v2, {change.suspect}"
 
-
-def test_so_it_is_where_an_operator_takes_it_back() -> None:
-    book = VersionBook.of([OLD, NEW.model_copy(update={"changed": CHANGED})], 2)
     book.wait_for_restart(1, BEGAN, UpdateRequest(operator="eve", reason="a worse loss", version=1, rollback=True))
-    change = next_version(book, failure(Symptom.UPDATE), POLICY, explained=False, by_operator=False)
-    assert change is not None and change.suspect == "taken back by eve: a worse loss"
-    assert change.why.startswith("back to v1 by eve: a worse loss (v2, asked for by ada, commit 1f3870be of Ada")
-    assert change.why.endswith("1 file changed: train.py +1 -1)")
+    by_operator = next_version(book, failure(Symptom.UPDATE), POLICY, explained=False, by_operator=False)
+    assert by_operator is not None and by_operator.suspect == "rolled back by eve: a worse loss"
+    assert by_operator.why == f"back to v1 by eve: a worse loss (v2, {made})"
 
 
 numbers = st.integers(1, 6)
@@ -188,7 +187,7 @@ statuses = st.sampled_from(
     st.booleans(),
     st.integers(-1, 200),
 )
-def test_whatever_is_taken_back_goes_to_one_that_ran_and_is_not_suspect(
+def test_the_target_of_a_rollback_ran_before_and_is_not_suspect(
     others: list[tuple[VersionStatus, bool, bool]], symptom: Symptom, explained: bool, step: int
 ) -> None:
     versions = [

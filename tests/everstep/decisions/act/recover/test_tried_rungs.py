@@ -1,8 +1,8 @@
-"""What was tried, and what follows from it for versions of the code."""
+"""A version that was rolled back is cleared if the job then fails in the same way."""
 
 import pytest
 
-from everstep.decisions.act.recover.climbed import Climbed
+from everstep.decisions.act.recover.tried_rungs import TriedRungs
 from everstep.decisions.act.versions.book import VersionBook
 from everstep.model.incident import Failure, Symptom
 from everstep.model.ladder import Rung, TriedRung
@@ -18,12 +18,12 @@ TAKEN_BACK = TriedRung(
 def status_after(tried: list[TriedRung], remembered: list[TriedRung]) -> VersionStatus:
     left = JobVersion(number=2, status=VersionStatus.SUSPECT, ended="rolled back to v1: it failed")
     book = VersionBook.of([JobVersion(number=1, status=VersionStatus.RUNNING), left], 1)
-    Climbed(tried=tried, remembered=remembered).acquit(FAILURE, book, {2})
+    TriedRungs(tried=tried, remembered=remembered).clear_code(FAILURE, book, {2})
     return book.versions[2].status
 
 
 @pytest.mark.parametrize("in_this_incident", [True, False])
-def test_code_that_was_taken_back_is_cleared_where_the_job_fails_in_the_same_way(in_this_incident: bool) -> None:
+def test_a_version_is_cleared_if_its_rollback_did_not_help(in_this_incident: bool) -> None:
     tried, remembered = ([TAKEN_BACK], []) if in_this_incident else ([], [TAKEN_BACK])
     assert status_after(tried, remembered) is VersionStatus.REPLACED
 
@@ -37,5 +37,5 @@ def test_code_that_was_taken_back_is_cleared_where_the_job_fails_in_the_same_way
         [TAKEN_BACK, TAKEN_BACK.model_copy(update={"rung": Rung.REPLAY})],
     ],
 )
-def test_another_fault_or_one_that_was_solved_clears_nobody(remembered: list[TriedRung]) -> None:
+def test_another_fault_or_a_solved_fault_clears_no_version(remembered: list[TriedRung]) -> None:
     assert status_after([], remembered) is VersionStatus.SUSPECT

@@ -12,8 +12,8 @@ from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, TriedRung
 
 
-class Climbed(BaseModel):
-    """The rungs that were tried, and what the tests of the machines showed. Mutable; no clock."""
+class TriedRungs(BaseModel):
+    """The rungs that were tried, and the results of the machines' tests. Mutable; it has no clock."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -24,17 +24,17 @@ class Climbed(BaseModel):
     remembered: list[TriedRung] = Field(default_factory=list)
     """Rungs tried by earlier incidents of the job."""
     tested: list[MachineFinding] = Field(default_factory=list)
-    """Results of stop-time tests of the machines; the newest tests count."""
+    """The findings of the last tests or of the last replay of the machines."""
     of_script: bool = False
-    """The failure at hand is a hang that the script itself brings about, as looks at its ranks show."""
+    """The current failure is a hang that the script itself causes, as samples of its ranks show."""
     approved: set[Rung] = Field(default_factory=set)
-    """Rungs that an operator let go on."""
+    """Rungs that an operator approved."""
 
-    def take(
+    def add(
         self, rung: Rung, failure: Failure, why: str, *, path: str = "", found: str = "", seconds: float = 0.0
     ) -> None:
-        """A rung is tried for a failure; ``path``: of the ladder's table."""
-        one = TriedRung(
+        """Record that a rung is tried for a failure; ``path`` is the name of its path of the ladder."""
+        attempt = TriedRung(
             rung=rung,
             symptom=failure.symptom,
             cause=failure.cause,
@@ -47,17 +47,18 @@ class Climbed(BaseModel):
             generation=failure.generation,
             path=path,
         )
-        self.tried.append(one)
-        self.all_tried.append(one)
+        self.tried.append(attempt)
+        self.all_tried.append(attempt)
 
-    def came(self, found: str, seconds: float) -> None:
-        """Record the result of the newest rung, and its cost."""
+    def record_result(self, found: str, seconds: float) -> None:
+        """Record the result of the newest rung, and its duration."""
         last = self.tried[-1].model_copy(update={"found": found, "seconds": round(seconds, 3)})
         self.tried[-1] = self.all_tried[-1] = last
 
-    def acquit(self, failure: Failure, book: VersionBook, unsolved: Collection[int]) -> None:
-        """Clear the code if the job still fails after a rollback, in this incident or in an earlier one after which the
-        job made no steady progress.
+    def clear_code(self, failure: Failure, book: VersionBook, unsolved: Collection[int]) -> None:
+        """Clear a version that was rolled back if the job then fails in the same way.
+
+        The rollback may be of this incident, or of an earlier one after which the job made no steady progress.
 
         Args:
             failure: The current failure.
@@ -65,15 +66,15 @@ class Climbed(BaseModel):
             unsolved: Generations whose failures are not solved.
         """
         before = [*(attempt for attempt in self.remembered if attempt.generation in unsolved), *self.tried]
-        alike = [one for one in before if (one.symptom, one.cause) == (failure.symptom, failure.cause)]
+        alike = [attempt for attempt in before if (attempt.symptom, attempt.cause) == (failure.symptom, failure.cause)]
         if not alike or alike[-1].rung is not Rung.ROLLBACK:
             return
-        for one in book.all():
-            if one.number != book.running and one.ended.startswith(f"rolled back to v{book.running}:"):
-                book.acquit(one.number, f"it was taken back, and v{book.running} failed in the same way")
+        for version in book.all():
+            if version.number != book.running and version.ended.startswith(f"rolled back to v{book.running}:"):
+                book.clear(version.number, f"it was rolled back, and v{book.running} failed in the same way")
 
     def begin_again(self) -> None:
-        """An operator resumed: the ladder is climbed from below, and what earlier incidents tried is forgotten too."""
+        """Forget all attempts, also those of earlier incidents: the ladder begins with its first rung."""
         self.tried.clear()
         self.remembered.clear()
         self.tested.clear()
