@@ -194,7 +194,7 @@ def test_a_fault_that_nothing_solves_is_parked_with_what_was_tried_and_begins_af
     job = JobInTime()
     job.strike(*[Strike(2 * HOUR, symptom=Symptom.NOT_FINITE) for _ in range(100)])
     assert job.rungs == [[D, R], [P, R], *[[R]] * (POLICY.ladder.restarts - 1), []]
-    assert "the fault returned after 5 restarts that followed the last rung of the ladder" in job.parked
+    assert "the fault returned after 5 restarts" in job.parked
     assert "reattempt, diagnose and replay did not help" in job.parked
     assert "rollback: there is no version to go back to" in job.parked
     job.resume()
@@ -212,7 +212,7 @@ def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() 
     assert job.last == [R] and not job.parked
     assert job.plans[-1].rung and not job.plans[-1].rung.last
     job.strike(Strike(HOUR, "m1"))
-    assert "the fault returned after 5 restarts that followed the last rung of the ladder" in job.parked, "it is remembered"
+    assert "the fault returned after 5 restarts" in job.parked, "it is remembered"
 
 
 def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
