@@ -23,7 +23,7 @@ LOST_STEPS = SearchAttributeKey.for_int("LostSteps")
 CODE_VERSION = SearchAttributeKey.for_keyword("CodeVersion")
 """The version of the job's running code, e.g. ``v2``."""
 PENDING_UPDATE = SearchAttributeKey.for_keyword("PendingUpdate")
-"""The versions that wait for a restart of the job, and until when; empty: there are none."""
+"""The versions that wait for a restart of the job, and how long each waits at most; empty: there are none."""
 ETTR = SearchAttributeKey.for_float("Ettr")
 """The share of time in which the job trained, 0 to 1 (ByteRobust, section 4.2)."""
 ETTR_LAST_HOUR = SearchAttributeKey.for_float("EttrLastHour")
@@ -34,11 +34,13 @@ ALL: tuple[SearchAttributeKey[Any], ...] = (
 )
 
 KEYWORD_CHARACTERS = 200
+"""The largest number of characters of a keyword."""
 LIST_BYTES = 1800
+"""The largest size of a list of keywords, bytes."""
 
 
 def cut_keyword(value: str) -> str:
-    """Return a keyword within its limit; a cut is visible."""
+    """Return a keyword, cut to its limit with a visible mark."""
     return value if len(value) <= KEYWORD_CHARACTERS else value[: KEYWORD_CHARACTERS - 2] + " …"
 
 
@@ -56,12 +58,12 @@ def cut_list(values: list[str]) -> list[str]:
 
 def of_job(state: JobState) -> dict[SearchAttributeKey[Any], Any]:
     """Return the attributes of a job; values that are not known yet are left out."""
-    shown: dict[SearchAttributeKey[Any], Any] = {JOB_NAME: state.spec.name, STAGE: state.status_text}
+    values: dict[SearchAttributeKey[Any], Any] = {JOB_NAME: state.spec.name, STAGE: state.status_text}
     shares = {ETTR: state.ettr, ETTR_LAST_HOUR: state.ettr_last_hour}
-    shown |= {key: share for key, share in shares.items() if share is not None}
+    values |= {key: share for key, share in shares.items() if share is not None}
     if len(state.versions) > 1:
-        shown |= {CODE_VERSION: f"v{state.spec.version}", PENDING_UPDATE: pending_text(state.versions)}
-    return shown
+        values |= {CODE_VERSION: f"v{state.spec.version}", PENDING_UPDATE: pending_text(state.versions)}
+    return values
 
 
 def search_attributes(values: dict[SearchAttributeKey[Any], Any]) -> TypedSearchAttributes:

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
 
 T = TypeVar("T")
 LAST_POSITION = 1_000_000
-"""The position of the ledger entry that closes such an incident: after all entries that the incident wrote itself."""
+"""The position of the ledger entry that closes such an incident. It is after all entries that the incident wrote."""
 
 
 class Reopening:
@@ -39,9 +39,9 @@ class Reopening:
         self._closings = closings
 
     async def closed(self, number: int, anomaly: Anomaly, opened_ns: int) -> tuple[Left, IncidentReport] | None:
-        """Return what a closed incident left, and a report in its place; None: the job was stopped meanwhile.
+        """Return the effects of a closed incident, and a report in its place; None: the job was stopped meanwhile.
 
-        The job takes over the generations that the incident launched. Checkpoints in memory stay.
+        The job takes over the generations that the incident launched. Checkpoints in memory are kept.
         """
         state, incident = self._state, incident_workflow_id(self._state.spec.name, number)
         left = await self._unless_stopped(start_activity(ReadClosedIncident(incident=incident)))

@@ -28,7 +28,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 REFUSALS_NAMED = 4
-"""The largest number of machines that the job cannot have that are named."""
+"""The largest number of refused machines that a message names."""
 
 
 class CannotStart(Exception):
@@ -36,11 +36,12 @@ class CannotStart(Exception):
 
 
 class FirstLaunch:
-    """Starts one job. It changes the state, so that an incident of the first launch knows all of it."""
+    """Starts one job. It notes its progress in the job's state, which an incident of the first launch begins with."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._bad: list[StateCopy] = []
+        self._failed: list[StateCopy] = []
+        """Copies that could not be restored."""
         self._evidence = Evidence(generation=0)
 
     async def check(self) -> None:
@@ -65,16 +66,15 @@ class FirstLaunch:
                 self._evidence = await start_activity(FindCheckpoints(job=state.placed, at=state.resume_from))
                 self._choose()
         except ActivityError as error:
-            raise CannotStart(f"the machines could not be asked: {error.cause or error}") from error
+            raise CannotStart(f"the machines could not be checked: {error.cause or error}") from error
 
     async def _lease(self) -> None:
         state = self._state
         request = LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines)
         leased = await start_activity(LeaseMachines(request=request))
         if leased.refused:
-            why = "; ".join(f"{machine}: {why}" for machine, why in list(leased.refused.items())[:REFUSALS_NAMED])
-            more = len(leased.refused) - REFUSALS_NAMED
-            raise CannotStart(f"it cannot have its machines. {why}" + (f"; and {more} more" if more > 0 else ""))
+            reasons = [f"{machine}: {reason}" for machine, reason in leased.refused.items()]
+            raise CannotStart(f"its machines are not available: {listed(reasons, REFUSALS_NAMED, separator='; ')}")
 
     def count(self) -> None:
         """Number the next generation and note its first step, before any part of it can fail."""
@@ -84,8 +84,8 @@ class FirstLaunch:
             state.resume_step = state.resume_path_step
         elif state.resume_from is not None:
             state.resume_step = state.resume_from
-        begun = FROM_NOTHING if state.resume_path else state.resume_step
-        state.lineage = extended(state.lineage, [(state.generation, begun)])
+        first_step = FROM_NOTHING if state.resume_path else state.resume_step
+        state.lineage = extended(state.lineage, [(state.generation, first_step)])
         book = VersionBook.of(state.versions, state.spec.version)
         book.add_first(state.spec, workflow.time_ns())
         book.launched(state.generation, max(state.resume_step, 0), workflow.time_ns())
@@ -105,7 +105,7 @@ class FirstLaunch:
         if state.resume_path:
             origin = Restore(state.resume_step, "", folder=state.resume_path)
         elif state.resume_from is not None:
-            await self._bring()
+            await self._restore()
         request = LaunchRanks(
             job=state.placed,
             generation=state.generation,
@@ -116,9 +116,8 @@ class FirstLaunch:
         )
         return await start_activity(request)
 
-    async def _bring(self) -> None:
-        """Restore all copies of the step. A failed copy is replaced by another; each round has fewer of them, so this
-        ends."""
+    async def _restore(self) -> None:
+        """Restore all copies of the step. A copy that failed is not chosen again, so the loop ends."""
         while (restore := self._choose()).copies:
             state = self._state
             restored = await start_activity(RestoreCheckpoints.of(state.placed, restore, self._evidence))
@@ -127,7 +126,7 @@ class FirstLaunch:
                 raise CannotStart(web_ui.restored_text(restored))
             if not failed:
                 return
-            self._bad += failed
+            self._failed += failed
 
     def _choose(self) -> Restore:
         """Return the copies that are needed for the requested step.
@@ -143,7 +142,7 @@ class FirstLaunch:
                 state.spec.assignment([machine.name for machine in state.machines]),
                 state.earlier,
                 at=state.resume_from,
-                bad=self._bad,
+                bad=self._failed,
             )
         except CheckpointError as error:
             raise CannotStart(f"{error}; {listed(silent)} does not answer" if silent else str(error)) from error

@@ -35,7 +35,7 @@ class FirstStepWatch:
         self._state = state
         self._interrupted = interrupted
         self._unanswered = 0
-        """The number of checks in a row without a result."""
+        """The number of checks in a row that had no result."""
 
     @property
     def due(self) -> bool:
@@ -43,7 +43,7 @@ class FirstStepWatch:
         return self._state.confirm_by_ns > 0
 
     def expect(self) -> None:
-        """Start to wait for the newest generation, which was just launched."""
+        """Expect the first step of the newest generation, which was just launched."""
         self._state.confirm_by_ns = workflow.time_ns() + int(self._bound_s() * 1e9)
 
     def leave(self) -> None:
@@ -81,11 +81,11 @@ class FirstStepWatch:
             self._unanswered += 1
             return True, None
         self._unanswered = 0
-        self._take(confirmed.result(), known_alive=known_alive)
+        self._apply(confirmed.result(), known_alive=known_alive)
         return True, confirmed.result()
 
     async def back_off(self) -> None:
-        """Wait before the check is repeated after a check without a result."""
+        """Wait before a check that had no result is repeated."""
         if self._unanswered and self.due:
             wait_s = max(backoff_s(self._unanswered, self._state.spec.policy), LEAST_BOUND_S)
             with contextlib.suppress(TimeoutError):
@@ -96,7 +96,7 @@ class FirstStepWatch:
     def _bound_s(self) -> float:
         return confirm_bound_s(self._state.first_step_s, self._state.spec.policy)
 
-    def _take(self, confirmation: Confirmation, *, known_alive: bool) -> None:
+    def _apply(self, confirmation: Confirmation, *, known_alive: bool) -> None:
         state = self._state
         if confirmation.showing.kind:
             state.showing = confirmation.showing

@@ -72,7 +72,7 @@ class JobWorkflow:
         self.observed = self.incidents.observed
         self.records: list[workflow.ActivityHandle[NumbersUsed]] = []
 
-    # The reports of watchers, and the requests of operators.
+    # Reports of watchers, and requests of operators.
 
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
@@ -130,7 +130,7 @@ class JobWorkflow:
         else:
             self.state.stop_requested = read.operator + (f" ({read.note})" if read.note else "")
 
-    @workflow.signal(name="evict", description='Another machine for it. {"machine": "m3", "operator": "you"}')
+    @workflow.signal(name="evict", description='Replace a machine of the job. {"machine": "m3", "operator": "you"}')
     def evict(self, request: Any = None, *more: Any) -> None:
         """Evict a machine once a replacement is ready; the pool repeats the request while the machine is in the job."""
         read = read_move(request, *more)
@@ -139,18 +139,18 @@ class JobWorkflow:
         else:
             self.observed.accept_move(read)
 
-    @workflow.signal(name="update", description=f"Other code for it. {UPDATE_JSON}")
+    @workflow.signal(name="update", description=f"Run another version of its code. {UPDATE_JSON}")
     def update_by_signal(self, request: Any = None, *more: Any) -> None:
         """Request another version of the code; an invalid request is shown on the page."""
         try:
-            self.updates.take(read_update(request, *more))
+            self.updates.accept(read_update(request, *more))
         except ValueError as refused:
             self._reject(f"update: {refused}")
 
-    @workflow.update(name="update", description=f"The same; it answers what is done. {UPDATE_JSON}")
+    @workflow.update(name="update", description=f"As the signal; the answer says what is done. {UPDATE_JSON}")
     def update(self, request: Any = None, *more: Any) -> str:
         """Request another version of the code; returns what is done, as text."""
-        return self.updates.take(read_update(request, *more))
+        return self.updates.accept(read_update(request, *more))
 
     @update.validator
     def check_update(self, request: Any = None, *more: Any) -> None:
@@ -161,7 +161,9 @@ class JobWorkflow:
     def incident_versions(self, number: Any = 0, versions: Any = None, *more: Any) -> None:
         """Note which version of the code an incident will launch."""
         if self.incidents.is_open(number) and (read := read_versions(versions)):
-            learn_versions(self.state, read, next((one.number for one in read if one.status == "running"), 0))
+            learn_versions(
+                self.state, read, next((version.number for version in read if version.status == "running"), 0)
+            )
         self._show()
 
     @workflow.signal(name="incident_stage", description="Sent by the job's own incidents")
@@ -180,7 +182,7 @@ class JobWorkflow:
             change_machines(self.state, read)
         self._show()
 
-    @workflow.query(name="state", description="Everything that the job knows of itself")
+    @workflow.query(name="state", description="The complete state of the job")
     def current_state(self) -> JobState:
         """Return the job's state."""
         return self.state
@@ -223,7 +225,7 @@ class JobWorkflow:
                 case "observed":
                     self.observed.begin()
                 case _:
-                    # No await may stand between this check and the end of the run: a report would be lost.
+                    # There must be no await between this check and the end of the run: a report could be lost.
                     await workflow.wait_condition(workflow.all_handlers_finished)
                     if self._next_event() == "":
                         workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
@@ -234,7 +236,7 @@ class JobWorkflow:
             await self._pause()
             if self._next_event() != "anomaly":
                 return None
-        report = await self.incidents.handle(self._take_anomaly())
+        report = await self.incidents.handle(self._next_anomaly())
         if report.recovered or report.resolution == CLOSED_OUTSIDE:
             return None
         if self._next_event() == "stop":
@@ -250,7 +252,7 @@ class JobWorkflow:
             await self.incidents.reopening.pause()
 
     def _has_work(self) -> bool:
-        """Return whether there is work."""
+        """Return whether the job has to do something now."""
         return self._next_event() != "" or self._should_continue_as_new()
 
     def _next_event(self) -> str:
@@ -276,7 +278,7 @@ class JobWorkflow:
             return False
         return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
 
-    def _take_anomaly(self) -> Anomaly:
+    def _next_anomaly(self) -> Anomaly:
         """Return the anomaly of the next incident; ends of ranks come before faulty machines."""
         due = [pending for pending in self.state.pending if pending.generation == self.state.generation]
         anomaly = min(due, key=lambda anomaly: anomaly.symptom in STILL_RUNNING)
@@ -386,4 +388,4 @@ class JobWorkflow:
     def _show(self) -> None:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
         workflow.upsert_search_attributes(attributes.updates(attributes.of_job(self.state)))
-        self.version_notes.look()
+        self.version_notes.write_changes()

@@ -45,7 +45,7 @@ def learn(state: JobState, report: IncidentReport) -> bool:
 
 
 def learn_failures(state: JobState, report: IncidentReport) -> None:
-    """Keep the failures of an incident, and what was tried about them, as far as they count for the next incident."""
+    """Keep the failures of an incident and the attempts to solve them, as far as they count for the next incident."""
     begun_ns, policy = report.begun_again_ns, state.spec.policy
     if begun_ns:
         state.failures, state.tried = [], []
@@ -57,26 +57,25 @@ def learn_failures(state: JobState, report: IncidentReport) -> None:
         state.failures = [*still, *failures][-FAILURES_KEPT:]
     unsolved = {one.generation for one in state.failures}
     tried = [one for one in report.tried if one.time_ns >= begun_ns]
-    if failures and failures[-1].explained and found_by_looking(report):
+    if failures and failures[-1].explained and evicted_by_test(report):
         symptoms = {one.symptom for one in failures}
         state.tried = [one for one in state.tried if one.symptom not in symptoms]
     elif tried:
         state.tried = kept(state.tried, tried, policy, TRIED_KEPT, unsolved)
 
 
-def found_by_looking(report: IncidentReport) -> bool:
-    """Return whether a test or a replay found a faulty machine that left: earlier attempts do not count for a later
-    fault then.
+def evicted_by_test(report: IncidentReport) -> bool:
+    """Return whether a machine left because a test or a replay showed that it is faulty.
 
-    A machine that left for another reason, e.g. an inspection's finding after the tests had passed, solves no such
-    fault.
+    Such an eviction solves the fault, so earlier attempts do not count for a later fault. An eviction for another
+    reason, e.g. an inspection's finding after the tests had passed, does not solve it.
     """
-    by_looking = {answer.machine for answer in report.asked if answer.yes and answer.rule in BY_TEST_OR_REPLAY}
-    return not by_looking.isdisjoint(report.evicted)
+    tested = {answer.machine for answer in report.asked if answer.yes and answer.rule in BY_TEST_OR_REPLAY}
+    return not tested.isdisjoint(report.evicted)
 
 
 def learn_versions(state: JobState, versions: list[JobVersion], running: int) -> None:
-    """Keep an incident's versions of the code, and which version runs; 0: the incident knows of none."""
+    """Keep an incident's code versions, and the number of the running version; 0: the incident knows no version."""
     if not running:
         return
     book = VersionBook.of(state.versions, running)

@@ -58,7 +58,9 @@ def record(
 
 
 class VersionNotes:
-    """The ledger entries of a job's versions. The job does not wait for them, and starts none during an incident.
+    """The ledger entries of a job's code versions, because the job's history is not kept for ever.
+
+    The job does not wait for them, and starts none during an incident.
 
     Args:
         state: The job's state.
@@ -66,7 +68,7 @@ class VersionNotes:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._noted = {one.number: one for one in state.versions} if state.launched else {}
+        self._noted = {version.number: version for version in state.versions} if state.launched else {}
         """The versions that the ledger has, or will have after the running writes."""
         self._writing: set[workflow.ActivityHandle[NumbersUsed]] = set()
 
@@ -77,36 +79,36 @@ class VersionNotes:
 
     def first_launch(self, *, noted: bool) -> None:
         """Note whether the ledger entry of the first launch has the versions."""
-        self._noted = {one.number: one for one in self._state.versions} if noted else {}
+        self._noted = {version.number: version for version in self._state.versions} if noted else {}
 
-    def look(self) -> None:
-        """Write the versions that changed."""
+    def write_changes(self) -> None:
+        """Start to write the versions that changed."""
         state = self._state
         if not state.launched or state.outcome or state.status in {"starting", "recovering"}:
             return
-        changed = [one for one in state.versions if not _alike(one, self._noted.get(one.number))]
+        changed = [version for version in state.versions if not _alike(version, self._noted.get(version.number))]
         if not changed:
             return
-        label = listed([f"v{one.number} {one.status}" for one in changed], NAMED)
+        label = listed([f"v{version.number} {version.status}" for version in changed], NAMED)
         writing = record(state, versions=changed, label=label, bounds=ON_LEDGER_WHEN_BACK)
         self._writing.add(writing)
         writing.add_done_callback(partial(self._written, changed))
-        self._noted |= {one.number: one for one in changed}
+        self._noted |= {version.number: version for version in changed}
 
     def _written(self, changed: list[JobVersion], writing: workflow.ActivityHandle[NumbersUsed]) -> None:
         self._writing.discard(writing)
         if writing.cancelled() or writing.exception() is not None:  # the next write repeats it
-            for one in changed:
-                if self._noted.get(one.number) is one:
-                    del self._noted[one.number]
+            for version in changed:
+                if self._noted.get(version.number) is version:
+                    del self._noted[version.number]
 
 
 class Closings:
     """Ledger entries that the job writes to close incidents.
 
-    No recovery waits for them, and writes into a ledger that is away are retried for an hour. But a write is lost when
-    the job's workflow ends or continues as new. So the job continues as new only after all writes, and repeats the open
-    ones when it ends.
+    No recovery waits for these writes, and they are retried for an hour while the ledger is away. A write is lost when
+    the job's workflow ends or continues as new. So the job continues as new only after all writes, and repeats the
+    unfinished writes when it ends.
     """
 
     def __init__(self) -> None:
@@ -115,7 +117,7 @@ class Closings:
     @property
     def pending(self) -> list[WriteConclusion]:
         """Return the entries that are not written yet."""
-        return [entry for noted, entry in self._begun if not noted.done()]
+        return [entry for writing, entry in self._begun if not writing.done()]
 
     def write(
         self, job: str, incident: str, anomaly: Anomaly, opened_ns: int, report: IncidentReport, *, position: int
@@ -142,11 +144,11 @@ class Closings:
             launched=report.launched,
             report=report.model_copy(update={"unwritten": 0, "launched": None}),
         )
-        noted = start_activity(entry, ON_LEDGER_WHEN_BACK)
-        self._begun = [begun for begun in self._begun if not begun[0].done()] + [(noted, entry)]
+        writing = start_activity(entry, ON_LEDGER_WHEN_BACK)
+        self._begun = [begun for begun in self._begun if not begun[0].done()] + [(writing, entry)]
 
     def again(self) -> list[workflow.ActivityHandle[Any]]:
-        """Repeat the open writes at short intervals for half a minute, because the job is over."""
+        """Start the unfinished writes again because the job is over; each is retried for half a minute."""
         return [start_activity(entry) for entry in self.pending]
 
 

@@ -20,8 +20,8 @@ from everstep.model.pool import OperatorMove
 from everstep.model.replay import GroupRun
 from everstep.model.version import JobVersion
 
-RESTS_ON_STEPS = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
-"""Symptoms of a generation that has completed a step."""
+NEEDS_A_STEP = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
+"""Symptoms that only a generation has which completed a step."""
 
 
 class ReplayCarried(Model):
@@ -32,7 +32,7 @@ class ReplayCarried(Model):
     began: float
     """The start of the workflow's first run, seconds since the epoch."""
     runs: list[GroupRun] = Field(default_factory=list)
-    """The trials of groups, folded (``everstep.decisions.blame.replay.kept_runs``)."""
+    """The trials of groups; equal trials are folded (``everstep.decisions.blame.replay.kept_runs``)."""
 
 
 class ReplayInput(Model):
@@ -68,7 +68,7 @@ class OperatorRequest(BaseModel):
     operator: str = Field(min_length=1, max_length=100)
     note: str = Field(default="", max_length=1000)
     accept_loss: bool = Field(
-        default=False, description="Go on from the step that is certain, although a newer one may exist."
+        default=False, description="Resume from the step that is certain, although a newer step may exist."
     )
 
 
@@ -91,7 +91,7 @@ def check_report(state: JobState, anomaly: Anomaly) -> None:
     """
     check_generation(anomaly.generation)
     started = anomaly.generation == state.generation and state.status != "starting"
-    if anomaly.symptom in RESTS_ON_STEPS and anomaly.generation >= state.generation and not started:
+    if anomaly.symptom in NEEDS_A_STEP and anomaly.generation >= state.generation and not started:
         raise ApplicationError(f"{anomaly.symptom}: generation {anomaly.generation} is not confirmed yet", type=NOT_YET)
 
 
@@ -102,7 +102,7 @@ def check_trained(state: JobState, share: ShareTrained) -> None:
         ApplicationError: the job shows it already; the type is ``SHOWN_ALREADY``.
     """
     if (share.ettr, share.last_hour) == (state.ettr, state.ettr_last_hour):
-        raise ApplicationError("it is shown already", type=SHOWN_ALREADY)
+        raise ApplicationError("the job shows this share already", type=SHOWN_ALREADY)
 
 
 def read_move(raw: Any, *more: Any) -> OperatorMove | str:

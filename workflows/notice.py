@@ -1,6 +1,6 @@
-"""The notice: notify each receiver of one event, and repeat failed deliveries.
+"""The notice: a workflow that notifies each receiver of one event, and repeats failed deliveries.
 
-Its id is the id of the event, so an event is delivered once, however many workers see it.
+The id of the workflow contains the id of the event, so an event is delivered once, however many workers see it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ class NoticeWorkflow:
         workflow.set_current_details(f"## {notice.kind}\n\n{notice.text}")
         if notice.job:
             workflow.upsert_search_attributes(attributes.updates({attributes.JOB_NAME: notice.job}))
-        taken: dict[str, str] = {}
+        accepted: dict[str, str] = {}
         failed: dict[str, str] = {}
-        for name, ok, said in await asyncio.gather(*(self._deliver(input, name) for name in input.receivers)):
-            (taken if ok else failed)[name] = said
-        parts = [f"told {', '.join(taken)}"] if taken else []
-        parts += [f"{name} was not told: {why}" for name, why in failed.items()]
-        return NoticeResult(headline=web_ui.summary("; ".join(parts)), taken=taken, failed=failed)
+        for name, ok, answer in await asyncio.gather(*(self._deliver(input, name) for name in input.receivers)):
+            (accepted if ok else failed)[name] = answer
+        parts = [f"notified {', '.join(accepted)}"] if accepted else []
+        parts += [f"{name} was not notified: {why}" for name, why in failed.items()]
+        return NoticeResult(headline=web_ui.summary("; ".join(parts)), taken=accepted, failed=failed)
 
     async def _deliver(self, input: NoticeInput, receiver: str) -> tuple[str, bool, str]:
         try:
-            said: str = await start_activity(
+            answer: str = await start_activity(
                 DeliverNotice(notice=input.notice, receiver=receiver, patience_s=input.patience_s)
             )
         except ActivityError as error:
             why = error.cause.message if isinstance(error.cause, FailureError) else str(error)
             workflow.logger.warning(
-                "a receiver was not told", extra={"receiver": receiver, "event": input.notice.id, "error": why}
+                "a receiver was not notified", extra={"receiver": receiver, "event": input.notice.id, "error": why}
             )
             return receiver, False, why
-        return receiver, True, said
+        return receiver, True, answer

@@ -1,4 +1,4 @@
-"""The pool: a workflow that owns the machines of a cluster, and knows which job has which machine.
+"""The machine pool: a workflow that owns the machines of a cluster, and knows which job has which machine.
 
 Jobs and incidents send updates to it, through activities; operators send updates too. It polls its machines and the
 running jobs, so that its state is correct even after a job was terminated by hand.
@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import web_ui
     from workflows.start_activity import TASK_TIMEOUT, start_activity
 
-LOOK_AGAIN = timedelta(seconds=30)
+POLL_INTERVAL = timedelta(seconds=30)
 """The time between two polls."""
 SOON = timedelta(seconds=1)
 """The time to the next poll when a request waits for it."""
@@ -50,7 +50,7 @@ KNOWN_S = 8.0
 NOT_KNOWN = "PoolUnknown"
 """The error type of a request that must be repeated."""
 SHOWN = 20
-"""The largest number of machines in the table."""
+"""The largest number of machines in the page's table."""
 WHY_CHARACTERS = 110
 """The largest number of characters in the reason of a machine."""
 ORDER = {PoolPlace.QUARANTINED: 0, PoolPlace.CORDONED: 1, PoolPlace.PROVISIONING: 2, PoolPlace.STANDBY: 3}
@@ -68,9 +68,9 @@ class StandbyPoolWorkflow:
         """Whether a request waits for the result of the next poll."""
         self._readying: asyncio.Task[None] | None = None
 
-    # The requests of jobs and incidents.
+    # Requests of jobs and incidents.
 
-    @workflow.update(name="lease", description="A job that starts wants machines")
+    @workflow.update(name="lease", description="A job that starts leases machines")
     async def lease(self, request: LeaseRequest) -> Leased:
         """Lease the machines that a job names: all of them, or none."""
         await self._known()
@@ -79,7 +79,7 @@ class StandbyPoolWorkflow:
         self._show()
         return leased
 
-    @workflow.update(name="replace", description="An incident evicts machines, and wants others for them")
+    @workflow.update(name="replace", description="An incident evicts machines and leases replacements")
     async def replace(self, request: ReplaceRequest) -> Replaced:
         """Evict machines and lease replacements: for all of them, or for none."""
         await self._known()
@@ -95,11 +95,11 @@ class StandbyPoolWorkflow:
         self._show()
         return count
 
-    # The requests of operators.
+    # Requests of operators.
 
     @workflow.update(name="evict", description='{"machine": "m3", "operator": "you", "reason": "why"}')
     async def evict(self, move: OperatorMove) -> str:
-        """Keep a machine away from jobs; a machine in use leaves its job once a replacement is ready."""
+        """Evict a machine: no job gets it, and a job that has it loses it once a replacement is ready."""
         await self._known()
         return self._moved(book.operator_evicts(self.state, move, now_ns=workflow.time_ns()), move)
 
@@ -109,7 +109,7 @@ class StandbyPoolWorkflow:
         await self._known()
         return self._moved(book.operator_releases(self.state, move, now_ns=workflow.time_ns()), move)
 
-    @workflow.query(name="state", description="All machines, and whose they are")
+    @workflow.query(name="state", description="All machines and the jobs that have them")
     def current_state(self) -> PoolState:
         """Return the pool's state."""
         return self.state
@@ -125,16 +125,16 @@ class StandbyPoolWorkflow:
             looked = await self._look()
             look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
             self._show()
-            await self._tell_jobs(looked)
+            await self._notify_jobs(looked)
             await self._provision()
             self._make_ready(looked)
             if workflow.info().is_continue_as_new_suggested() or self._is_new_version():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
-            await workflow.sleep(SOON, summary="no look sooner")
+            await workflow.sleep(SOON, summary="shortest time between polls")
             try:
                 await workflow.wait_condition(
-                    self._is_due, timeout=self._pause() - SOON, timeout_summary="until the next look"
+                    self._is_due, timeout=self._pause() - SOON, timeout_summary="until the next poll"
                 )
             except TimeoutError:
                 continue
@@ -142,7 +142,7 @@ class StandbyPoolWorkflow:
     def _pause(self) -> timedelta:
         now_ns = workflow.time_ns()
         often = look.is_awaited(self.state, now_ns=now_ns) or look.is_to_be_cleaned(self.state, now_ns=now_ns)
-        return OFTEN if often else LOOK_AGAIN
+        return OFTEN if often else POLL_INTERVAL
 
     def _is_due(self) -> bool:
         is_long = workflow.info().is_continue_as_new_suggested()
@@ -157,11 +157,11 @@ class StandbyPoolWorkflow:
                 LookAtMachines(request=look.request_of(self.state), known=len(self.state.machines))
             )
         except ActivityError as error:
-            return PollAnswers(listed=False, problem=f"nothing could be looked at: {error.cause or error}"[:300])
+            return PollAnswers(listed=False, problem=f"the poll failed: {error.cause or error}"[:300])
         return found
 
-    async def _tell_jobs(self, looked: PollAnswers) -> None:
-        """Request the jobs to evict the machines that an operator wants evicted, once there are replacements."""
+    async def _notify_jobs(self, looked: PollAnswers) -> None:
+        """Ask jobs to evict the machines that an operator wants evicted, once there are replacements."""
         for one in look.leaving(self.state, looked):
             job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
             move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
@@ -209,8 +209,10 @@ class StandbyPoolWorkflow:
         try:
             await workflow.wait_condition(lambda: self.state.known, timeout=KNOWN_S)
         except TimeoutError:
-            why = self.state.problem or "it is looked at for the first time"
-            raise ApplicationError(f"which jobs run on the machines is not known yet: {why}", type=NOT_KNOWN) from None
+            why = self.state.problem or "the first poll is running"
+            raise ApplicationError(
+                f"the pool does not know yet which jobs run on the machines: {why}", type=NOT_KNOWN
+            ) from None
 
     def _moved(self, text: str, move: OperatorMove) -> str:
         if not text:
@@ -233,10 +235,10 @@ def pool_page(state: PoolState, namespace: str) -> str:
     rest = len(by_need) - len(rows)
     parts = [
         f"## {web_ui.count(len(state.machines), 'machine')}: {summed}",
-        f"{state.spare} can take the place of others now; {state.standbys} are to be kept as standbys.",
+        f"{state.spare} can replace other machines now; {state.standbys} are to be kept as standbys.",
         f"NOT KNOWN: {state.problem}" if state.problem else "",
         _short(state),
-        web_ui.table(["Machine", "Is", "Since", "Why"], rows) if rows else "",
+        web_ui.table(["Machine", "State", "Since", "Why"], rows) if rows else "",
         f"… and {rest} more: `everstep machines` shows all." if rest else "",
         "An operator evicts or releases a machine with the update `evict` or `release`: "
         '`{"machine": "m3", "operator": "you", "reason": "why"}`.',
@@ -268,5 +270,5 @@ def _unfit(one: PoolMachine) -> str:
 
 def _leaving(one: PoolMachine) -> str:
     if one.wanted_out:
-        return "it leaves its job, as an operator said"
-    return f"ranks of {one.job} may live there" if one.uncleaned else ""
+        return "an operator wants it to leave its job"
+    return f"ranks of {one.job} may still run there" if one.uncleaned else ""

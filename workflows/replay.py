@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
 ROWS = 24
 """The largest number of groups on the page, those with a fault first."""
 LINE = 120
+"""The largest number of characters in the result of a group."""
 
 
 @workflow.defn(name="Replay")
@@ -46,7 +47,7 @@ class ReplayWorkflow:
         self._carried = input.carried or ReplayCarried(repeat=0, began=workflow.time())
         self._runs = list(self._carried.runs)
         self._seen = False
-        """Whether groups showed a fault, but no machine is known to be faulty."""
+        """Whether groups showed a fault, but the results do not agree on a machine."""
         self._now = ""
         self._given_up = False
 
@@ -57,22 +58,22 @@ class ReplayWorkflow:
 
     @workflow.run
     async def run(self, input: ReplayInput) -> Replayed:
-        """Run both phases, repeat them if they show nothing, and return the faulty machines."""
-        self._seen = self._names_nobody(self._concluded()) if self._runs else False
+        """Run both phases, repeat them if no machine is known to be faulty, and return the faulty machines."""
+        self._seen = self._is_inconsistent(self._concluded()) if self._runs else False
         repeat, showing = self._carried.repeat + 1, asyncio.create_task(self._keep_shown())
         for phase in self._plan.phases:
             await self._phase(phase, repeat)
-        found = self._concluded()
-        self._seen = self._names_nobody(found)
-        if not (is_settled(found) or self._given_up or repeat >= self._repeats):
+        result = self._concluded()
+        self._seen = self._is_inconsistent(result)
+        if not (is_settled(result) or self._given_up or repeat >= self._repeats):
             self._renew(repeat)
         showing.cancel()
-        found = found.model_copy(update={"seconds": round(workflow.time() - self._carried.began, 3)})
-        self._show(found)
-        return found
+        result = result.model_copy(update={"seconds": round(workflow.time() - self._carried.began, 3)})
+        self._show(result)
+        return result
 
     def _renew(self, repeat: int) -> NoReturn:
-        """Continue as new; no activity may run at this point, and the results of the trials stay equal."""
+        """Continue as new. No activity may run at this point. The conclusions from the folded trials are the same."""
         carried = ReplayCarried(repeat=repeat, began=self._carried.began, runs=fold(self._runs))
         workflow.continue_as_new(self._input.model_copy(update={"carried": carried}), task_timeout=TASK_TIMEOUT)
 
@@ -80,8 +81,8 @@ class ReplayWorkflow:
         shows = self._input.spec.policy.replay.fault_share
         return conclude(self._plan, self._names, self._runs, shows=shows)
 
-    def _names_nobody(self, found: Replayed) -> bool:
-        return found.found is ReplayConclusion.INCONSISTENT
+    def _is_inconsistent(self, result: Replayed) -> bool:
+        return result.found is ReplayConclusion.INCONSISTENT
 
     @property
     def _repeats(self) -> int:
@@ -123,7 +124,7 @@ class ReplayWorkflow:
         self._runs.append(done)
 
     async def _keep_shown(self) -> None:
-        """Update the page once for all groups that ended together, because many trials take long to judge."""
+        """Update the page once for all groups that end together, because judging many trials takes long."""
         while True:
             shown = (len(self._runs), self._now)
             self._show()
@@ -151,14 +152,14 @@ def _page(
     """
     steps, of_machines = input.spec.policy.replay.steps, web_ui.count(plan.size, "machine")
     headline = f"## {now}" if now else f"## {found.text}"
-    told = (
+    explanation = (
         f"`{input.spec.script}` from its beginning, {steps} steps, on groups of {of_machines}: each machine is in one "
-        f"row and in one column, {plan.count} of each. A group that breaks, or computes other bits than the others, "
-        "has a machine at fault; who is in both is it."
+        f"row and in one column, {plan.count} of each. A group that fails, or computes other bits than the "
+        "other groups, has a faulty machine. A machine that is in two such groups is the faulty one."
     )
     why = f"Why: {input.why}" if input.why else ""
     link = web_ui.link("Job", namespace, job_workflow_id(input.job))
-    parts = [headline, told, why, _table(input, plan, runs), link]
+    parts = [headline, explanation, why, _table(input, plan, runs), link]
     return "\n\n".join(part for part in parts if part)[: web_ui.PAGE_CHARACTERS]
 
 
@@ -172,9 +173,9 @@ def _table(input: ReplayInput, plan: ReplayPlan, runs: Sequence[GroupRun]) -> st
         if not own:
             continue
         verdict = judged[group.name]
-        said = "as the others" if verdict.faulty is False else verdict.why[:LINE].replace("|", "/")
-        took = sum(run.seconds for run in own)
+        shows = "the same as the other groups" if verdict.faulty is False else verdict.why[:LINE].replace("|", "/")
+        took_s = sum(run.seconds for run in own)
         mark = "**" if verdict.faulty else ""
         machines = listed([names[x] for x in group.machines], 6)
-        rows.append([f"{mark}{group.name}{mark}", machines, web_ui.seconds(took), f"{mark}{said}{mark}"])
-    return web_ui.table(["Group", "Machines", "Took", "What it showed"], rows) if rows else ""
+        rows.append([f"{mark}{group.name}{mark}", machines, web_ui.seconds(took_s), f"{mark}{shows}{mark}"])
+    return web_ui.table(["Group", "Machines", "Took", "Result"], rows) if rows else ""

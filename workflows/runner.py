@@ -1,17 +1,17 @@
 """Runs workflows in the SDK's sandbox, and never ahead of their histories.
 
 A query that no workflow task carries (a "direct" query) is answered from the history that the server has at that
-moment. This history may end with an incomplete workflow task: its worker died, or an update or a signal arrived at the
-same moment, and the task is under way. The SDK (1.35) lets the workflow process these events, answers, and keeps the
-run in its cache. When the task itself arrives, the cached run gets only the events that are new to it. Its commands are
-then recorded in an order that no replay repeats, an update is refused as unknown, and the workflow is lost ("TMPRL1100
-Nondeterminism error"). So a run that may be ahead of its history is dropped from the cache after a direct query: its
-next task replays it from the start.
+moment. This history may end with an incomplete workflow task, because its worker died, or because an update or a signal
+arrived at the same moment and the task is under way. The SDK (1.35) lets the workflow process these events, answers,
+and keeps the run in its cache. When the task itself arrives, the cached run gets only the events that are new to it.
+Its commands are then recorded in an order that no later execution repeats, an update is refused as unknown, and the
+workflow is lost ("TMPRL1100 Nondeterminism error"). So a run that may be ahead of its history is dropped from the cache
+after a direct query. Its next task executes it from the start.
 
-Which run may be ahead? The activations before the query processed the history up to ``history_length``, which is the
-begin of a task. If that task was not a replay, it is completed, or it arrived with the query: these cases look alike.
-Events that arrived without an activation are no more than the end of the task and the events of its commands, which are
-counted, or the begin of a further task, in which nothing has happened yet.
+A run may be ahead in the following cases. The activations before the query processed the history up to
+``history_length``, the begin of a task. If that task was not a replay, it is completed, or it arrived with the query;
+these two cases look alike. Events that arrived later without an activation are harmless if they are only the end of
+that task and the events of its commands, which are counted here.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WorkflowRunner(SandboxedWorkflowRunner):
     _worker: Worker | None = None
 
     def drops_from(self, worker: Worker) -> None:
-        """Drop runs from the cache of this worker, which must be the worker with this runner.
+        """Set the worker whose cached runs are dropped; it must be the worker of this runner.
 
         A worker without a cache, and a replayer, need not call this.
         """

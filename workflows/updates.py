@@ -42,13 +42,13 @@ class Updates:
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._timers: dict[int, tuple[int, asyncio.Task[None]]] = {}
         """Version → the time when it is forced, nanoseconds, and the task that wakes the job then."""
-        self._telling: set[asyncio.Task[None]] = set()
+        self._notifying: set[asyncio.Task[None]] = set()
         self.incident: workflow.ChildWorkflowHandle[Any, IncidentReport] | None = None
         """The open incident, which may include pending updates."""
 
-    # The requests of people.
+    # Requests of operators.
 
-    def take(self, request: UpdateRequest) -> str:
+    def accept(self, request: UpdateRequest) -> str:
         """Accept a request; returns what is done with it, as text.
 
         Raises:
@@ -71,23 +71,23 @@ class Updates:
         Raises:
             ValueError: the message says why and what to do.
         """
-        book = VersionBook.of([one.model_copy() for one in self._state.versions], self._state.spec.version)
+        book = VersionBook.of([version.model_copy() for version in self._state.versions], self._state.spec.version)
         book.add_first(self._state.spec, 0, self._launched)
         if refused := answer_to(request, book, 0).refused:
             raise ValueError(refused)
 
-    # The questions of the job.
+    # What the job asks.
 
     @property
     def due(self) -> bool:
-        """Return whether an update must not wait for a recovery any more, and the job runs."""
+        """Return whether the job runs and an update must be applied now, without waiting for the next recovery."""
         due_ns = self._book().next_due_ns()
         return self._state.status == "running" and 0 < due_ns <= workflow.time_ns()
 
     @property
     def under_way(self) -> bool:
         """Return whether a version is made or tried, whose result a continue-as-new would lose."""
-        return bool(self._under_way or self._telling)
+        return bool(self._under_way or self._notifying)
 
     def anomaly(self) -> Anomaly:
         """Return the anomaly that opens the incident of the due updates."""
@@ -106,40 +106,40 @@ class Updates:
 
     def resume(self) -> None:
         """Continue the work that an earlier run of the workflow had begun."""
-        for one in self._state.versions:
-            if one.status is VersionStatus.CHECKING:
-                self._begin(one.number)
+        for version in self._state.versions:
+            if version.status is VersionStatus.CHECKING:
+                self._begin(version.number)
         self._set_timers()
 
-    async def tell_incident(self) -> None:
-        """Notify the open incident of pending updates."""
+    async def notify_incident(self) -> None:
+        """Notify the open incident, if there is one, of pending updates."""
         if self.incident is not None and self._state.versions:
             with contextlib.suppress(FailureError):  # the incident is over: the job applies due updates itself
                 await self.incident.signal("versions", self._state.versions)
 
-    # The making of a version.
+    # Make and try a version.
 
     def _begin(self, number: int) -> None:
         if number not in self._under_way:
-            task = asyncio.create_task(self._bring(number), name=f"version {number}")
+            task = asyncio.create_task(self._make_and_try(number), name=f"version {number}")
             self._under_way[number] = task
             task.add_done_callback(lambda _: self._under_way.pop(number, None))
 
-    async def _bring(self, number: int) -> None:
-        """Make a version and try it; then it waits for a restart, or is refused."""
+    async def _make_and_try(self, number: int) -> None:
+        """Make a version and try it; after that it is pending, or refused."""
         try:
             await self._make(number)
             if self._is_wanted(number):
                 await self._try(number)
         except ActivityError as error:
             self._refuse(number, getattr(error.cause, "message", "") or str(error))
-        await self.tell_incident()
+        await self.notify_incident()
 
     async def _make(self, number: int) -> None:
         book = self._book()
         version, running = book.versions[number], book.versions[book.running]
         assert running.runs is not None  # the running version was made before
-        self._say(number, "it is made")
+        self._show_progress(number, "it is made")
         needed = [one.runs.id for one in book.all() if one.runs is not None]
         spec = self._state.spec
         request = MakeVersion(
@@ -160,7 +160,7 @@ class Updates:
     async def _try(self, number: int) -> None:
         runs = self._book().versions[number].runs
         assert runs is not None
-        self._say(number, f"it is tried on {len(self._state.machines)} machines")
+        self._show_progress(number, f"it is tried on {len(self._state.machines)} machines")
         spec = runs.applied(self._state.spec, number)
         checked = await start_activity(CheckVersion(job=self._state.placed.model_copy(update={"spec": spec})))
         if not self._is_wanted(number):
@@ -179,7 +179,7 @@ class Updates:
         version = self._book().versions.get(number)
         return version is not None and version.status is VersionStatus.CHECKING
 
-    def _say(self, number: int, text: str) -> None:
+    def _show_progress(self, number: int, text: str) -> None:
         book = self._book()
         book.change(number, why=text)
         self._keep(book)
@@ -210,13 +210,13 @@ class Updates:
         self._set_timers()
         self._show()
         if answer.changed and self.incident is not None:
-            telling = asyncio.create_task(self.tell_incident(), name="tell incident")
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
+            notifying = asyncio.create_task(self.notify_incident(), name="notify incident")
+            self._notifying.add(notifying)
+            notifying.add_done_callback(self._notifying.discard)
 
     def _set_timers(self) -> None:
         """Wake the job when a version is forced; timers that are not needed any more are cancelled."""
-        due = {one.number: one.due_ns for one in self._book().pending()}
+        due = {version.number: version.due_ns for version in self._book().pending()}
         for number, (due_ns, waking) in list(self._timers.items()):
             if due.get(number) != due_ns:
                 waking.cancel()

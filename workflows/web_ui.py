@@ -29,7 +29,7 @@ NO_BREAK = "\u00a0"
 
 
 def summary(text: str) -> str:
-    """Return one line, cut with a visible mark where the timeline would cut it without one."""
+    """Return a text as one line, cut with a visible mark to the length that the timeline shows."""
     line = " ".join(text.split())
     return line if len(line) <= SUMMARY_CHARACTERS else line[: SUMMARY_CHARACTERS - 2] + " …"
 
@@ -50,7 +50,7 @@ def size(count: float) -> str:
 
 
 def restored_text(restored: Restored) -> str:
-    """Return the results of a restore, the worst first."""
+    """Return the results of a restore as text, the worst first."""
     failed = [*restored.failed, *restored.unreached]
     noun = "copy" if len(restored.moved) == 1 else "copies"
     parts = [f"{listed(restored.unreachable)} does not answer"] if restored.unreachable else []
@@ -66,7 +66,7 @@ def restored_text(restored: Restored) -> str:
 
 
 def stopped_text(evidence: Evidence, headline: str) -> str:
-    """Return the result of a stop."""
+    """Return the result of a stop as text."""
     parts = [evidence.problem] if evidence.problem else []
     parts += [f"{listed(evidence.unreachable)} does not answer"] if evidence.unreachable else []
     return "; ".join([*parts, headline or "no rank ended by itself"])
@@ -98,9 +98,9 @@ def diagnosed_text(found: Diagnosis) -> str:
     parts += [f"between {' and '.join(link.machines)}: {link.text} ({link.test})" for link in found.links]
     unknown = [one for one in found.machines if one.verdict is not Health.FAULTY and one.verdict is not Health.HEALTHY]
     if unknown:
-        why = next((one.findings[0] for one in unknown if one.findings), None)
-        said = f", e.g. {why.headline} ({why.reason})" if why else ""
-        parts.append(f"{listed([one.machine for one in unknown], 4)} is not known{said}")
+        first = next((machine.findings[0] for machine in unknown if machine.findings), None)
+        example = f", e.g. {first.headline} ({first.reason})" if first else ""
+        parts.append(f"{listed([machine.machine for machine in unknown], 4)} is not known{example}")
     healthy = len(found.machines) - len(unknown) - len(found.faulty)
     parts.append(f"{healthy} of {count(len(found.machines), 'machine')} passed all tests")
     return "; ".join(parts[:4] + ([f"and {len(parts) - 4} more"] if len(parts) > 4 else []))
@@ -132,20 +132,20 @@ def link(text: str, namespace: str, workflow_id: str) -> str:
 def incident_page(
     headline: str, stages: Sequence[StageRecord], namespace: str, linked: Mapping[str, str], help_text: str
 ) -> str:
-    """Return the living page of an incident; ``linked`` has names and ids of workflows."""
+    """Return the page of an incident; ``linked`` has names and ids of workflows."""
     rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
     links = " · ".join(link(text, namespace, workflow_id) for text, workflow_id in linked.items())
-    parts = [f"## {headline}", table(["Stage", "Took", "What was found"], rows) if rows else "", help_text, links]
+    parts = [f"## {headline}", table(["Stage", "Took", "Result"], rows) if rows else "", help_text, links]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
 
 
 def drawn(picture: str) -> str:
-    """Return a picture in text, cut to the room of a page; empty: there is none."""
+    """Return a picture made of characters, cut to the size of a page; empty: there is none."""
     if not picture:
         return ""
     kept: list[str] = []
     for line in picture.splitlines():
-        if sum(len(one) + 1 for one in kept) + len(line) > PICTURE_CHARACTERS:
+        if sum(len(row) + 1 for row in kept) + len(line) > PICTURE_CHARACTERS:
             kept.append("…")
             break
         kept.append(line)
@@ -153,14 +153,14 @@ def drawn(picture: str) -> str:
 
 
 def begun_text(state: JobState) -> str:
-    """Return where the job was started, if that was not step 0."""
+    """Return the checkpoint from which the job was started, as text; empty: it began at step 0."""
     if state.resume_path:
         return f"Started from {state.resume_path}."
     return f"Started from step {state.resume_from}." if state.resume_from is not None else ""
 
 
 def job_page(state: JobState, namespace: str) -> str:
-    """Return the living page of a job."""
+    """Return the page of a job."""
     topology = state.spec.topology()
     rows = [
         [
@@ -183,10 +183,8 @@ def job_page(state: JobState, namespace: str) -> str:
         f"## {state.spec.name}: {state.outcome or status}",
         " ".join([ranks, begun_text(state)]).strip(),
         backups,
-        table(["Version", "Status", "Steps", "Who asked, and why"], version_rows(state))
-        if len(state.versions) > 1
-        else "",
-        table(["Incident", "What", "Resolution", "Lost steps", "Took"], rows) if rows else "No incident so far.",
+        table(["Version", "Status", "Steps", "Requested by"], version_rows(state)) if len(state.versions) > 1 else "",
+        table(["Incident", "Fault", "Resolution", "Lost steps", "Took"], rows) if rows else "No incident so far.",
         rejected,
     ]
     return "\n\n".join(part for part in parts if part)[:PAGE_CHARACTERS]
@@ -223,7 +221,7 @@ def _steps(one: JobVersion) -> str:
     for _, begin, end in one.ranges[-3:]:
         if begin < 0:
             return "not numbered"
-        runs = one.status is VersionStatus.RUNNING  # other versions ran to a step that is not known
+        runs = one.status is VersionStatus.RUNNING  # it is not known at which step another version ended
         texts.append(f"{begin} to {end}" if end >= 0 else f"from {begin}" if runs else f"{begin} to ?")
     return ", ".join(texts)
 

@@ -62,7 +62,7 @@ async def test_a_worker_that_is_killed_between_two_tries_loses_no_notice(tempora
         with worker(temporal, tmp_path, queue):
             result = await handle.result()
 
-    assert result.headline == "told pager"
+    assert list(result.taken) == ["pager"]
     assert len(pager.bodies) == tries + 1
     assert {body["id"] for body in pager.bodies} == {notice.id}
     history = (await handle.fetch_history()).to_json()

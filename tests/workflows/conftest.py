@@ -131,7 +131,7 @@ class ScriptedCluster:
 
     async def _pass(self, call: str) -> None:
         async with heartbeating():
-            while call in self.blocked:  # noqa: ASYNC110 - nobody tells us
+            while call in self.blocked:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.02)
 
     @property
@@ -303,7 +303,7 @@ class ScriptedCluster:
     async def await_standbys(self, given: AwaitStandbys) -> int:
         self.calls.append(f"await {given.count} to spare")
         async with heartbeating():
-            while len(self.standbys) < given.count:  # noqa: ASYNC110 - nobody tells us
+            while len(self.standbys) < given.count:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.02)
         return len(self.standbys)
 

@@ -32,7 +32,7 @@ async def terminate(incident: WorkflowHandle[Any, Any]) -> None:
 async def cancel(incident: WorkflowHandle[Any, Any]) -> None:
     await incident.cancel()
     async with asyncio.timeout(60.0):
-        while (await incident.describe()).status is WorkflowExecutionStatus.RUNNING:  # noqa: ASYNC110 - nobody tells us
+        while (await incident.describe()).status is WorkflowExecutionStatus.RUNNING:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
 
 
@@ -72,7 +72,7 @@ async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
     await jobs.until(job, lambda state: bool(state.incidents))
     await asked(incident, "stage", lambda answer: answer["name"] == stage)
     for call in STAGES[stage]:
-        while not any(one.startswith(call) for one in jobs.cluster.calls):  # noqa: ASYNC110 - nobody tells us
+        while not any(one.startswith(call) for one in jobs.cluster.calls):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
     return job, incident
 
@@ -159,7 +159,7 @@ def quiet(history: WorkflowHistory) -> bool:
 
 async def test_an_incident_that_is_cancelled_while_it_tells_its_job_something_ends(jobs: Any) -> None:
     job, incident = await reach(jobs, "parked")
-    while not quiet(await incident.fetch_history()):  # noqa: ASYNC110 - nobody tells us
+    while not quiet(await incident.fetch_history()):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     await cancel(incident)
     history = cancelled_while_it_tells(await incident.fetch_history())

@@ -33,7 +33,7 @@ async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_i
     async with Worker(temporal, task_queue=queue, activities=cluster.activities):
         async with Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()):
             handles = [await jobs.start() for _ in range(JOBS)]
-            while cluster.calls.count("confirm 1") < JOBS:  # noqa: ASYNC110 - nobody tells us
+            while cluster.calls.count("confirm 1") < JOBS:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
         asked = [asyncio.create_task(handle.query(JobWorkflow.current_state)) for handle in handles]
         await asyncio.sleep(0.5)  # they wait for a worker, before there is a task

@@ -199,7 +199,7 @@ async def test_a_job_that_steps_is_not_stopped_for_standbys_that_are_not_fit(job
         "replace m3",
     ]
     assert "stop 1" not in jobs.cluster.calls
-    assert any("m3 (standby-unfit) cannot come: no standby is left" in note.text for note in jobs.cluster.notes)
+    assert any("m3 (standby-unfit) cannot join" in note.text for note in jobs.cluster.notes)
 
 
 async def test_the_next_standby_takes_the_place_before_the_job_is_stopped(jobs: Any) -> None:
@@ -240,7 +240,7 @@ async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machin
 async def test_a_machine_that_comes_before_the_job_is_parked_takes_the_place_at_once(jobs: Any) -> None:
     jobs.cluster.evidence, jobs.cluster.silent_s = gone("m1"), 0.0
     handle = await failed(jobs)
-    while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+    while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(ASK_S)
     jobs.cluster.standbys.append(STANDBYS[0])
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
@@ -294,7 +294,7 @@ async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: An
     await jobs.until(handle, lambda state: state.status == "parked")
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
-    while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+    while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(ASK_S)
     jobs.cluster.standbys.append(STANDBYS[0])
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)

@@ -90,7 +90,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly(1))
-    while "confirm 2" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+    while "confirm 2" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
 
     for symptom in (Symptom.HANG, Symptom.UNSAVED):
@@ -109,7 +109,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
 async def test_before_the_first_step_of_all_a_hang_opens_nothing_and_a_crash_does(jobs: Any) -> None:
     jobs.cluster.confirmation = answers(waits, stepped)
     handle = await jobs.start()
-    while "confirm 1" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+    while "confirm 1" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
 
     assert await refused(handle, anomaly(1, symptom=Symptom.HANG))
@@ -159,7 +159,7 @@ async def test_a_restart_is_not_stopped_because_nobody_could_say_whether_it_step
 async def test_waiting_for_the_first_step_goes_on_in_the_next_run(jobs: Any) -> None:
     jobs.cluster.confirmation = answers(waits, hangs, stepped)
     handle = await jobs.start()
-    while "confirm 1" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+    while "confirm 1" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     first_run = (await handle.describe()).run_id
     latest = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
@@ -186,7 +186,7 @@ async def test_a_script_that_shows_nothing_is_running_and_not_confirmed_until_it
     state = await jobs.until(handle, lambda state: state.status == "running")
     assert (state.status_text, state.first_step_s) == (NOT_CONFIRMED, 0.0)
     assert f"{NOT_CONFIRMED}: all 2 ranks live" in await jobs.page(handle)
-    while len(jobs.cluster.confirms) < 2:  # noqa: ASYNC110 - nobody tells us
+    while len(jobs.cluster.confirms) < 2:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     assert jobs.cluster.confirms[1].known_alive
     step.set()

@@ -98,7 +98,7 @@ async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs
     child = jobs.client.get_workflow_handle(replay_workflow_id(state.spec.name, 1, 1))
     shown: WorkflowMetadata = await child.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     page = shown.current_details
-    assert "## m1 is the one machine" in page and "**row 1**" in page and "as the others" in page
+    assert "## m1 is the one machine" in page and "**row 1**" in page and "the same as the other groups" in page
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     shown = await incident.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     assert f"/workflows/{child.id.replace('/', '%2F')})" in shown.current_details

@@ -167,7 +167,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
     assert "m1 does not answer" in jobs.cluster.notes[-1].text
-    while "await m1" not in jobs.cluster.calls:  # noqa: ASYNC110 - nobody tells us
+    while "await m1" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     silent.clear()
     if by_itself:
@@ -230,7 +230,7 @@ async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatc
         )
     assert jobs.cluster.notes == []
     jobs.cluster.blocked.clear()
-    while len(jobs.cluster.notes) < 2:  # noqa: ASYNC110 - nobody tells us
+    while len(jobs.cluster.notes) < 2:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
 
     for incident, note in zip(state.incidents, sorted(jobs.cluster.notes, key=lambda one: one.incident), strict=True):
@@ -248,7 +248,7 @@ async def test_what_a_ledger_that_is_away_lacks_is_written_before_the_job_is_ove
     jobs.cluster.blocked.add("ledger")
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
-    while (await pending_attempts(handle)) < 4:  # noqa: ASYNC110 - nobody tells us
+    while (await pending_attempts(handle)) < 4:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.1)
     await handle.execute_update(JobWorkflow.finished, 2)
     await jobs.until(handle, lambda state: state.status == "finished")

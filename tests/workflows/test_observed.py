@@ -41,7 +41,7 @@ async def test_it_is_told_by_an_incident_that_does_nothing(jobs: Any) -> None:
 
     [incident] = state.incidents
     assert (incident.resolution, incident.lost_steps, state.status, state.generation) == ("observed", 0, "running", 1)
-    assert incident.headline == "Observed, the job goes on: m1: GPU 3: it is too hot (gpu-hot)"
+    assert incident.headline == "Observed, the job continues: m1: GPU 3: it is too hot (gpu-hot)"
     assert jobs.cluster.calls == before
     assert [(note.stage, note.report.findings[0].finding.reason) for note in jobs.cluster.notes] == [
         ("closed", "gpu-hot")
@@ -72,7 +72,7 @@ async def test_many_faults_together_are_one_incident_of_what_is_not_told_yet(job
     state = await jobs.until(handle, lambda state: sum(bool(one.resolution) for one in state.incidents) == 2)
 
     assert answers == ["accepted", "accepted", "already reported"]
-    assert state.incidents[1].headline == "Observed, the job goes on: m0: GPU 3: it is too hot (gpu-hot)"
+    assert state.incidents[1].headline == "Observed, the job continues: m0: GPU 3: it is too hot (gpu-hot)"
     await handle.execute_update(JobWorkflow.finished, 1)
     await handle.result()
 

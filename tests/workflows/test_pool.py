@@ -188,7 +188,7 @@ async def pooled(temporal: Client) -> AsyncIterator[Pooled]:
         async with worker:
             keeping = asyncio.create_task(keep_pool(temporal, queue))
             try:
-                while not await found.is_there():  # noqa: ASYNC110 - nobody tells us
+                while not await found.is_there():  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(ASK_S)
                 yield found
             finally:
@@ -212,7 +212,7 @@ async def test_two_jobs_never_have_the_same_machine(pooled: Pooled) -> None:
 
     second = await (await pooled.start("bert", 1, 2)).result()
     assert second.outcome == "failed"
-    assert f"it cannot have its machines. m1: job gpt-{pooled.queue} has it" in second.headline
+    assert f"m1: job gpt-{pooled.queue} has it" in second.headline
     assert (await pooled.places())["m2"] == "free"
 
     await first.signal("stop", {"operator": "me"})
@@ -314,7 +314,7 @@ async def test_a_cluster_that_gives_no_machines_is_asked_again_and_said_so(poole
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - nobody tells us
+    while not holds():  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
 
 

@@ -226,7 +226,7 @@ async def test_what_is_withdrawn_while_state_is_restored_does_not_come(jobs: Job
     await ask(handle, LAZY)
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await handle.execute_update(JobWorkflow.report, anomaly())
-    while not any(call.startswith("restore") for call in jobs.cluster.calls):  # noqa: ASYNC110 - nobody tells us
+    while not any(call.startswith("restore") for call in jobs.cluster.calls):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     assert await ask(handle, {"cancel": 2, **ADA}) == "v2 is withdrawn"
     name = (await handle.query(JobWorkflow.current_state)).spec.name

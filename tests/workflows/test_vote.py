@@ -137,7 +137,7 @@ async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_
     )
     assert not {"stop 1", "replace m1", "align 1"} & set(jobs.cluster.calls)
     assert report.slow is not None and report.slow.conclusion == conclusion
-    assert report.headline.startswith(f"Observed, the job goes on: {SLOW.headline}; {conclusion}: ")
+    assert report.headline.startswith(f"Observed, the job continues: {SLOW.headline}; {conclusion}: ")
     assert await handle.execute_update(JobWorkflow.observe, SLOW.model_copy(update={"id": "2"})) == "already reported"
 
 

@@ -83,5 +83,5 @@ def test_a_jobs_page_says_where_it_began_and_what_its_backups_survive() -> None:
 def test_the_page_of_an_incident_is_a_table_of_its_stages() -> None:
     stages = [StageRecord(name="stop", seconds=0.031, found="rank 5 on m2 ended by SIGKILL")]
     page = " ".join(web_ui.incident_page("Recovered", stages, "default", {"Job": "job/gpt"}, "").split())
-    assert "| Stage | Took | What was found |" in page
+    assert "| Stage | Took | Result |" in page
     assert "| stop | 0.03 s | rank 5 on m2 ended by SIGKILL |" in page

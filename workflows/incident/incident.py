@@ -58,11 +58,11 @@ class Incident:
         self.first_step_s = 0.0
         """The time from the last launch to its first step, seconds; 0: no step was seen."""
         self.noted: Evidence | None = None
-        """The evidence that the ledger has."""
+        """The newest evidence that was written into the ledger."""
         self.answer: str | None = None
         """The operator's answer while the job is parked."""
         self.accepting = False
-        """The operator accepts that the job resumes from the step that is certain."""
+        """Whether the operator accepts that the job resumes from a certain step although a newer step may exist."""
         self.answered_by = ""
         """The operator who answered."""
         self.abandoned_by = ""
@@ -80,8 +80,7 @@ class Incident:
 
     @property
     def looks_again(self) -> bool:
-        """Return whether it continued as new while it was parked: the failure is known, but the machines must be asked
-        again."""
+        """Return whether the incident continued as new while it was parked. It must then ask the machines again."""
         return self.state.continued is Continued.PARKED
 
     # The actions of an operator.
@@ -93,7 +92,7 @@ class Incident:
             return f"{named(self.state.evictions.waiting)} may leave"
         return f"{self.asked_rung} may begin for"
 
-    def take(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
+    def apply(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
         """Apply a signal; an invalid signal is shown on the page."""
         request = read_request(raw, *more)
         if isinstance(request, str):
@@ -113,11 +112,11 @@ class Incident:
     def not_to_approve(self) -> str:
         """Return why there is nothing to approve, and what to do instead; empty: there is something."""
         if self.timeline.stage != Stage.PARKED:
-            return f"nothing is to approve: the job is not parked, its incident is at stage {self.timeline.stage}"
+            return f"there is nothing to approve: the job is not parked, its incident is at stage {self.timeline.stage}"
         if not self.state.evictions.waiting and self.asked_rung is None:
             return (
-                f"nothing is to approve: the job is parked for another reason, {self.timeline.reason}; "
-                "'resume' lets it try again, 'abandon' gives it up"
+                f"there is nothing to approve: the job is parked for another reason, {self.timeline.reason}; "
+                "'resume' tries again, 'abandon' gives the job up"
             )
         return ""
 
@@ -129,7 +128,7 @@ class Incident:
         return {name: now - self.state.evictions.silent_since.get(name, now) for name in unreachable}
 
     def heard(self, unreachable: list[str], asked: float) -> None:
-        """Note which machines did not answer; they were asked at the time ``asked`` of the workflow's clock."""
+        """Note which machines did not answer a request; ``asked`` is its time on the workflow's clock."""
         self.state.evictions.silent_since = {
             name: self.state.evictions.silent_since.get(name, asked) for name in unreachable
         }
@@ -137,9 +136,8 @@ class Incident:
     async def change_machines(self, machines: list[Machine], leaving: list[Eviction]) -> None:
         """Change the machines of the job, and notify its workflow at once."""
         ranks = dict(self.state.assignment.each())
-        gone = {
-            one.machine: list(ranks[one.machine]) for one in leaving if one.machine in self.state.evictions.silent_since
-        }
+        silent = self.state.evictions.silent_since
+        gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in silent}
         self.state.evictions.done += leaving
         decided = [one for one in leaving if one.rule != OPERATOR and not one.approved_by]
         self.state.evictions.done_ns += [workflow.time_ns()] * len(decided)
@@ -158,17 +156,17 @@ class Incident:
         self.state.switch_version(change, workflow.time_ns())
         self.state.version_changes.append(change)
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
-        told = handle.signal("incident_versions", args=[self.state.number, self.state.book.changed()])
-        return asyncio.create_task(told, name="tell the job")
+        notified = handle.signal("incident_versions", args=[self.state.number, self.state.book.changed()])
+        return asyncio.create_task(notified, name="notify the job")
 
-    def take_versions(self, versions: list[JobVersion]) -> None:
+    def accept_versions(self, versions: list[JobVersion]) -> None:
         """Accept the job's newest list of versions: a version passed its trial, or was withdrawn."""
         book = self.state.book
         book.merge(one for one in versions if one.number != book.running)
 
     @property
     def is_updated(self) -> bool:
-        """Return whether an update was requested while the job is parked that does not wait."""
+        """Return whether an urgent update is pending."""
         return bool(self.state.book.urgent())
 
     # Ways to wait.
@@ -223,7 +221,7 @@ class Incident:
         if self.abandoned_by:
             raise Abandoned
 
-    async def tell_job(self, stage: str = "") -> None:
+    async def notify_job(self, stage: str = "") -> None:
         """Notify the job's workflow of the incident's stage."""
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
         await handle.signal("incident_stage", args=[self.state.number, web_ui.summary(stage or self.timeline.stage)])

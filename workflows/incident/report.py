@@ -28,11 +28,13 @@ def recovered_report(incident: Incident, confirmation: Confirmation) -> Incident
             f"by eviction of {_who_left(out)}",
         )
     if changes := incident.state.version_changes:
-        came = " and ".join(f"back to v{one.number}" if one.suspect else f"update to v{one.number}" for one in changes)
+        versions = " and ".join(
+            f"back to v{one.number}" if one.suspect else f"update to v{one.number}" for one in changes
+        )
         rolled_back = changes[-1].suspect or len(changes) > 1
         if not (out or incident.state.operator.resumed_by) or rolled_back:
             resolution = "rollback" if rolled_back else "update"
-        how = f"by {came}" if not out else f"{how} and {came}"
+        how = f"by {versions}" if not out else f"{how} and {versions}"
     if incident.state.accepted:
         how = "after an operator accepted a loss"
     headline = f"Recovered in {seconds:.2f} s {how}{lost}: {incident.timeline.page.headline}"
@@ -68,16 +70,16 @@ def observed_report(incident: Incident) -> IncidentReport:
     """Return the report of an incident that only records a fault while the job continues."""
     state = incident.state
     reasons = dict.fromkeys(found.finding.reason for found in state.anomaly.findings)
-    looked = incident.timeline.page.stages if state.anomaly.symptom is Symptom.SLOW else []
+    sampled = incident.timeline.page.stages if state.anomaly.symptom is Symptom.SLOW else []
     return IncidentReport(
-        headline=f"Observed, the job goes on: {_observed(incident)}",
+        headline=f"Observed, the job continues: {_observed(incident)}",
         resolution="observed",
         cause=", ".join(reasons) or str(state.anomaly.symptom),
         step=-1,
         lost_steps=0,
         evicted=[],
-        stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in looked],
-        timings=looked,
+        stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in sampled],
+        timings=sampled,
         asked=incident.state.evictions.asked,
         generation=state.generation,
         resume_step=state.resume_step,

@@ -37,9 +37,9 @@ class IncidentTimeline:
         self.since_ns = state.opened_ns
         """The time when the current stage was entered, nanoseconds."""
         self.reason = ""
-        """Why the current stage was entered; empty: the headline says it."""
+        """Why the current stage was entered; empty: the headline is the reason."""
         self.to_accept = ""
-        """Where an operator may let a parked job resume although a newer step may exist; empty: nowhere."""
+        """The step from which an operator may resume although a newer step may exist, as text; empty: none."""
         self.to_approve = ""
         """Machines that leave a parked job once an operator approves it; empty: there are none."""
 
@@ -52,7 +52,7 @@ class IncidentTimeline:
         self.show()
         return workflow.time()
 
-    def say(self, reason: str) -> None:
+    def show_reason(self, reason: str) -> None:
         """Show what the current stage waits for."""
         self.reason = reason
         self.show()
@@ -79,10 +79,12 @@ class IncidentTimeline:
         if parked and self.to_approve:
             parked = (
                 f"**Parked: an operator has to approve that {self.to_approve} may leave.** Send the signal, or update, "
-                f"`approve`; or the signal `resume` to go on as it is, or `abandon`, {OPERATOR_JSON}"
+                f"`approve`; or the signal `resume` to continue without that, or `abandon`, {OPERATOR_JSON}"
             )
         if parked and self.to_accept:
-            parked += f". `resume` asks again; with {ACCEPT_JSON} the job goes on {self.to_accept}, whatever is newer"
+            parked += (
+                f". `resume` asks again; with {ACCEPT_JSON} the job resumes {self.to_accept}, even if newer steps exist"
+            )
         linked = {"Job": job_workflow_id(self._state.job)}
         if self.page.replays:
             linked["Replay"] = replay_workflow_id(self._state.job, self._state.number, self.page.replays)
@@ -136,12 +138,12 @@ class IncidentTimeline:
             The report; it has the number of an entry that the ledger did not accept in time, which the job then writes:
             the job waits for this incident, and the next incident waits for the job.
         """
-        learned: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
+        values: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
         if report.failures:  # the watcher's first symptom may be a consequence of it
-            learned[attributes.SYMPTOM] = str(report.failures[0].symptom)
+            values[attributes.SYMPTOM] = str(report.failures[0].symptom)
         if report.evicted:
-            learned[attributes.EVICTED] = report.evicted
-        workflow.upsert_search_attributes(attributes.updates(learned))
+            values[attributes.EVICTED] = report.evicted
+        workflow.upsert_search_attributes(attributes.updates(values))
         self.note(Stage.CLOSED, report.headline, report=report, launched=launched)
         last = self._notes[-1]
         with contextlib.suppress(TimeoutError):

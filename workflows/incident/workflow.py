@@ -52,27 +52,27 @@ class IncidentWorkflow:
     @workflow.signal(name="resume", description=f"Try again with a fresh budget. {OPERATOR_JSON}")
     def resume(self, request: Any = None, *more: Any) -> None:
         """Leave the parked state and try again."""
-        self.incident.take("resume", request, more)
+        self.incident.apply("resume", request, more)
 
     @workflow.signal(name="abandon", description=f"Give the job up; its ranks stay stopped. {OPERATOR_JSON}")
     def abandon(self, request: Any = None, *more: Any) -> None:
         """End the incident without a recovery."""
-        self.incident.take("abandon", request, more)
+        self.incident.apply("abandon", request, more)
 
-    @workflow.signal(name="approve", description=f"Let the machines leave the job that it waits for. {OPERATOR_JSON}")
+    @workflow.signal(name="approve", description=f"Approve that machines leave the job. {OPERATOR_JSON}")
     def approve(self, request: Any = None, *more: Any) -> None:
         """Approve the evictions, or the rung of the ladder, that wait for an operator."""
-        self.incident.take("approve", request, more)
+        self.incident.apply("approve", request, more)
 
-    @workflow.update(name="approve", description=f"The same; it answers who leaves. {OPERATOR_JSON}")
-    def approve_and_say(self, request: Any = None, *more: Any) -> str:
+    @workflow.update(name="approve", description=f"As the signal; the answer names the machines. {OPERATOR_JSON}")
+    def approve_by_update(self, request: Any = None, *more: Any) -> str:
         """Approve the evictions, or the rung of the ladder, that wait for an operator; returns what was approved, as
         text."""
         approved = self.incident.approvable
-        self.incident.take("approve", request, more)
+        self.incident.apply("approve", request, more)
         return f"{approved} job {self.incident.state.job}"
 
-    @approve_and_say.validator
+    @approve_by_update.validator
     def check_approve(self, request: Any = None, *more: Any) -> None:
         """Refuse an approval that is not possible, with what to do; a refused update leaves no trace."""
         read = read_request(request, *more)
@@ -82,7 +82,7 @@ class IncidentWorkflow:
     @workflow.signal(name="versions", description="Sent by its job")
     def versions(self, versions: Any = None, *more: Any) -> None:
         """Accept the job's newest list of code versions."""
-        self.incident.take_versions(read_versions(versions))
+        self.incident.accept_versions(read_versions(versions))
 
     @workflow.signal(name="overtaken", description="Sent by its job: an event is more urgent")
     def overtaken(self, why: Any = "", *more: Any) -> None:
@@ -106,14 +106,14 @@ class IncidentWorkflow:
             tripped=self.incident.state.evictions.tripped,
         )
 
-    @workflow.query(name="evictions", description="What the rules of eviction said, and who left the job")
+    @workflow.query(name="evictions", description="Answers of the eviction rules, and the machines that left the job")
     def current_evictions(self) -> EvictionState:
         """Return the current state of the evictions."""
         return self.incident.state.evictions
 
     @workflow.run
     async def run(self, state: IncidentState) -> IncidentReport:
-        """Bring the job back; see the module's docstring."""
+        """Recover the job; the module's docstring describes the stages."""
         # With a task of its own, the call stack in the Web UI shows the line that waits.
         flow = asyncio.create_task(self._flow(), name="incident flow")
         # A cancellation ends the incident here: what the flow waits for, e.g. a signal under way, may complete in
@@ -169,7 +169,7 @@ class IncidentWorkflow:
                 return await secure(incident)
             await vote(incident)
             if stops := await secure(incident):
-                await incident.tell_job(Stage.STOP)
+                await incident.notify_job(Stage.STOP)
             return stops
         except Abandoned:
             return False
@@ -191,7 +191,7 @@ class IncidentWorkflow:
         report = abandoned_report(incident)
         incident.timeline.enter(Stage.ABANDONED, report.headline)
         with contextlib.suppress(ActivityError):  # the job's release ends the rest
-            # Ranks must not stay without an owner; a launch may be under way.
-            why = f"generation {state.generation}: leave nothing running"
+            # No rank may keep running without an incident or a job that watches it; a launch may be under way.
+            why = f"generation {state.generation}: no rank may keep running"
             await start_activity(StopRanks(job=state.placed, generation=state.generation, why=why))
         return await incident.timeline.close(report, incident.state.launched)

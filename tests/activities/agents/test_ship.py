@@ -76,7 +76,7 @@ async def test_those_that_lack_it_get_it_and_the_store_is_read_once(
     async def counted(digest: str) -> StoredCode:
         reads.append(digest)
         # Else one may have got it before the other says that it lacks it.
-        while shipment.wanted < 2:  # noqa: ASYNC110 - nobody tells us
+        while shipment.wanted < 2:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         return await read(digest)
 

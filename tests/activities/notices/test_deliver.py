@@ -61,7 +61,7 @@ async def test_a_program_that_does_not_end_is_ended_with_all_that_it_started(tmp
     with pytest.raises(NoticeError, match=r"tell did not end within 0.5 s"):
         await deliver(program(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; wait", deadline_s=0.5), NOTICE)
     pid = int((tmp_path / "pid").read_text())
-    while (found := process_of(pid)) is not None and found.lives:  # noqa: ASYNC110 - nobody tells us
+    while (found := process_of(pid)) is not None and found.lives:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
 
 

@@ -26,7 +26,7 @@ def test_each_line_is_told_once_and_none_after_the_end() -> None:
             progress.of = 10
             for files in (3, 3, 7):
                 progress.files = files
-                while not told or f" {files} of 10" not in told[-1]:  # noqa: ASYNC110 - nobody tells us
+                while not told or f" {files} of 10" not in told[-1]:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.001)
         before = len(told)
         progress.files = 9

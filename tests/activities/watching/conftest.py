@@ -55,7 +55,7 @@ class Place:
 
     async def until_watched(self, listeners: int) -> None:
         """As many agents are listened to as are said."""
-        while sum(agent.open("observe") for agent in self.agents) != listeners:  # noqa: ASYNC110 - nobody tells us
+        while sum(agent.open("observe") for agent in self.agents) != listeners:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
 
 

@@ -32,12 +32,12 @@ async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: P
         await place.until_watched(2)
         await place.worker.shutdown()
         agent.publish(machine_finding=pb.MachineFinding(finding=HOT))
-        while not ledger.machine_events():  # noqa: ASYNC110 - nobody tells us
+        while not ledger.machine_events():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
         assert agent.machine_acknowledged == 0
         async with worker_of(place.client, place.queue, place.cluster):
-            while not agent.machine_acknowledged:  # noqa: ASYNC110 - nobody tells us
+            while not agent.machine_acknowledged:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
             [incident] = (await job.query(JobWorkflow.current_state)).incidents
             assert incident.headline.endswith("m0: GPU 3: hot (gpu-hot)")
@@ -51,12 +51,12 @@ async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place)
     agent, job = place.agents[0], await place.start("later", 1)
     agent.active = [HOT]
     agent.shown["later"] = RUNS
-    while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
+    while not (await job.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
     pool = AgentClients()
     async with cancelled_at_the_end(Watcher(place.client, pool, place.queue).run()):
         await place.until_watched(2)
-        while agent.open("observe") < 2:  # noqa: ASYNC110 - nobody tells us
+        while agent.open("observe") < 2:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         await asyncio.sleep(2)
     [incident] = (await job.query(JobWorkflow.current_state)).incidents

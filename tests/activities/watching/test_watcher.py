@@ -46,7 +46,7 @@ async def test_a_name_used_again_is_watched_as_what_it_is_now(place: Place) -> N
     await asyncio.sleep(0.5)
     assert (await second.query(JobWorkflow.current_state)).outcome == "", "one rank of two has ended"
     place.agents[1].exited("again", 2, 1, KILLED, finished=False)
-    while not (await second.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - nobody tells us
+    while not (await second.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
     await second.signal(JobWorkflow.stop, {"operator": "test"})
     await second.result()
@@ -71,7 +71,7 @@ async def test_a_job_that_steps_and_does_not_save_gets_an_incident(place: Place)
         agent.shown["stale"] = [stepping(rank, 500, own_step=20, own_ns=long_ago)]
     job = await place.start("stale", 2)
 
-    while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
+    while not place.cluster.notes:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
 
     assert place.cluster.notes[0].anomaly.symptom is Symptom.UNSAVED
@@ -85,7 +85,7 @@ async def test_a_machine_that_no_watcher_ever_saw_run_its_ranks_is_found_to_be_l
     place.agents[1].shown["gone"] = []
     job = await place.start("gone", 2)
 
-    while not place.cluster.notes:  # noqa: ASYNC110 - nobody tells us
+    while not place.cluster.notes:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
 
     found = place.cluster.notes[0].anomaly
@@ -131,7 +131,7 @@ async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Pla
     job = await place.start("whole", 2)
     for rank, agent in enumerate(place.agents):
         agent.shown["whole"] = [stepping(rank, 70, own_step=70, own_ns=time.time_ns(), disk_step=64, disk_steps=[64])]
-    while not all(agent.told_whole for agent in place.agents):  # noqa: ASYNC110 - nobody tells us
+    while not all(agent.told_whole for agent in place.agents):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
 
     assert [agent.told_whole for agent in place.agents] == [[64], [64]]
@@ -187,10 +187,10 @@ async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place)
     assert place.agents[0].acknowledged == 0
 
     async with worker_of(place.client, place.queue, place.cluster):
-        while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
+        while not place.agents[0].acknowledged:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
         # What it took it deals with, once its first launch is over.
-        while not (await job.query(JobWorkflow.current_state)).incident_count:  # noqa: ASYNC110 - nobody tells us
+        while not (await job.query(JobWorkflow.current_state)).incident_count:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.1)
         await job.signal(JobWorkflow.stop, {"operator": "test"})
         await job.result()
@@ -218,12 +218,12 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
         await place.until_watched(2)
         place.agents[0].publish(agent_started=pb.AgentStarted(pid=4711))
         place.agents[0].exited("noted", 1, 0, KILLED, finished=False)
-        while place.agents[0].acknowledged < 2:  # noqa: ASYNC110 - nobody tells us
+        while place.agents[0].acknowledged < 2:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         await asyncio.sleep(1)
         assert place.agents[0].machine_acknowledged == 0, "the job's acknowledgement is not the machine's"
         away = False
-        while place.agents[0].machine_acknowledged < 1:  # noqa: ASYNC110 - nobody tells us
+        while place.agents[0].machine_acknowledged < 1:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         assert [one.text for one in ledger.machine_events()] == ["agent started (pid 4711), adopted 0 ranks"]
     await pool.close()
@@ -239,12 +239,12 @@ async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place:
     await place.until_watched(2)
     place.agents[0].exited("deaf", 1, 0, KILLED, finished=False)
     place.agents[1].exited("deaf", 1, 1, KILLED, finished=False)
-    while not place.agents[0].open("acknowledge") or not place.agents[1].acknowledged:  # noqa: ASYNC110 - nobody tells us
+    while not place.agents[0].open("acknowledge") or not place.agents[1].acknowledged:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
-    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
+    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     place.agents[1].exited("deaf", 2, 1, KILLED, finished=False)
-    while (await job.query(JobWorkflow.current_state)).incident_count < 2:  # noqa: ASYNC110 - nobody tells us
+    while (await job.query(JobWorkflow.current_state)).incident_count < 2:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
 
     assert place.agents[0].open("acknowledge") == 1, "the first acknowledgement still waits for its answer"
@@ -258,12 +258,12 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
     job = await place.start("twice", 1)
     await place.until_watched(1)
     place.agents[0].exited("twice", 1, 0, KILLED, finished=False)
-    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - nobody tells us
+    while (await job.query(JobWorkflow.current_state)).generation < 2:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
     pool = AgentClients()
     with structlog.testing.capture_logs() as logs:
         second = asyncio.create_task(Watcher(place.client, pool, place.queue).run())
-        while not any(line["event"] == "reported" for line in logs):  # noqa: ASYNC110 - nobody tells us
+        while not any(line["event"] == "reported" for line in logs):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
@@ -272,7 +272,7 @@ async def test_what_was_never_acknowledged_is_told_again_and_opens_nothing(place
     state = await job.query(JobWorkflow.current_state)
     assert (state.incident_count, state.generation) == (1, 2)
     place.agents[0].answer(acknowledge=place.agents[0].acknowledge)
-    while not place.agents[0].acknowledged:  # noqa: ASYNC110 - nobody tells us
+    while not place.agents[0].acknowledged:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
     await job.signal(JobWorkflow.stop, {"operator": "test"})
     await job.result()
@@ -287,7 +287,7 @@ async def test_an_agent_that_refuses_is_asked_less_and_less_often_and_heard_when
 
     place.agents[1].answer(observe=refuse)
     job = await place.start("refused", 2)
-    while len(refused) < 7:  # noqa: ASYNC110 - nobody tells us
+    while len(refused) < 7:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
 
     waits = [after - before for before, after in pairwise(refused)]

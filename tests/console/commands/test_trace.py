@@ -163,7 +163,7 @@ def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.Capture
         evidence=rounds,
     )
     report = IncidentReport(
-        headline="Observed, the job goes on: steps take 0.2 s",
+        headline="Observed, the job continues: steps take 0.2 s",
         resolution="observed",
         cause="slow",
         step=-1,

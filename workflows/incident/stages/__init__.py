@@ -1,6 +1,4 @@
-"""The stages of an incident: a function and a file each; *find* belongs to decide, and *backoff* to
-reattempt.
+"""The stages of an incident, each a function in a file; ``workflows/incident/workflow.py`` describes their order.
 
-The order is stop → evict → decide → diagnose, if the ladder wants it → restore, if state
-must be moved to a machine → reattempt → confirm. It is repeated while the policy allows; else park.
+The stage *find* is in ``decide.py``; *backoff* and *confirm* are in ``reattempt.py``.
 """

@@ -1,7 +1,7 @@
 """Align: before a stop that is not urgent, all ranks end the same step and save it, so that nothing is computed twice.
 
-This happens before an update of the code, and before a machine whose ranks still step leaves the job. The states of
-these ranks then come from the backups, which may be some steps behind.
+This happens before an update of the code, and before a machine whose ranks still step leaves the job. The ranks of such
+a machine resume from their backups, which may be some steps behind without an alignment.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.machine import Machine
     from workflows.start_activity import start_activity
 
-THERE_ARE_OTHERS = "there are machines for all that leave the job"
+THERE_ARE_OTHERS = "there is a replacement for each machine that leaves the job"
 
 
 class Awaited:

@@ -1,4 +1,4 @@
-"""Decide: plan the restart, once no newer step can exist, or the search for it was in vain."""
+"""Decide: plan the restart. Before that, search for a newer step that may exist on a disk or remote storage."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def decide(incident: Incident, evidence: Evidence) -> RestartPlan:
 async def _plan(incident: Incident, evidence: Evidence, *, by_operator: bool) -> RestartPlan:
     state = incident.state
     hang = incident.state.hang
-    by_itself = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
-    state.ladder.of_script = by_itself and hang is not None and hang.generation == state.failures[-1].generation
+    not_a_machine = hang is not None and hang.conclusion == HangConclusion.NOT_A_MACHINE
+    state.ladder.of_script = not_a_machine and hang is not None and hang.generation == state.failures[-1].generation
     while True:
         plan = plan_restart(evidence, state, by_operator=by_operator)
         if plan.action is not Action.SEARCH:

@@ -38,8 +38,8 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     try:
         found = await _tested(incident, choice.tests)
         if again := unsure_tests(found):
-            timeline.say(f"{', '.join(again)} once more, {web_ui.diagnosed_text(found)}")
-            found = await _once_more(incident, found, again)
+            timeline.show_reason(f"repeating {', '.join(again)}: {web_ui.diagnosed_text(found)}")
+            found = await _repeated(incident, found, again)
     except ActivityError as error:
         said, state.ladder.tested = f"not known: the tests could not be run: {error.cause or error}"[:300], []
     else:
@@ -57,12 +57,12 @@ async def diagnose(incident: Incident, plan: RestartPlan) -> None:
     timeline.note(Stage.DIAGNOSE, said)
 
 
-async def _once_more(incident: Incident, found: Diagnosis, tests: Sequence[str]) -> Diagnosis:
-    """Repeat a test, and keep faults that are found twice; a sure fault stays if the test cannot be repeated."""
+async def _repeated(incident: Incident, found: Diagnosis, tests: Sequence[str]) -> Diagnosis:
+    """Repeat tests, and keep the faults that both runs show; if the tests cannot be repeated, only sure faults stay."""
     try:
         second = await _tested(incident, tests)
     except ActivityError as error:
-        incident.timeline.note(Stage.DIAGNOSE, f"not tested once more: {error.cause or error}"[:300])
+        incident.timeline.note(Stage.DIAGNOSE, f"the tests could not be repeated: {error.cause or error}"[:300])
         return confirmed(found, None)
     return confirmed(found, second)
 

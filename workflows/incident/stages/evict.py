@@ -1,8 +1,7 @@
 """Evict: machines that are at fault or lost leave the job, and standbys replace them.
 
-The standby comes first, the stop second: a job whose ranks continue is stopped only once there is a replacement for
-each machine that leaves. If there are too few, or an operator must approve, no machine leaves, and the job waits
-(``park``).
+A job whose ranks continue is stopped only once a replacement is ready for each machine that leaves. If there are too
+few replacements, or an operator must approve, no machine leaves, and the job waits (``park``).
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ with workflow.unsafe.imports_passed_through():
 UNFIT = "standby-unfit"
 """The rule and reason code of a standby that could not be made ready for the job."""
 PATIENCE = timedelta(seconds=30)
-"""Silent machines without a replacement may answer for this long before the job is parked."""
-NOBODY: Mapping[str, str] = MappingProxyType({})
+"""The job is parked if silent machines without a replacement do not answer within this time."""
+NONE_STAYS: Mapping[str, str] = MappingProxyType({})
 LIKE = 3
-"""The largest number of machines that are asked for the libraries that a new machine needs: one answer is enough."""
+"""The number of machines that are asked which libraries a new machine needs; one answer is enough."""
 
 
 async def secure(incident: Incident) -> bool:
@@ -56,7 +55,7 @@ async def secure(incident: Incident) -> bool:
     began, replaced = await _replacements(incident, plan.evict)
     if not replaced.machines:
         incident.timeline.leave(began, Stage.EVICT, replaced.why)
-        incident.timeline.note(Stage.EVICT, f"{named(plan.evict)}: {replaced.why}; the job goes on with it")
+        incident.timeline.note(Stage.EVICT, f"{named(plan.evict)}: {replaced.why}; the job continues with it")
         return False
     secured = Secured(plan.evict, replaced, await _make_ready(incident, replaced))
     incident.timeline.leave(began, Stage.EVICT, _exchanged(secured.leaving, replaced))
@@ -66,7 +65,7 @@ async def secure(incident: Incident) -> bool:
 
 
 async def _with_others(incident: Incident, secured: Secured) -> Secured:
-    """Replace replacements that are unfit; without another, the machine that should leave stays in the job."""
+    """Replace unfit replacements by others; if there is no other, the machine that should leave stays in the job."""
     places, leaving, unfit = dict(secured.replaced.machines), secured.leaving, secured.unfit
     while unfit:
         names = _names(unfit)
@@ -76,20 +75,20 @@ async def _with_others(incident: Incident, secured: Secured) -> Secured:
         incident.timeline.leave(began, Stage.EVICT, _exchanged(unfit, again) if again.machines else again.why)
         if not again.machines:  # no answer, or the replaced machines have no lease any more: evict() asks again
             break
-        came = {back[name]: machine for name, machine in again.machines.items()}
-        stay = {old for old, machine in came.items() if machine.name == old}
+        new = {back[name]: machine for name, machine in again.machines.items()}
+        stay = {old for old, machine in new.items() if machine.name == old}
         if stay:
             kept = [one for one in leaving if one.machine in stay]
-            why = f"{named(unfit)} cannot come: {again.why}; the job goes on with it"
+            why = f"{named(unfit)} cannot join: {again.why}; the job continues with it"
             incident.timeline.note(Stage.EVICT, f"{named(kept)}: {why}")
         leaving = [one for one in leaving if one.machine not in stay]
-        places = {old: machine for old, machine in (places | came).items() if old not in stay}
-        unfit = await _make_ready(incident, Replaced(machines={old: places[old] for old in came if old not in stay}))
+        places = {old: machine for old, machine in (places | new).items() if old not in stay}
+        unfit = await _make_ready(incident, Replaced(machines={old: places[old] for old in new if old not in stay}))
     return Secured(leaving, Replaced(machines=places), unfit)
 
 
 def note_answers(incident: Incident) -> None:
-    """Keep the rules' answers although nothing is done: the report shows what rules in shadow mode would do."""
+    """Note the rules' answers, so that the report shows them; no machine leaves."""
     _judge(incident, None)
 
 
@@ -131,7 +130,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         incident.state.waits = "; ".join(waits)
         if not evidence.unreachable or patient:
             return evidence
-        # There is no replacement now: the silent machine has as long as in a job without standbys.
+        # There is no replacement now, so the silent machines are awaited as long as in a job without standbys.
         evidence, patient = await _patiently(incident, evidence), True
 
 
@@ -149,20 +148,22 @@ async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
     silent = [machine for machine in incident.state.machines if machine.name in evidence.unreachable]
     awaited = Awaited(silent, incident.state.evictions.missing, PATIENCE)
     try:
-        await incident.wait(PATIENCE, "silent machines, or others", until=lambda: awaited.either or awaited.stay_silent)
+        await incident.wait(
+            PATIENCE, "silent machines, or replacements", until=lambda: awaited.either or awaited.stay_silent
+        )
     finally:
         awaited.cancel()
-    text = "they answer again" if awaited.came_back else "they stay silent"
+    text = "the silent machines answer again" if awaited.came_back else "the silent machines stay silent"
     timeline.leave(began, Stage.EVICT, THERE_ARE_OTHERS if awaited.there_are_others else text)
     return await refresh_evidence(incident)
 
 
 def _question(job: str, asking: list[Eviction], tripped: str) -> str:
     """Return the question for an operator, and how to answer it."""
-    it, leaves, them = ("it", "leaves", "it") if len(asking) == 1 else ("they", "leave", "them")
+    subject, leaves, them = ("it", "leaves", "it") if len(asking) == 1 else ("they", "leave", "them")
     return (
-        f"{named(asking)}: an operator has to approve that {it} {leaves} the job ('everstep approve {job}'); "
-        f"'everstep resume {job}' goes on with {them}. {tripped}"
+        f"{named(asking)}: an operator has to approve that {subject} {leaves} the job ('everstep approve {job}'); "
+        f"'everstep resume {job}' continues with {them}. {tripped}"
     ).strip()
 
 
@@ -202,7 +203,7 @@ def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFind
 
 
 async def _replacements(
-    incident: Incident, leaving: list[Eviction], *, fit: Sequence[Machine] = (), back: Mapping[str, str] = NOBODY
+    incident: Incident, leaving: list[Eviction], *, fit: Sequence[Machine] = (), back: Mapping[str, str] = NONE_STAYS
 ) -> tuple[float, Replaced]:
     """Ask the pool for replacements; returns the start of the request, and the answer.
 
@@ -210,7 +211,7 @@ async def _replacements(
         incident: The incident.
         leaving: The machines that leave.
         fit: Replacements that are ready, besides the job's own machines.
-        back: Machine that leaves → machine that it replaced, which stays if there are too few others.
+        back: Machine that leaves → machine that it replaced, which stays in the job if the pool has too few machines.
     """
     state, evictions = incident.state, incident.state.evictions
     began = incident.timeline.enter(Stage.EVICT, named(leaving))
@@ -242,8 +243,8 @@ async def _exchange(incident: Incident, leaving: list[Eviction], replaced: Repla
 async def _make_ready(incident: Incident, replaced: Replaced) -> list[Eviction]:
     """Start the job's fork server on its new machines; returns the machines where that failed."""
     new = replaced.machines
-    come = {machine.name for machine in new.values()}
-    stay = [machine for machine in incident.state.machines if machine.name not in {*new, *come}]
+    joining = {machine.name for machine in new.values()}
+    stay = [machine for machine in incident.state.machines if machine.name not in {*new, *joining}]
     ready = await asyncio.gather(*(_prepare(incident, machine, stay[:LIKE]) for machine in new.values()))
     return [one for one in ready if one is not None]
 

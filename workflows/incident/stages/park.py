@@ -27,15 +27,15 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
     timeline.to_approve = named(state.evictions.waiting)
     incident.asked_rung = plan.rung.rung if plan.verdict.rule == "ladder-asks" and plan.rung else None
-    known = [(one.number, one.asked_ns) for one in incident.state.book.urgent()]
+    before = [(version.number, version.asked_ns) for version in incident.state.book.urgent()]
     began = timeline.enter(Stage.PARKED, plan.verdict.text)
 
     def updates() -> list[str]:
         """Return the urgent updates that arrived meanwhile."""
         urgent = incident.state.book.urgent()
-        return [one.name for one in urgent if (one.number, one.asked_ns) not in known]
+        return [version.name for version in urgent if (version.number, version.asked_ns) not in before]
 
-    await incident.tell_job()
+    await incident.notify_job()
     patience = timedelta(hours=state.spec.policy.park.timeout_h)
     machines = [machine for machine in state.machines if machine.name in silent]
     awaited = Awaited(machines, incident.state.evictions.missing, patience)
@@ -49,35 +49,35 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
     if incident.answer is not None:
         await _resumed(incident, plan, began)
     elif awaited.either:
-        await _goes_on(incident, began, f"{listed(silent)} answers again" if awaited.came_back else THERE_ARE_OTHERS)
+        await _continue(incident, began, f"{listed(silent)} answers again" if awaited.came_back else THERE_ARE_OTHERS)
     elif new := updates():
         incident.begin_again()
-        await _goes_on(incident, began, f"{listed(new)} is to run")
+        await _continue(incident, began, f"the update to {listed(new)} is urgent")
     else:
-        incident.abandoned_by = "nobody answered in time"
+        incident.abandoned_by = "a time-out, because no operator answered"
         raise Abandoned
     await incident.renew(Continued.PARKED)
 
 
-async def _goes_on(incident: Incident, began: float, why: str) -> None:
+async def _continue(incident: Incident, began: float, why: str) -> None:
     """Continue without an operator: the machines are asked again."""
     timeline = incident.timeline
     timeline.leave(began, Stage.PARKED, why)
     timeline.note(Stage.PARKED, why)
     timeline.enter(Stage.STOP)
-    await incident.tell_job()
+    await incident.notify_job()
 
 
 async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
     timeline, state, who = incident.timeline, incident.state, incident.answered_by
     if incident.answer == "approve" and not incident.state.evictions.waiting and incident.asked_rung is not None:
         state.ladder.approved.add(incident.asked_rung)
-        await _goes_on(incident, began, f"{incident.asked_rung}, approved by {who}")
+        await _continue(incident, began, f"{incident.asked_rung}, approved by {who}")
         return
     if incident.answer == "approve":
         incident.state.evictions.approve(who)
         approved = f"{named(incident.state.evictions.waiting)}, approved by {who}"
-        await _goes_on(incident, began, approved)
+        await _continue(incident, began, approved)
         return
     incident.state.operator.resumed_by = who
     if state.waits:
@@ -91,4 +91,4 @@ async def _resumed(incident: Incident, plan: RestartPlan, began: float) -> None:
     incident.begin_again()
     incident.state.operator.resumed = True
     timeline.enter(Stage.REATTEMPT)
-    await incident.tell_job()
+    await incident.notify_job()

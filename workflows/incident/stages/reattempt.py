@@ -46,16 +46,16 @@ async def back_off(incident: Incident, plan: RestartPlan) -> bool:
 async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | None:
     """Restart the job once; returns the confirmation; None: it could not be launched or watched."""
     state, timeline, target = incident.state, incident.timeline, plan.restore
-    telling = None
+    notifying = None
     if plan.change is not None:
-        telling = incident.change_version(plan.change)
+        notifying = incident.change_version(plan.change)
         state = incident.state
     state.attempts += 1
     if plan.rung is not None:
         taken_back = plan.change is not None and plan.change.suspect
         rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
         state.ladder.add(rung, state.failures[-1], plan.verdict.text, path=plan.rung.path)
-    tried_at = workflow.time()
+    began_s = workflow.time()
     state.record_launch(target)
     state.book.launched(state.generation, target.step, workflow.time_ns())
     launch = LaunchRanks(
@@ -71,8 +71,8 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     try:
         launched = await incident.unless_abandoned(start_activity(launch))
         incident.state.launched = launched
-        if telling is not None:
-            await telling
+        if notifying is not None:
+            await notifying
         code = f", v{state.book.running}" if plan.change else ""
         timeline.leave(began, Stage.REATTEMPT, f"generation {launch.generation}{code} {target.origin}")
         began = timeline.enter(Stage.CONFIRM)
@@ -80,10 +80,10 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
     except ActivityError as error:
         failed = f"failed: {error.cause or error}"
         timeline.leave(began, timeline.stage, failed)
-        _came(incident, plan, failed, tried_at)
+        _note_result(incident, plan, failed, began_s)
         return None
     timeline.leave(began, Stage.CONFIRM, confirmation.reason)
-    _came(incident, plan, confirmation.reason, tried_at)
+    _note_result(incident, plan, confirmation.reason, began_s)
     if confirmation.ok:
         incident.first_step_s = workflow.time() - began if confirmation.confirmed else 0.0
     return confirmation
@@ -121,7 +121,7 @@ async def _confirm(incident: Incident, launched: Launched, state_bytes: int) -> 
     return await check(LEAST_BOUND_S)
 
 
-def _came(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
+def _note_result(incident: Incident, plan: RestartPlan, found: str, since: float) -> None:
     """Note the result of a rung of the ladder."""
     if plan.rung is not None:
         incident.state.ladder.record_result(found[:FOUND_CHARACTERS], workflow.time() - since)

@@ -35,11 +35,11 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
     groups, policy = plan_of(state.spec), state.spec.policy
     text = (
         f"{policy.replay.steps} steps of the script, from its beginning, on {groups.count} rows and {groups.count} "
-        f"columns of {web_ui.count(groups.size, 'machine')}, {repeats_of(policy)} times where nothing shows"
+        f"columns of {web_ui.count(groups.size, 'machine')}, at most {repeats_of(policy)} times"
     )
     state.page.replays += 1
     began = timeline.enter(Stage.REPLAY, text)
-    await incident.tell_job()
+    await incident.notify_job()
     found = await _replayed(incident, plan)
     state.ladder.tested += findings_of_replay(found)
     state.ladder.add(
@@ -56,7 +56,7 @@ async def replay(incident: Incident, plan: RestartPlan) -> None:
 
 async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
     state = incident.state
-    given = ReplayInput(
+    replay_input = ReplayInput(
         job=state.job,
         spec=incident.state.spec,
         machines=state.machines,
@@ -66,7 +66,7 @@ async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
     )
     child = await workflow.start_child_workflow(
         ReplayWorkflow.run,
-        given,
+        replay_input,
         id=replay_workflow_id(state.job, state.number, incident.state.page.replays),
         task_timeout=TASK_TIMEOUT,
         parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,

@@ -20,8 +20,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
-    """Bring the copies that are not in their slots; returns None if all succeed, else the evidence for a new
-    decision."""
+    """Move copies to the slots that lack them; returns None if all succeed, else the evidence for a new decision."""
     wanted = plan.restore
     if not wanted.copies and not wanted.unverified:
         return None
@@ -43,7 +42,7 @@ async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
     timeline.note(Stage.RESTORE, text)
     choose_again = state.record_restored(restored)
     if restored.unreachable:
-        # Such a machine may come back without its memory, and its backups are lost then.
+        # Such a machine may answer again without its memory; then the backups in it are lost.
         return await _failed(incident)
     return plan.evidence if choose_again else None
 

@@ -70,7 +70,7 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
     """Ask the machines to stop, and repeat while killed ranks still exist: that can take minutes, and is shown."""
     state, policy = incident.state, incident.state.spec.policy
     deadline = workflow.time() + policy.stop.kill_patience_s
-    told_job = False
+    notified = False
     while True:
         evidence = await incident.unless_abandoned(
             start_activity(StopRanks(job=state.placed, generation=incident.state.generation, **bounds))
@@ -80,12 +80,12 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
         text = listed(evidence.dying, 3)
         if workflow.time() >= deadline:
             return evidence.model_copy(update={"problem": f"{text}; they have {policy.stop.kill_patience_s:g} s"})
-        incident.timeline.say(text)
-        await incident.tell_job(f"stop: {text}")
-        told_job = True
-    if told_job:
-        incident.timeline.say("")
-        await incident.tell_job()
+        incident.timeline.show_reason(text)
+        await incident.notify_job(f"stop: {text}")
+        notified = True
+    if notified:
+        incident.timeline.show_reason("")
+        await incident.notify_job()
     return evidence
 
 

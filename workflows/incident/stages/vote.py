@@ -32,7 +32,7 @@ async def vote(incident: Incident) -> None:
     for number in range(1, count + 1):
         if incident.overtaken:
             break
-        timeline.say(f"round {number} of {count}: {state.anomaly.headline}")
+        timeline.show_reason(f"round {number} of {count}: {state.anomaly.headline}")
         vote = VoteRound(job=state.placed, generation=state.generation, incident=incident.id, number=number)
         asked = start_activity(vote)
         try:
@@ -43,7 +43,7 @@ async def vote(incident: Incident) -> None:
             break
         timeline.page.picture = "\n".join(map(line_of, rounds))
     if incident.overtaken or incident.abandoned_by:
-        timeline.leave(began, Stage.VOTE, f"given up: {incident.overtaken or 'an operator says so'}")
+        timeline.leave(began, Stage.VOTE, f"given up: {incident.overtaken or 'an operator ended the incident'}")
         raise Abandoned
     found = incident.state.slow = judge_rounds(rounds, state.generation)
     text = f"{found.conclusion}: {found.reason}"
