@@ -29,6 +29,7 @@ FAST_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=5)
 )
 FEW_TRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3)
+"""For activities that the pool repeats anyway at a later poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Activity(Model, Generic[Result]):
 
     @abstractmethod
     def line(self) -> str:
-        """Return a line for the timeline that says what the activity does."""
+        """Return a line for Temporal's timeline: the object of the activity, e.g. its machines."""
 
     @abstractmethod
     def bounds(self) -> Bounds:

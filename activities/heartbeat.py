@@ -1,4 +1,4 @@
-"""The heartbeat and the request id of an activity."""
+"""The heartbeat and the request id of an activity, and two clocks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Encryption of all payloads in Temporal: AES-GCM, with keys from a file; histories cannot be read without the keys.
 
-The key file has a line ``ID HEX`` for each key, 64 hexadecimal digits. The first
-key encrypts, and all keys decrypt. To add a key, put it first, copy the file to
-all workers and commands, and remove the old one when no job needs it any more.
+The key file has a line ``ID HEX`` for each key; ``HEX`` has 64 hexadecimal digits. The first key encrypts, and all keys
+decrypt. To replace a key, add the new key as the first line and copy the file to all workers and commands. Remove the
+old key when no job needs it any more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Keys:
                 f"{PAYLOAD_KEY_FILE} needs the library cryptography: pip install 'everstep[encryption]'"
             ) from error
         if not keys or any(len(key) != KEY_BYTES for key in keys.values()):
-            raise ConfigError(f"keys for payloads have {KEY_BYTES} bytes, and there must be one at least")
+            raise ConfigError(f"keys for payloads have {KEY_BYTES} bytes, and there must be at least one key")
         self.current = next(iter(keys))
         """The id of the key that encrypts."""
         self._ciphers: dict[str, Any] = {name: AESGCM(key) for name, key in keys.items()}
@@ -70,8 +70,8 @@ class Keys:
                 name, key = "", b""
             if len(key) != KEY_BYTES or name in keys:
                 raise ConfigError(
-                    f"line {number} of the key file {path} is not an id of its own and {2 * KEY_BYTES} hexadecimal "
-                    "digits: make one with 'echo \"k1 $(openssl rand -hex 32)\"'"
+                    f"line {number} of the key file {path} is not a new id and {2 * KEY_BYTES} hexadecimal "
+                    "digits: make such a line with 'echo \"k1 $(openssl rand -hex 32)\"'"
                 )
             keys[name] = key
         if not keys:
@@ -101,14 +101,13 @@ class Keys:
             return Payload.FromString(cipher.decrypt(nonce, data, name))
         except InvalidTag as error:
             raise ConfigError(
-                f"{_needs(payload)}, but was changed since, or the key file of {PAYLOAD_KEY_FILE} has another key "
-                "of that id"
+                f"{_needs(payload)}, but it was changed, or that id names another key in the file of {PAYLOAD_KEY_FILE}"
             ) from error
 
 
 def _needs(payload: Payload) -> str:
     name = payload.metadata.get(KEY_ID, b"").decode(errors="replace")
-    return f"what Temporal keeps is encrypted with key {name!r}"
+    return f"a payload in Temporal is encrypted with key {name!r}"
 
 
 async def encrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payload]:
@@ -129,14 +128,14 @@ async def decrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payl
     Raises:
         ConfigError: a payload is encrypted, and its key is missing.
     """
-    found = []
+    originals = []
     for payload in payloads:
         if payload.metadata.get("encoding") != ENCODING:
-            found.append(payload)
+            originals.append(payload)
         elif keys is None:
-            raise ConfigError(f"{_needs(payload)}: name the file that has it in {PAYLOAD_KEY_FILE}")
+            raise ConfigError(f"{_needs(payload)}: set {PAYLOAD_KEY_FILE} to the file that has it")
         elif len(payload.data) >= IN_THREAD_FROM:
-            found.append(await asyncio.to_thread(keys.decrypted, payload))
+            originals.append(await asyncio.to_thread(keys.decrypted, payload))
         else:
-            found.append(keys.decrypted(payload))
-    return found
+            originals.append(keys.decrypted(payload))
+    return originals

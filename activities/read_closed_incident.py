@@ -1,8 +1,8 @@
 """Read closed incident: read from the history what an incident did before it was closed from outside.
 
-An agent fences the generations that it had to stop, so no generation number may be used twice. And what a generation
-saved counts only if the job knows where the generation began. A closed workflow cannot be queried, but Temporal keeps
-its history.
+The job must know the generations that the incident launched. An agent does not start a fenced generation, so no number
+may be used twice; and the copies of a generation count only if the job knows at which step the generation began. A
+closed workflow cannot be queried, but Temporal keeps its history.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReadClosedIncident(Activity[Left]):
     """The id of the incident's workflow."""
 
     def line(self) -> str:
-        return f"what {self.incident} had launched"
+        return f"launches of {self.incident}"
 
     def bounds(self) -> Bounds:
         return Bounds(timedelta(minutes=2), None)
@@ -75,7 +75,7 @@ async def read_closed(client: Client, incident: str) -> Left:
     reader = Reader(client)
     try:
         async for event in client.get_workflow_handle(incident).fetch_history_events():
-            await reader.take(event)
+            await reader.apply(event)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return Left(how="deleted from outside", known=False)
@@ -94,7 +94,7 @@ class Reader:
         self._cancelled_by = ""
         self.left = Left(how="closed from outside")
 
-    async def take(self, event: HistoryEvent) -> None:
+    async def apply(self, event: HistoryEvent) -> None:
         """Apply the next event."""
         match event.WhichOneof("attributes"):
             case "workflow_execution_started_event_attributes":
@@ -134,8 +134,8 @@ class Reader:
     def _closed(self, event: HistoryEvent) -> None:
         match event.WhichOneof("attributes"):
             case "workflow_execution_cancel_requested_event_attributes":
-                asked = event.workflow_execution_cancel_requested_event_attributes
-                self._cancelled_by = _by(asked.identity, asked.cause)
+                request = event.workflow_execution_cancel_requested_event_attributes
+                self._cancelled_by = _by(request.identity, request.cause)
             case "workflow_execution_canceled_event_attributes":
                 self._learn(how=f"cancelled{self._cancelled_by}")
             case "workflow_execution_terminated_event_attributes":

@@ -1,4 +1,4 @@
-"""Splits large work in an event loop into parts, so that other tasks run in between."""
+"""Splits long work in an event loop into parts, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 AT_ONCE = 32
-"""The number of calls that are started together: each takes a tenth of a millisecond or more."""
+"""The number of items between two pauses. To start a call for one item takes a tenth of a millisecond or more."""
 SHARE = 0.2
 """The largest share of the loop's time for work that is repeated at every change."""
 
@@ -44,6 +44,7 @@ class ShareOfTime:
 
     def __init__(self, share: float = SHARE) -> None:
         self._rest = 1 / share - 1
+        """The time of rest per time of work."""
         self._began = self._took_s = 0.0
 
     def begin(self) -> None:
@@ -55,6 +56,6 @@ class ShareOfTime:
         self._took_s = time.perf_counter() - self._began
 
     async def rest(self) -> None:
-        """Wait, unless the work took less than a millisecond."""
+        """Wait in proportion to the time of the last work; there is no wait after work of less than a millisecond."""
         if self._took_s > QUICK_S:
             await asyncio.sleep(self._rest * self._took_s)

@@ -32,10 +32,10 @@ ASKED_S = 3.0
 INTERVAL_S = 0.02
 """The time between two samples of the ranks by an agent, seconds."""
 AHEAD = 1
-"""Ranks of synchronous training are at most this many steps apart."""
+"""The largest number of steps between two ranks of synchronous training."""
 ASK_AGAIN_S = 30.0
-"""Waiting ranks are asked again after this time, seconds; ranks that are not asked for ``UNASKED_S``
-(``step_reports.py``) continue."""
+"""The request is repeated at this interval, seconds: ranks that get no request for ``UNASKED_S`` (``step_reports.py``)
+continue."""
 NAMED = 4
 """The largest number of ranks that an answer names."""
 
@@ -64,7 +64,7 @@ class AlignRanks(Activity[RanksAligned]):
         return self.job.spec.policy.stop.align_s
 
     def line(self) -> str:
-        return f"generation {self.generation}: every rank ends the same step"
+        return f"generation {self.generation}: all ranks end the same step"
 
     def bounds(self) -> Bounds:
         return twice(timedelta(seconds=self._patience_s + 15))
@@ -88,7 +88,6 @@ class AlignRanks(Activity[RanksAligned]):
         done: dict[int, bool] = {}
         backed_up = frozenset(self.backed_up)
         changed = asyncio.Event()
-
         request = pb.AlignRanksRequest(job=spec.name, generation=self.generation, step=step)
 
         async def keep_asking(machine: Machine) -> None:
@@ -111,7 +110,7 @@ class AlignRanks(Activity[RanksAligned]):
                 await asyncio.sleep(backoff.next_s())
 
         world = spec.topology().world_size
-        followers = [asyncio.create_task(one(machine)) for machine in machines for one in (follow, keep_asking)]
+        followers = [asyncio.create_task(loop(machine)) for machine in machines for loop in (follow, keep_asking)]
         try:
             async with asyncio.timeout(self._patience_s):
                 while not (len(done) == world and all(done.values())):
@@ -132,6 +131,7 @@ class AlignRanks(Activity[RanksAligned]):
 
 
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:
+    """Return whether a rank has completed the step and saved it, and has a backup of it if one is needed."""
     saved = rank.saved
     if saved.own_step < 0:  # the rank keeps no checkpoints
         return rank.completed_steps >= step

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AwaitMachines(Activity[list[str]]):
-    """Wait until the machines answer; the result is the list of those that did not answer in time."""
+    """Wait until the machines answer; the result is the list of machines that did not answer in time."""
 
     name = "Await machines"
 

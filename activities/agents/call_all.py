@@ -1,4 +1,4 @@
-"""Calls the agents of many machines at once: silent agents are asked again, and refusals are final."""
+"""Calls the agents of many machines at once. Silent agents are asked again; a refusal is final."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ async def on_all(
         machines: The machines to call.
         call: The request to one machine.
         patience_s: Silent agents are asked again for this long, seconds.
-        say: Shows during the wait which machines are silent, and on which killed ranks are not gone yet.
-        dying: Receives the machines whose killed ranks are still there at the end, with their answers.
+        say: Shows during the wait which machines are silent, and which still have killed ranks.
+        dying: Is filled with the machines whose killed ranks still exist at the end, and their answers.
             None: such an answer counts as a refusal.
-        dying_s: Such a machine is asked again for this long, seconds.
+        dying_s: A machine with killed ranks is asked again for this long, seconds.
 
     Raises:
         ApplicationError: an agent refused; it is not retried.
@@ -69,7 +69,7 @@ async def on_all(
             try:
                 answer = await call(machine, agents.get(machine.address))
             except AgentUnreachable as error:
-                if dying is not None:  # its ranks may be gone since it answered: that is unknown now
+                if dying is not None:  # it is not known any more whether its ranks exist
                     dying.pop(machine.name, None)
                 left_s = deadline - asyncio.get_running_loop().time()
                 if left_s <= 0:
@@ -106,12 +106,12 @@ async def on_all(
     )
 
 
-async def asked_of(client: AgentClient, call: Callable[[], Awaitable[T]], *, probed: bool, patience_s: float) -> T:
-    """Call an agent; with ``probed``, wait as long as the agent is alive, see :func:`while_there`."""
-    return await (while_there(client, call, patience_s) if probed else call())
+async def call_agent(client: AgentClient, call: Callable[[], Awaitable[T]], *, probed: bool, patience_s: float) -> T:
+    """Call an agent; with ``probed``, wait as long as the agent is alive, see :func:`call_while_alive`."""
+    return await (call_while_alive(client, call, patience_s) if probed else call())
 
 
-async def while_there(client: AgentClient, call: Callable[[], Awaitable[T]], patience_s: float) -> T:
+async def call_while_alive(client: AgentClient, call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Call an agent and wait as long as it is alive: the call may take long, but a probe is answered at once.
 
     Args:

@@ -37,7 +37,7 @@ class VersionChecked(Model):
     """The result of a trial of a version."""
 
     refused: str = ""
-    """Why the version cannot run: the first traceback and its machine, and how many others agree; empty: it can."""
+    """Why the version cannot run: the first traceback, and how many machines report the same; empty: it can run."""
     told: str = ""
     """Problems that do not refuse the version, e.g. machines that were silent or slow; empty: there are none."""
 
@@ -58,7 +58,7 @@ class CheckVersion(Activity[VersionChecked]):
         return self.job.spec.policy.update.check_s
 
     def line(self) -> str:
-        return f"v{self.job.spec.version} on {len(self.job.machines)} machines, up to where it joins the job"
+        return f"v{self.job.spec.version} on {len(self.job.machines)} machines, up to its call of join"
 
     def bounds(self) -> Bounds:
         return twice(timedelta(seconds=self.timeout_s) + SHIP_LIMIT)
@@ -87,7 +87,7 @@ class CheckVersion(Activity[VersionChecked]):
             except AgentUnreachable:
                 raise
             except AgentError as error:  # e.g. a full disk: other machines may still give a result
-                return f"{machine.name} cannot take the code: {error}"
+                return f"{machine.name} cannot store the code: {error}"
             request = try_request(self.job.spec, position[machine.name], self.timeout_s)
             asked = partial(client.try_code, request, timeout_s=self.timeout_s + TRY_MORE_S)
             try:
@@ -96,7 +96,7 @@ class CheckVersion(Activity[VersionChecked]):
                 raise
             except ConfigError as error:  # e.g. a folder does not exist
                 return pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=str(error))
-            except AgentError as error:  # e.g. no fork server: that says nothing about the code
+            except AgentError as error:  # e.g. no fork server: the error is not about the code
                 return pb.TryCodeReply(outcome=pb.TryCodeReply.UNSPECIFIED, text=str(error))
 
         done, silent = await on_all(agents, self.job.machines, attempt, say=say, patience_s=self.patience_s)
@@ -150,7 +150,7 @@ def judged(
         others = {name: last_line(other) for name, other in failed.items() if last_line(other) != last_line(text)}
         refused = f"on {first}: {text.strip()}"
         if same:
-            refused += f"\n({same} more {'machines say' if same > 1 else 'machine says'} the same)"
+            refused += f"\n({same} more {'machines report' if same > 1 else 'machine reports'} the same)"
         for name, line in list(others.items())[:OTHERS_NAMED]:
             refused += f"\non {name}: {line[:LINE_CHARACTERS]}"
     slow = [name for name, reply in tried.items() if reply.outcome == Outcome.SLOW]
@@ -160,11 +160,11 @@ def judged(
         f"{name}: {last_line(reply.text)}" for name, reply in tried.items() if reply.outcome == Outcome.UNSPECIFIED
     ]
     if not failed and (unsure or untried) and len(unsure) == len(tried):
-        refused = "\n".join(["it could be tried on no machine", *[*untried.values(), *unsure][:OTHERS_NAMED]])
+        refused = "\n".join(["it could not be tried on any machine", *[*untried.values(), *unsure][:OTHERS_NAMED]])
     texts = [
         f"not tried on {listed(silent)}, which did not answer" if silent else "",
-        f"{listed(slow)}: it had not come to where it joins the job after {timeout_s:g} s" if slow else "",
-        f"{listed(ended)}: it ended with exit code 0 before it joined the job" if ended else "",
+        f"{listed(slow)}: it had not called join after {timeout_s:g} s" if slow else "",
+        f"{listed(ended)}: it ended with exit code 0 before it called join" if ended else "",
         *sorted(partly),
         listed([*untried.values(), *unsure], OTHERS_NAMED, separator="; "),
     ]

@@ -47,9 +47,9 @@ class ConfirmSteps(Activity[Confirmation]):
     timeout_s: float
     """The longest wait, seconds."""
     state_bytes: int = 0
-    """The size of the state that the largest rank restores first, bytes; it adds time."""
+    """The size of the largest state that a rank restores before its first step, bytes; it adds to the longest wait."""
     showing: Showing = Field(default_factory=Showing)
-    """The way in which the script showed its steps before."""
+    """The way in which the script showed its steps in earlier generations."""
     known_alive: bool = False
     """The ranks are known to be alive, so only their steps are awaited."""
     silent_s: float = 0.0
@@ -62,8 +62,8 @@ class ConfirmSteps(Activity[Confirmation]):
         return round(self.state_bytes / SLOWEST_RANK_BYTES, 1)
 
     def line(self) -> str:
-        what = "completes a step; all of them live" if self.known_alive else "completes a step"
-        return f"generation {self.launched.generation}: every rank {what}"
+        known = "; all of them are alive" if self.known_alive else ""
+        return f"generation {self.launched.generation}: every rank completes a step{known}"
 
     def bounds(self) -> Bounds:
         return twice(timedelta(seconds=self.timeout_s + self.restore_s + 30))
@@ -181,7 +181,7 @@ class Seen:
 
 
 class Heard:
-    """Records when each machine answered last, and when any rank completed a step.
+    """Notes when each machine answered last, and when any rank completed a step last.
 
     Args:
         machines: The names of the job's machines.

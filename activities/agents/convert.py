@@ -121,7 +121,7 @@ def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.Checkpoin
 
 
 def backup_peers(assignment: Assignment[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
-    """Return where a machine, given by its index, sends the backups of its ranks."""
+    """Return where the machine with an index sends the backups of its ranks."""
     peers = []
     for rank in assignment.topology.ranks(machine):
         peer = placement.peers[rank]
@@ -137,5 +137,5 @@ def imports_of(spec: JobSpec) -> pb.Imports:
 
 
 def import_environment(spec: JobSpec) -> dict[str, str]:
-    """Return the variables that the fork server must have from its start; each rank gets all others at its fork."""
+    """Return the variables that the fork server must have at its start; a rank gets all other variables at its fork."""
     return {name: value for name, value in spec.env.items() if read_at_import(name)}

@@ -1,6 +1,6 @@
 """Diagnose machines: run diagnostic tests on all machines at once, then on pairs of machines, round by round.
 
-An activity and the command ``everstep diagnose`` use it. It may run twice with the same id: the agents then answer with
+Incidents and the command ``everstep diagnose`` use it. It may run twice with the same id: the agents then answer with
 the results that they already have.
 """
 
@@ -51,7 +51,7 @@ PARTS = 3
 class DiagnoseMachines(Activity[Diagnosis]):
     """Run diagnostic tests on idle machines, or on machines whose ranks are stopped.
 
-    The result has the findings of each machine; it leaves out what only healthy machines report.
+    The result has the findings of each machine, without the details of healthy machines.
     """
 
     name = "Diagnose machines"
@@ -117,28 +117,28 @@ class Diagnosing:
 
     Args:
         agents: Clients by address.
-        given: The tests and the machines.
+        request: The tests and the machines.
         id: The id of the diagnosis: agents continue a diagnosis with a known id. Empty: it ends with its caller.
         say: Shows the progress.
     """
 
-    def __init__(self, agents: AgentClients, given: DiagnoseMachines, id: str, say: Say) -> None:
+    def __init__(self, agents: AgentClients, request: DiagnoseMachines, id: str, say: Say) -> None:
         self._agents = agents
-        self._given = given
+        self._request = request
         self._id = id
         self._secret = id or uuid.uuid4().hex
         self._say = say
         self._over = 0
         self._running: dict[str, str] = {}
         self._counts = Counter[str]()
-        self._slots = {machine.name: machine for machine in given.machines}
+        self._slots = {machine.name: machine for machine in request.machines}
 
     async def run(self) -> Diagnosis:
         """Run the diagnosis."""
-        began, given = time.monotonic(), self._given
-        alone = [test for test in given.tests if test not in BETWEEN_MACHINES]
-        between = [test for test in given.tests if test in BETWEEN_MACHINES]
-        asked = await gathered(self._of_one(machine, alone) for machine in given.machines) if alone else []
+        began, request = time.monotonic(), self._request
+        alone = [test for test in request.tests if test not in BETWEEN_MACHINES]
+        between = [test for test in request.tests if test in BETWEEN_MACHINES]
+        asked = await gathered(self._of_one(machine, alone) for machine in request.machines) if alone else []
         silent = {one.machine.name: one.problem for one in asked if one.problem}
         pairs: list[PairResult] = []
         left = [name for name in self._slots if name not in silent]
@@ -146,36 +146,35 @@ class Diagnosing:
             pairs += await self._rounds(test, left)
         results = {name: list[DiagnosticResult]() for name in self._slots}
         results |= {one.machine.name: one.results for one in asked}
-        shares = Shares(given.slow_share, given.low_share)
+        shares = Shares(request.slow_share, request.low_share)
         found = await asyncio.to_thread(judge, results, pairs, silent, shares)
-        return found.model_copy(update={"tests": list(given.tests), "seconds": time.monotonic() - began})
+        return found.model_copy(update={"tests": list(request.tests), "seconds": time.monotonic() - began})
 
     async def _of_one(self, machine: Machine, tests: Sequence[str]) -> Asked:
         """Run all tests of one machine; an agent that sends nothing for too long is silent."""
         from agent.diagnoser.result_messages import result_of
 
         found = Asked(machine)
-        request = self._request(tests)
+        request = self._message(tests)
 
         async def listen() -> None:
             found.results.clear()
             async with aclosing(self._agents.get(machine.address).diagnose(request)) as replies:  # type: ignore[type-var]
                 async for reply in replies:
                     if reply.HasField("begun"):
-                        self._tell(machine.name, reply.begun.name)
+                        self._show(machine.name, reply.begun.name)
                     elif reply.HasField("result"):
                         found.results.append(result_of(reply.result))
 
         found.problem = await self._persisted(listen)
         self._over += 1
-        self._tell(machine.name, "")
+        self._show(machine.name, "")
         return found
 
     async def _rounds(self, test: str, machines: Sequence[str]) -> list[PairResult]:
-        """Run a test between machines round by round, until the faulty machine is known, or nothing more can be
-        learned."""
+        """Run a test between machines round by round, until the faulty machine is known, or more rounds do not help."""
         found: list[PairResult] = []
-        shares, rounds = Shares(self._given.slow_share), 0
+        shares, rounds = Shares(self._request.slow_share), 0
         shifted = len(shifted_rounds(machines))
         while pairs := next_round(machines, passed(found, test, shares), max(0, rounds - shifted)):
             rounds += 1
@@ -195,7 +194,7 @@ class Diagnosing:
         answers: dict[str, DiagnosticResult] = {}
 
         async def listen(name: str, peer: pb.TestPeer) -> None:
-            request = self._request([test], part, peer)
+            request = self._message([test], part, peer)
             client = self._agents.get(self._slots[name].address)
             async with aclosing(client.diagnose(request)) as replies:  # type: ignore[type-var]
                 async for reply in replies:
@@ -222,10 +221,10 @@ class Diagnosing:
 
     async def _persisted(self, listen: Callable[[], Any]) -> str:
         """Read an agent's answers to the end, and reconnect for a while; returns why that failed."""
-        given = self._given
-        backoff, deadline = Backoff(FIRST_RETRY_S, LAST_RETRY_S), time.monotonic() + given.patience_s
+        limits = self._request
+        backoff, deadline = Backoff(FIRST_RETRY_S, LAST_RETRY_S), time.monotonic() + limits.patience_s
         try:
-            async with asyncio.timeout(given.limit_s + GRACE_S):
+            async with asyncio.timeout(limits.limit_s + GRACE_S):
                 while True:
                     try:
                         await listen()
@@ -237,32 +236,32 @@ class Diagnosing:
                     else:
                         return ""
         except TimeoutError:
-            return f"its agent did not say the end of its tests within {given.limit_s + GRACE_S:g} s"
+            return f"its agent did not report the end of its tests within {limits.limit_s + GRACE_S:g} s"
         except EverstepError as error:
             return str(error)
 
-    def _request(self, tests: Sequence[str], part: str = "", peer: pb.TestPeer | None = None) -> pb.DiagnoseRequest:
+    def _message(self, tests: Sequence[str], part: str = "", peer: pb.TestPeer | None = None) -> pb.DiagnoseRequest:
         from agent.v1 import agent_pb2 as pb
 
-        settings: Mapping[str, Mapping[str, Any]] = self._given.settings
+        settings: Mapping[str, Mapping[str, Any]] = self._request.settings
         asked = [pb.TestToRun(name=test, settings=json.dumps(settings.get(test, {}))) for test in tests]
         return pb.DiagnoseRequest(
             request_id=self._id and self._id + part,
-            job=self._given.job,
-            run=self._given.run,
+            job=self._request.job,
+            run=self._request.run,
             tests=asked,
-            limit_s=self._given.limit_s,
+            limit_s=self._request.limit_s,
             peer=peer,
         )
 
-    def _tell(self, machine: str, test: str) -> None:
+    def _show(self, machine: str, test: str) -> None:
         if before := self._running.pop(machine, ""):
             self._counts[before] -= 1
         if test:
             self._running[machine] = test
             self._counts[test] += 1
         now = ", ".join(f"{name} on {count}" for name, count in self._counts.items() if count)
-        self._say(f"{self._over} of {len(self._slots)} machines are through{f'; {now}' if now else ''}")
+        self._say(f"{self._over} of {len(self._slots)} machines are done{f'; {now}' if now else ''}")
 
 
 def _pair_result(
@@ -272,19 +271,19 @@ def _pair_result(
     problems: Sequence[str],
     seconds: float,
 ) -> PairResult:
-    findings = [(name, one) for name, answer in answers.items() for one in answer.findings]
-    text = "; ".join([*(f"{name}: {one.text}" for name, one in findings), *problems])
-    unable = bool(problems) or any(one.reason == UNABLE for _, one in findings) or len(answers) < len(machines)
+    findings = [(name, finding) for name, answer in answers.items() for finding in answer.findings]
+    text = "; ".join([*(f"{name}: {finding.text}" for name, finding in findings), *problems])
+    unable = bool(problems) or any(finding.reason == UNABLE for _, finding in findings) or len(answers) < len(machines)
     measures: dict[str, float] = {}
     if not findings and not unable:
         names = set.intersection(*(set(answer.measures) for answer in answers.values()))
         both = {name: min(answer.measures[name] for answer in answers.values()) for name in sorted(names)}
         measures = {name: value for name, value in both.items() if name.endswith("_per_second")}
-    fine = all(answer.verdict is Health.HEALTHY for answer in answers.values())
+    healthy = all(answer.verdict is Health.HEALTHY for answer in answers.values())
     return PairResult(
         test=test,
         machines=machines,
-        passed=None if unable else fine,
+        passed=None if unable else healthy,
         text=text[:500],
         measures=measures,
         kind=" and ".join(sorted({answer.kind for answer in answers.values()})),

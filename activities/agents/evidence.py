@@ -1,8 +1,8 @@
-"""The machines' answers as evidence for the decisions, small enough for a history.
+"""Converts the machines' answers to evidence for the decisions, small enough for a workflow's history.
 
 A payload of Temporal may have 2 MB, compressed (``activities/payloads.py``). The answers of ten thousand ranks, each
-with several copies in several tiers and the end of its output, are larger. So this file drops what the decision does
-not need, and the evidence says how much was dropped.
+with several copies in several tiers and the end of its output, are larger. So data that the decision does not need is
+dropped, and the evidence says how much was dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DAMAGED_LIMIT = 100
 FINDINGS_LIMIT = 64
 """The largest number of inspection findings, of about 500 bytes each."""
 TAILS = 32
-"""The output of this many ranks is kept in full: of those that ended first."""
+"""The output is kept in full for this number of ranks, those that ended first."""
 LINE = 300
 """The largest number of characters in the line of an exception."""
 NARROWER = ((2, LINE), (2, 100), (1, 60))
@@ -38,7 +38,7 @@ exceptions are cut to the same length, so equal ones stay equal, and they keep t
 
 ON_FILES = {Tier.DISK, Tier.REMOTE}
 DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
-NEWER = "this release cannot use such a copy; the agent is of a newer one"
+NEWER = "this release cannot use such a copy: the agent is of a newer release"
 
 
 def evidence_of(
@@ -76,11 +76,11 @@ def evidence_of(
 
 def findings_of(replies: Mapping[str, pb.StopReply]) -> list[MachineFinding]:
     """Return the findings of all machines' inspections, the worst first, up to the limit."""
-    found = [(machine, finding_of(message)) for machine, reply in replies.items() for message in reply.findings]
-    first = worst_first([finding for _, finding in found])
-    place = {id(finding): position for position, finding in enumerate(first)}
-    found.sort(key=lambda entry: (place[id(entry[1])], entry[0]))
-    return [MachineFinding(machine=machine, finding=finding) for machine, finding in found[:FINDINGS_LIMIT]]
+    entries = [(machine, finding_of(message)) for machine, reply in replies.items() for message in reply.findings]
+    ordered = worst_first([finding for _, finding in entries])
+    place = {id(finding): position for position, finding in enumerate(ordered)}
+    entries.sort(key=lambda entry: (place[id(entry[1])], entry[0]))
+    return [MachineFinding(machine=machine, finding=finding) for machine, finding in entries[:FINDINGS_LIMIT]]
 
 
 def unlisted_of(
@@ -104,7 +104,7 @@ def unlisted_of(
         if Tier.REMOTE in why:
             remote.append(why[Tier.REMOTE])
     for machine in sorted(silent):
-        disks["no agent answers"].append(machine)
+        disks["its agent does not answer"].append(machine)
     unlisted = [Unlisted(tier=Tier.DISK, machines=machines, reason=reason) for reason, machines in disks.items()]
     if remote_asked and len(remote) == len(listings):
         unlisted.append(Unlisted(tier=Tier.REMOTE, reason=remote[0] if remote else "no agent answers"))
@@ -190,11 +190,11 @@ def _counted(evidence: Evidence, exits: list[RankExit], held: list[StateCopy]) -
 def nearest_of_each(held: list[StateCopy], per_rank: int, *, at: int | None = None) -> list[StateCopy]:
     """Return each rank's nearest copies of the step that a restore would use, and the damaged copies that are named."""
     valid = [copy for copy in held if copy.valid]
-    everybody = {copy.rank for copy in held}
+    all_ranks = {copy.rank for copy in held}
     by_step: dict[int, set[int]] = defaultdict(set)
     for copy in valid:
         by_step[copy.completed_steps].add(copy.rank)
-    best = max(by_step, key=lambda step: (step == at, by_step[step] == everybody, step), default=None)
+    best = max(by_step, key=lambda step: (step == at, by_step[step] == all_ranks, step), default=None)
     taken: dict[int, int] = defaultdict(int)
     kept = [copy for copy in held if not copy.valid][-DAMAGED_LIMIT:]
     for copy in sorted(valid, key=_order):
@@ -222,8 +222,8 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
     for copy in held:
         if copy.valid:
             by_step[copy.completed_steps].append(copy)
-    everybody = {copy.rank for copy in held}
-    complete = [step for step, copies in by_step.items() if {copy.rank for copy in copies} == everybody]
+    all_ranks = {copy.rank for copy in held}
+    complete = [step for step, copies in by_step.items() if {copy.rank for copy in copies} == all_ranks]
     order = sorted(by_step, key=lambda step: (step != at, step not in complete, -step))
     kept = list(damaged)
     for position, step in enumerate(order):
@@ -249,7 +249,7 @@ def _cut(end: RankExit, characters: int, log_tail: str) -> RankExit:
 
 
 def _bare(end: RankExit) -> RankExit:
-    """Return an end without its lines, but with its class."""
+    """Return an end without the lines of its log, but with its classification."""
     if end.classification is None:
         return end
     bare = end.classification.model_copy(update={"place": "", "evidence": []})

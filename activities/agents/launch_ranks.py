@@ -32,7 +32,7 @@ class LaunchRanks(Activity[Launched]):
     reason: str = ""
     patience_s: float = 30.0
     probed: bool = False
-    """See :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
+    """Probe an agent, see :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
     reshard_from: str = ""
     """The folder of a disk checkpoint that the ranks start from, with any parallel sizes; empty: there is none."""
     begins_run: bool = False
@@ -48,7 +48,7 @@ class LaunchRanks(Activity[Launched]):
         return twice(timedelta(minutes=3))
 
     async def perform(self, tools: Tools, say: Say) -> Launched:
-        from activities.agents.call_all import asked_of, on_all, prepared, refuse_silent
+        from activities.agents.call_all import call_agent, on_all, prepared, refuse_silent
         from activities.agents.convert import (
             backup_peers,
             checkpoint_options,
@@ -99,7 +99,7 @@ class LaunchRanks(Activity[Launched]):
                     return code.supplied(client, lambda: client.launch(request, timeout_s=60))
 
                 asked = partial(prepared, client, spec, run, launched)
-                return await asked_of(client, asked, probed=self.probed, patience_s=self.patience_s)
+                return await call_agent(client, asked, probed=self.probed, patience_s=self.patience_s)
 
             done, silent = await on_all(tools.agents, machines, launch_machine, say=say, patience_s=self.patience_s)
         refuse_silent(silent, machines, for_good=self.probed)
@@ -109,11 +109,11 @@ class LaunchRanks(Activity[Launched]):
             resume_step=self.resume_step,
             started_ns=started_ns,
             forked_ns=max(forked, default=0),
-            backups=placement.reason if backed_up else "there are none: backup is false in [checkpoint]",
+            backups=placement.reason if backed_up else "no backups: backup is false in [checkpoint]",
         )
 
     async def _start_store(self, tools: Tools, say: Say) -> pb.StartStoreReply:
-        from activities.agents.call_all import asked_of, on_all, prepared, refuse_silent
+        from activities.agents.call_all import call_agent, on_all, prepared, refuse_silent
         from activities.agents.convert import imports_of
         from agent.v1 import agent_pb2 as pb
 
@@ -129,7 +129,7 @@ class LaunchRanks(Activity[Launched]):
 
         async def start_store(_machine: Machine, client: AgentClient) -> pb.StartStoreReply:
             asked = partial(prepared, client, spec, run, lambda: client.start_store(request, timeout_s=60))
-            return await asked_of(client, asked, probed=self.probed, patience_s=self.patience_s)
+            return await call_agent(client, asked, probed=self.probed, patience_s=self.patience_s)
 
         done, silent = await on_all(tools.agents, [host], start_store, say=say, patience_s=self.patience_s)
         refuse_silent(silent, [host], for_good=self.probed)

@@ -1,4 +1,4 @@
-"""Samples of all ranks of a job, on all machines at once, and the results of several samples.
+"""Samples all ranks of a job, on all machines at once, judges several samples, and keeps samples in the ledger.
 
 A machine that does not answer is left out, and no conclusion is drawn from its silence.
 """
@@ -165,7 +165,7 @@ async def trace(
     limit_s: float = LOOK_S,
     say: Say = lambda _: None,
 ) -> tuple[list[RankLook], Judged]:
-    """Take two samples and judge them; take only one if it is enough.
+    """Take two samples and judge them; one sample is taken if it is enough.
 
     Args:
         agents: Clients by address.
@@ -179,7 +179,7 @@ async def trace(
     """
     looks: list[RankLook] = []
     while True:
-        say(f"look {len(looks) + 1} at the ranks on {len(machines)} machines")
+        say(f"sample {len(looks) + 1} of the ranks on {len(machines)} machines")
         looks.append(await look(agents, spec.name, machines, generation=generation, limit_s=limit_s))
         if len(looks) > 1 or looks[-1].stopped():
             judged = await asyncio.to_thread(judge_looks, looks, spec, machines, is_hung=is_hung)
@@ -224,11 +224,11 @@ async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], f
     writing.add_done_callback(_written)
     await asyncio.wait([writing], timeout=KEEP_S)
     if not writing.done():
-        return "the ledger did not take the stacks in time"
+        return "the ledger did not store the samples in time"
     return str(writing.exception() or "")
 
 
 def _written(writing: asyncio.Future[None]) -> None:
     _writing.discard(writing)
     if not writing.cancelled() and isinstance(error := writing.exception(), LedgerError):
-        activity.logger.warning("the ledger did not take the stacks", extra={"error": str(error)})
+        activity.logger.warning("the ledger did not store the samples", extra={"error": str(error)})

@@ -39,9 +39,9 @@ class PrepareMachines(Activity[float]):
     patience_s: float = 60.0
     """Silent agents are asked again for this long, seconds."""
     probed: bool = False
-    """See :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
+    """Probe an agent, see :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
     like: list[Machine] = Field(default_factory=list)
-    """Machines that are prepared already: a machine with other libraries is refused. Empty: all are accepted."""
+    """Prepared machines: a machine with other libraries is refused. Empty: all libraries are accepted."""
 
     def line(self) -> str:
         return f"fork servers on {len(self.job.machines)} machines"
@@ -50,7 +50,7 @@ class PrepareMachines(Activity[float]):
         return twice(timedelta(minutes=5))
 
     async def perform(self, tools: Tools, say: Say) -> float:
-        from activities.agents.call_all import asked_of, on_all, prepare, refuse_silent
+        from activities.agents.call_all import call_agent, on_all, prepare, refuse_silent
         from activities.agents.ship import Shipment
 
         spec, machines = self.job.spec, self.job.machines
@@ -61,7 +61,7 @@ class PrepareMachines(Activity[float]):
                 return reply
 
             async def prepare_machine(machine: Machine, client: AgentClient) -> pb.PrepareReply:
-                return await asked_of(client, partial(ready, client), probed=self.probed, patience_s=self.patience_s)
+                return await call_agent(client, partial(ready, client), probed=self.probed, patience_s=self.patience_s)
 
             (done, silent), elsewhere = await asyncio.gather(
                 on_all(tools.agents, machines, prepare_machine, say=say, patience_s=self.patience_s),

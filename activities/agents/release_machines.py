@@ -64,5 +64,5 @@ class ReleaseMachines(Activity[int]):
         )
         if silent or dying:
             left = {"machines": silent, "dying": dying}
-            activity.logger.warning("machines were silent at release, or have ranks that do not die", extra=left)
+            activity.logger.warning("at the release, machines were silent or still had killed ranks", extra=left)
         return sum(done.values())

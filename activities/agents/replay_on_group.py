@@ -56,7 +56,7 @@ DYING_S = 60.0
 PATIENCE = 3.0
 """A group still steps if the time since its last step is at most this multiple of its longest step time."""
 LEAST_STEPS = 3
-"""The pace of a group is known after this many steps: there are two step times then, without the start."""
+"""The pace of a group is known after this many steps: they have two step times that do not include the start."""
 NAMED = 4
 """The largest number of ranks that a text names."""
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
@@ -77,7 +77,7 @@ class ReplayOnGroup(Activity[GroupRun]):
     repeat: int = 1
     """The number of this trial of the group, from 1."""
     steps: int = 10
-    """Every rank is done after this many steps."""
+    """The number of steps of a trial."""
     start_s: float
     """The time limit for the first step of all ranks, seconds."""
     limit_s: float = 300.0
@@ -120,7 +120,7 @@ class ReplayOnGroup(Activity[GroupRun]):
             return self._unable(f"{listed(silent, NAMED)} does not answer")
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
         if forgotten and (end in {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
-            return self._unable(f"{listed(forgotten, NAMED)} knows nothing of its ranks any more: they were ended")
+            return self._unable(f"{listed(forgotten, NAMED)} does not know its ranks any more: its agent lost them")
         kind = await self._kind(tools)
         if end is RunEnd.CRASHED:
             exits = [exit_of(machine, rank) for machine, reply in stopped.items() for rank in reply.ranks]
@@ -130,7 +130,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         if bad := not_finite(reports, spec.policy):
             end, why = RunEnd.NOT_FINITE, bad
         ranks = sorted((rank for reply in stopped.values() for rank in reply.ranks), key=lambda rank: rank.rank)
-        found = GroupRun(
+        run = GroupRun(
             group=self.group,
             machines=[machine.name for machine in machines],
             end=end,
@@ -141,7 +141,7 @@ class ReplayOnGroup(Activity[GroupRun]):
             states=state_digests({rank.rank: rank.log_tail for rank in ranks}),
             kind=kind,
         )
-        return bounded(found.model_copy(update={"shape": shape_of(found, len(reports))}))
+        return bounded(run.model_copy(update={"shape": shape_of(run, len(reports))}))
 
     async def _stop(self, tools: Tools) -> tuple[dict[str, pb.StopReply], list[str]]:
         from activities.agents.call_all import on_all
@@ -167,11 +167,11 @@ class ReplayOnGroup(Activity[GroupRun]):
 
         async def hardware(machine: Machine) -> str:
             try:
-                if told := (await tools.agents.get(machine.address).describe()).hardware:
-                    return told
+                if described := (await tools.agents.get(machine.address).describe()).hardware:
+                    return described
             except EverstepError:
                 pass
-            return f"unknown of {machine.name}"
+            return f"unknown hardware of {machine.name}"
 
         found = await gathered(map(hardware, self.job.machines))
         return found[0] if len(set(found)) == 1 else " + ".join(found)
@@ -183,7 +183,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         try:
             replies = [reply async for reply in tools.agents.get(machine.address).steps(request)]
         except EverstepError as error:
-            raise ApplicationError(f"{machine.name} does not say its step records: {error}") from error
+            raise ApplicationError(f"{machine.name} does not send its step records: {error}") from error
         return [
             (reply.rank, record) for reply in replies for record in reply.records if record.generation == self.repeat
         ]
@@ -201,8 +201,8 @@ class ReplayOnGroup(Activity[GroupRun]):
 class Followed:
     """The ranks of a group while they run."""
 
-    def __init__(self, agents: AgentClients, given: ReplayOnGroup) -> None:
-        self._agents, self._given = agents, given
+    def __init__(self, agents: AgentClients, trial: ReplayOnGroup) -> None:
+        self._agents, self._trial = agents, trial
         self._ranks: dict[int, pb.RankProgress] = {}
         self._changed = asyncio.Event()
         self._pace = GroupPace()
@@ -213,18 +213,18 @@ class Followed:
 
         The first step has its own limit, because it includes the start, e.g. loading the program from a slow disk.
         """
-        given, start_s = self._given, self._given.start_s
-        followers = [asyncio.create_task(self._follow(machine)) for machine in given.job.machines]
+        trial, start_s = self._trial, self._trial.start_s
+        followers = [asyncio.create_task(self._follow(machine)) for machine in trial.job.machines]
         try:
             if not await self._within(start_s, self._started, say, "have begun"):
                 return (
                     RunEnd.NOT_STARTED,
-                    f"{self._late(self._started)} did not come to a first step within {start_s:g} s",
+                    f"{self._late(self._started)} did not complete a first step within {start_s:g} s",
                 )
-            if not await self._within(given.limit_s, self._finished, say, f"have done {given.steps} steps"):
-                within = f"within {given.limit_s:g} s of the first"
-                why = f"{self._late(self._finished)} did not do {given.steps} steps {within}"
-                if self._pace.goes_on(time.monotonic()):
+            if not await self._within(trial.limit_s, self._finished, say, f"have done {trial.steps} steps"):
+                within = f"within {trial.limit_s:g} s of the first"
+                why = f"{self._late(self._finished)} did not do {trial.steps} steps {within}"
+                if self._pace.is_stepping(time.monotonic()):
                     return RunEnd.SLOW, f"{why}, and still stepped"
                 return RunEnd.HUNG, why
             if not self._failed:
@@ -236,13 +236,13 @@ class Followed:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
 
-    async def _within(self, limit_s: float, what: Callable[[], set[int]], say: Say, words: str) -> bool:
+    async def _within(self, limit_s: float, reached: Callable[[], set[int]], say: Say, words: str) -> bool:
         """Wait until all ranks have reached a point, or a rank has failed; returns whether that was in time."""
-        world = self._given.job.spec.topology().world_size
+        world = self._trial.job.spec.topology().world_size
         try:
             async with asyncio.timeout(limit_s):
-                while len(what()) < world and not self._failed:
-                    say(f"{self._given.group}: {len(what())} of {world} ranks {words}")
+                while len(reached()) < world and not self._failed:
+                    say(f"{self._trial.group}: {len(reached())} of {world} ranks {words}")
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -259,22 +259,22 @@ class Followed:
     def _finished(self) -> set[int]:
         return {rank.rank for rank in self._ranks.values() if rank.finished}
 
-    def _late(self, what: Callable[[], set[int]]) -> str:
-        return _named(set(range(self._given.job.spec.topology().world_size)) - what())
+    def _late(self, reached: Callable[[], set[int]]) -> str:
+        return _named(set(range(self._trial.job.spec.topology().world_size)) - reached())
 
     async def _follow(self, machine: Machine) -> None:
         from agent.v1 import agent_pb2 as pb
 
-        request, backoff = pb.ProgressRequest(job=self._given.job.spec.name, interval_s=INTERVAL_S), Backoff(0.1, 1.0)
+        request, backoff = pb.ProgressRequest(job=self._trial.job.spec.name, interval_s=INTERVAL_S), Backoff(0.1, 1.0)
         while True:
             with contextlib.suppress(AgentError):
                 async for reply in self._agents.get(machine.address).progress(request):
                     for rank in reply.ranks:
-                        if rank.generation == self._given.repeat:
+                        if rank.generation == self._trial.repeat:
                             self._ranks[rank.rank] = rank
-                    if len(self._ranks) == self._given.job.spec.topology().world_size:
+                    if len(self._ranks) == self._trial.job.spec.topology().world_size:
                         slowest = min(one.completed_steps for one in self._ranks.values())
-                        self._pace.see(slowest, time.monotonic())
+                        self._pace.note(slowest, time.monotonic())
                     self._changed.set()
             await asyncio.sleep(backoff.next_s())
 
@@ -286,13 +286,13 @@ class GroupPace:
         self._seen: list[float] = []
         self._steps = 0
 
-    def see(self, steps: int, now: float) -> None:
+    def note(self, steps: int, now: float) -> None:
         """Note the number of completed steps at a time."""
         if steps > self._steps:
             self._steps = steps
             self._seen.append(now)
 
-    def goes_on(self, now: float) -> bool:
+    def is_stepping(self, now: float) -> bool:
         """Return whether the last step is recent, compared with the longest step before; False for fewer than two
         steps."""
         if len(self._seen) < LEAST_STEPS:
@@ -310,7 +310,8 @@ def loss_digests(records: Iterable[tuple[int, pb.StepRecord]]) -> list[str]:
 
 
 def shape_of(run: GroupRun, reports: int) -> str:
-    """Return how many results a trial has: a machine with a hung disk has fewer, but computed nothing wrong."""
+    """Return the number of results of a trial, as text. Trials are compared only if these numbers are equal: a machine
+    with a hung disk has fewer results, but computed nothing wrong."""
     of_ranks = f"states of {len(run.states)} ranks" if run.states else "no states"
     return f"{reports} reports of {len(run.losses)} steps, {of_ranks}"
 

@@ -1,8 +1,8 @@
 """Restore checkpoints: bring copies of training state to the machines whose ranks need them.
 
 The agents write each copy into the rank's own slot and verify it; ranks only restore from there. A copy that is in the
-slot already is verified by its checksum and not moved again, so the activity may run twice. Own slots that a stop
-knows by their headers alone are only verified.
+slot already is verified by its checksum and not moved again, so the activity may run twice. Own slots of which a stop
+read only the headers are verified too.
 """
 
 from __future__ import annotations
@@ -121,15 +121,15 @@ class CopyRestorer:
             self._assignment.topology,
             disk_shared=self._restore.disk_shared,
         )
-        await self._bring(self._copies.keys() - readers_of.keys(), {}, "first")
+        await self._restore_ranks(self._copies.keys() - readers_of.keys(), {}, "first")
         from_reader = {rank: reader for rank, reader in readers_of.items() if reader in so_far.moved}
-        await self._bring(from_reader.keys(), from_reader, "second")
-        # A rank that got nothing from the rank that should read for it reads for itself.
+        await self._restore_ranks(from_reader.keys(), from_reader, "second")
+        # A rank whose reader failed reads its copy itself.
         alone = readers_of.keys() - so_far.moved.keys()
         for rank in alone:
             so_far.damaged.pop(rank, None)
             so_far.unreached.pop(rank, None)
-        await self._bring(alone, {}, "alone")
+        await self._restore_ranks(alone, {}, "alone")
         return Restored(
             moved=[self._copies[rank] for rank in sorted(so_far.moved) if not self._in_place(rank)],
             verified=[self._copies[rank] for rank in sorted(so_far.moved) if self._in_place(rank)],
@@ -140,7 +140,7 @@ class CopyRestorer:
             unreachable=sorted(so_far.silent),
         )
 
-    async def _bring(self, ranks: Collection[int], from_reader: Mapping[int, int], phase: str) -> None:
+    async def _restore_ranks(self, ranks: Collection[int], from_reader: Mapping[int, int], phase: str) -> None:
         """Ask all machines at once, and repeat the failed copies until the time is up."""
         clock = asyncio.get_running_loop()
         deadline = clock.time() + self._restore.reach_s
@@ -189,9 +189,9 @@ class CopyRestorer:
         for machine, reply in done.items():
             answers = {shard.rank: shard for shard in reply.shards}
             for rank in wanted[machine]:
-                self._take(rank, answers.get(rank, pb.ShardRestored(reason=f"{machine} said nothing of it")))
+                self._note(rank, answers.get(rank, pb.ShardRestored(reason=f"{machine} did not report on this copy")))
 
-    def _take(self, rank: int, answer: pb.ShardRestored) -> None:
+    def _note(self, rank: int, answer: pb.ShardRestored) -> None:
         so_far = self._so_far
         so_far.unreached.pop(rank, None)
         if answer.ok:
@@ -226,4 +226,4 @@ class CopyRestorer:
 
     def _failed(self, rank: int, reason: str) -> StateCopy:
         copy = self._copies[rank]
-        return StateCopy(**copy.model_dump(), valid=False, reason=reason or "the agent gives no reason")
+        return StateCopy(**copy.model_dump(), valid=False, reason=reason or "the agent gave no reason")

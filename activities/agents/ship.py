@@ -1,4 +1,4 @@
-"""Brings a snapshot of code to the machines that lack it, several at once; the store is read only once."""
+"""Brings a snapshot of code to machines that lack it, to several at the same time; the store is read only once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Shipment:
             await self._bring(client)
 
     async def supplied(self, client: AgentClient, call: Callable[[], Awaitable[T]]) -> T:
-        """Call an agent that may lack the snapshot: it is new, or has removed an unused snapshot.
+        """Call an agent that may lack the snapshot, because it is new or has removed an unused snapshot.
 
         Raises:
             All errors of :meth:`supply` and of the call.
@@ -82,7 +82,7 @@ class Shipment:
             self.wanted -= 1
             raise
         self.brought += 1
-        self._tell()
+        self._show_progress()
 
     async def _read(self) -> StoredCode:
         """Return the archive, which is read once for all machines."""
@@ -96,11 +96,11 @@ class Shipment:
                 self._stored = await self._store.code(self._digest)
             return self._stored
 
-    def _tell(self) -> None:
+    def _show_progress(self) -> None:
         assert self._stored is not None
         size = size_text(self._stored.size)
         done = self.brought == self.wanted
-        self._say("" if done else f"{self.brought} of {self.wanted} machines have got the code of {size}")
+        self._say("" if done else f"{self.brought} of {self.wanted} machines have received the code, {size}")
 
 
 async def _pieces(stored: StoredCode) -> AsyncIterator[bytes]:

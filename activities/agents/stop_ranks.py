@@ -48,7 +48,7 @@ class StopRanks(Activity[Evidence]):
         return twice(timedelta(minutes=2))
 
     async def perform(self, tools: Tools, say: Say) -> Evidence:
-        from activities.agents.call_all import asked_of, on_all
+        from activities.agents.call_all import call_agent, on_all
         from activities.agents.evidence import evidence_of
         from agent.v1 import agent_pb2 as pb
 
@@ -65,7 +65,7 @@ class StopRanks(Activity[Evidence]):
         async def stop_machine(machine: Machine, client: AgentClient) -> pb.StopReply:
             asked_ns = now_ns()
             asked = partial(client.stop, request, timeout_s=self.grace_s + 20)
-            reply = await asked_of(client, asked, probed=self.probed, patience_s=self.patience_s)
+            reply = await call_agent(client, asked, probed=self.probed, patience_s=self.patience_s)
             fit_stop(reply, asked_ns=asked_ns, heard_ns=now_ns())
             return reply
 

@@ -45,7 +45,7 @@ class TraceRanks(Activity[HangResult]):
         return min(LONGEST_SAMPLE_S, max((self.job.spec.policy.hang.trace_s - ROOM_S) / 2, 0.5))
 
     def line(self) -> str:
-        return f"generation {self.generation}: what its ranks do, on {len(self.job.machines)} machines"
+        return f"ranks of generation {self.generation} on {len(self.job.machines)} machines"
 
     def bounds(self) -> Bounds:
         return within(timedelta(seconds=self.job.spec.policy.hang.trace_s))
@@ -67,7 +67,7 @@ class TraceRanks(Activity[HangResult]):
         found = hang_found(looks, judged, spec, machines)
         left_out = await keep_looks(tools.ledger, self.incident, looks)
         activity.logger.info(
-            "ranks were looked at",
+            "ranks of a hung job were sampled",
             extra={"incident": self.incident, "conclusion": found.conclusion, "machines": found.machines},
         )
         return found.model_copy(update={"left_out": left_out})

@@ -41,12 +41,13 @@ PACE_S = 2.0
 SLEEPS = "S"
 """The state of a process that waits."""
 SILENT_KEPT = 8
+"""The largest number of silent machines in the result."""
 LOGGED = 16
-"""The log names at most this many ranks, with the samples in which they did something of their own."""
+"""The largest number of ranks that the log names, with the samples in which each computed."""
 
 
 class VoteRound(Activity[SlowRound]):
-    """Sample all ranks of a slow job for one round; the result says which machine has the flag, and why.
+    """Sample all ranks of a slow job for one round; the result is the machine that gets the flag, and the reason.
 
     It is retried when a worker dies, within the time of three rounds.
     """
@@ -80,7 +81,7 @@ class VoteRound(Activity[SlowRound]):
         silent: set[str] = set()
         began = time.monotonic()
         while (now := time.monotonic()) - began < self.round_s or not seen:
-            say(f"look {len(seen) + 1} at the ranks on {len(machines)} machines")
+            say(f"sample {len(seen) + 1} of the ranks on {len(machines)} machines")
             # Samples slow a slow rank further, mostly because its own threads write its flight record.
             one = await look(
                 tools.agents,
@@ -103,7 +104,7 @@ class VoteRound(Activity[SlowRound]):
         )
         computes = {rank: f"{counts[rank].computes} of {counts[rank].looks}" for rank in sorted(counts)[:LOGGED]}
         activity.logger.info(
-            "a round of looks at a slow job",
+            "a slow job was sampled for one round",
             extra={
                 "incident": self.incident,
                 "round": self.number,

@@ -68,5 +68,5 @@ class ListedCluster:
     async def provision(self, machines: int) -> None:
         """Grow the list to a number of machines."""
         if self._grow is None:
-            raise ConfigError("nothing says how the cluster gets more machines")
+            raise ConfigError("no command is configured that adds machines to the cluster")
         await self._grow(machines)

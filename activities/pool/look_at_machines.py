@@ -1,7 +1,7 @@
 """Look at machines: the pool's poll of which machines exist, which jobs run where, and whether idle machines are
 healthy.
 
-What the poll cannot find out is reported as unknown, and does not delay the rest.
+A result that the poll cannot get is reported as unknown, and does not delay the rest.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class _Jobs:
     problem: str = ""
     """Why the running jobs are not known; empty: they are."""
 
-    def have_left(self, one: ToClean) -> bool:
-        """Return whether the job itself says that it has left the machine. Before that, its ranks may still step there,
-        and its incident must stop them."""
-        if one.job in self.over:
+    def have_left(self, remains: ToClean) -> bool:
+        """Return whether the job reports that it has left the machine. Before that, its ranks may still step there, and
+        its incident must stop them."""
+        if remains.job in self.over:
             return True
-        found = [job for job in self.running if job.job == one.job]
-        return any(job.run != one.run or one.machine.name not in {m.name for m in job.machines} for job in found)
+        machine, jobs = remains.machine.name, [job for job in self.running if job.job == remains.job]
+        return any(job.run != remains.run or machine not in {m.name for m in job.machines} for job in jobs)
 
 
 class LookAtMachines(Activity[PollAnswers]):
@@ -95,7 +95,7 @@ class LookAtMachines(Activity[PollAnswers]):
             self.request.idle,
             lambda machine: self._ask(tools, machine, described[machine.name], remains.get(machine.name)),
         )
-        silent = [f"job {name} does not say where it runs: {why}" for name, why in jobs.unknown.items()]
+        silent = [f"job {name} does not answer on which machines it runs: {why}" for name, why in jobs.unknown.items()]
         problems = [problem, jobs.problem, *silent]
         return PollAnswers(
             machines=listing.machines if listing else None,
@@ -125,7 +125,7 @@ class LookAtMachines(Activity[PollAnswers]):
         except EverstepError as error:
             return f"it does not answer: {error}"[:200]
         if described.machine != machine.name:
-            return f"the agent at {machine.address} is {described.machine}"
+            return f"the agent at {machine.address} belongs to {described.machine}"
         return described
 
     async def _ask(
@@ -146,12 +146,12 @@ class LookAtMachines(Activity[PollAnswers]):
                 del left[remains.job]
             alive = [job for job, known in left.items() if any(rank.alive for rank in known.ranks)]
             if alive:
-                return f"ranks of job {', '.join(sorted(alive)[:3])} live there", remains is not None
+                return f"ranks of job {', '.join(sorted(alive)[:3])} run there", remains is not None
             if described.warm.problem:  # the libraries cannot be imported, or no process can be forked
                 return f"no fork server is ready: {described.warm.problem}"[:200], remains is not None
             return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
         except EverstepError as error:
-            return f"it does not do what it is asked: {error}"[:200], False
+            return f"its agent refuses a request: {error}"[:200], False
 
 
 async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]) -> dict[str, T]:

@@ -17,8 +17,7 @@ LIMIT = timedelta(minutes=1)
 
 
 class ProvisionMachines(Activity[None]):
-    """Grow the cluster to a number of machines. It may run twice: the number is the total, not the number of new
-    machines."""
+    """Grow the cluster to a total number of machines; to run it twice changes nothing."""
 
     name = "Provision machines"
 
@@ -27,12 +26,12 @@ class ProvisionMachines(Activity[None]):
     """The number of machines now, for the timeline."""
 
     def line(self) -> str:
-        return f"{self.machines} in all: {self.machines - self.listed} more than there are"
+        return f"{self.machines} in total, {self.machines - self.listed} of them new"
 
     def bounds(self) -> Bounds:
         return within(LIMIT, FEW_TRIES)
 
     async def perform(self, tools: Tools, say: Say) -> None:
         if tools.cluster is None:
-            raise ConfigError("nothing lists the machines of this cluster")
+            raise ConfigError("this worker has no list of the cluster's machines, so it cannot add any")
         await tools.cluster.provision(self.machines)

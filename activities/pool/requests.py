@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ASK_AGAIN_S = 1.0
 """The time between two questions whether a machine is free, seconds."""
 POOL_LIMIT = timedelta(seconds=15)
-"""A pool that does not answer within this time is not awaited: it delays no incident, and no end of a job."""
+"""An incident, or the end of a job, does not wait longer than this for the pool."""
 ANSWER_LIMIT = timedelta(seconds=10)
 """The request is repeated after this time without an answer."""
 POOL_TASK_TIMEOUT = timedelta(seconds=3)
@@ -113,7 +113,7 @@ class GiveMachinesBack(Activity[int]):
 
 
 class AwaitStandbys(Activity[int]):
-    """Wait until the pool has a number of free machines; the result is how many it has."""
+    """Wait until the pool has a number of free machines; the result is the number that it has."""
 
     name = "Await standbys"
 
@@ -121,7 +121,7 @@ class AwaitStandbys(Activity[int]):
     patience_s: float
 
     def line(self) -> str:
-        return f"{self.count} to spare"
+        return f"{self.count} free machines"
 
     def bounds(self) -> Bounds:
         return twice(timedelta(seconds=self.patience_s) + timedelta(minutes=1))
@@ -134,7 +134,7 @@ class AwaitStandbys(Activity[int]):
             state: PoolState = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
             if state.spare >= self.count or clock.time() >= until_s:
                 return state.spare
-            say(f"{state.spare} of {self.count} machines are to spare")
+            say(f"{state.spare} of {self.count} machines are free")
             await asyncio.sleep(ASK_AGAIN_S)
 
 
@@ -172,5 +172,5 @@ def _start(task_queue: str) -> dict[str, Any]:
         "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
         "task_queue": task_queue,
         "task_timeout": POOL_TASK_TIMEOUT,
-        "static_summary": "The machines of the cluster, and whose they are",
+        "static_summary": "All machines of the cluster and the jobs that have them",
     }

@@ -1,4 +1,4 @@
-"""The observations of one job that were acknowledged to the agents, or may be."""
+"""Notes which observations of one job have been handled, and so may be acknowledged to the agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.v1 import agent_pb2 as pb
 
 @dataclass(slots=True)
 class Acknowledgements:
-    """The acknowledged observations of a job's machines; each agent numbers its own observations."""
+    """The handled observations of a job's machines; each agent numbers its own observations."""
 
     reported: set[int] = field(default_factory=set)
     """The generations whose end was reported to the job's workflow."""
@@ -43,7 +43,7 @@ class Acknowledgements:
         """Return the number of a machine's newest event; 0: there is none."""
         return self._heard.get(machine, 0)
 
-    def dealt_with(self, machine: str, owner: str) -> int:
+    def handled(self, machine: str, owner: str) -> int:
         """Return a machine's newest observation that may be acknowledged with all earlier ones; 0: none.
 
         Args:
@@ -54,7 +54,7 @@ class Acknowledgements:
         noted = {seq: written.done() for seq, (job, written) in self._noted.get(machine, {}).items() if job == job_name}
         newest = max(self.reported, default=0)
         ends = {} if owner == OF_NO_JOB else self._ends.get(machine, {})
-        ends_told = [seq for generation, seq in ends.items() if generation <= newest]
+        ends_reported = [seq for generation, seq in ends.items() if generation <= newest]
         missing = [seq for seq, is_written in noted.items() if not is_written]
         done = [seq for seq, is_written in noted.items() if is_written and owner == OF_NO_JOB]
-        return min([max([*ends_told, *done], default=0), *(seq - 1 for seq in missing)])
+        return min([max([*ends_reported, *done], default=0), *(seq - 1 for seq in missing)])

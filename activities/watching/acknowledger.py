@@ -28,8 +28,8 @@ log = structlog.get_logger("watcher")
 class Acknowledger:
     """Acknowledges to the agents of one job the observations that the workflow, or the ledger, has.
 
-    An observation without an acknowledgement is sent again to the next watcher, and the workflow
-    answers that it knows it.
+    An observation that is not acknowledged is sent again to the next watcher. That does no harm, because the workflow
+    accepts a report only once.
 
     Args:
         agents: The clients of the agents.
@@ -41,41 +41,41 @@ class Acknowledger:
         self._agents = agents
         self._job = job
         self._watched = watched
-        self._taken: dict[tuple[str, str], int] = {}
+        self._acknowledged: dict[tuple[str, str], int] = {}
 
     async def run(self) -> None:
         """Acknowledge until cancelled."""
-        telling: dict[tuple[str, str], asyncio.Task[None]] = {}
+        sending: dict[tuple[str, str], asyncio.Task[None]] = {}
         try:
             while True:
                 async for machine in in_turns(self._job.machines):
                     for owner in (self._job.spec.name, OF_NO_JOB):
                         key = machine.name, owner
-                        up_to_date = self._up_to(*key) in (0, self._taken.get(key))
-                        if not up_to_date and (key not in telling or telling[key].done()):
-                            telling[key] = asyncio.create_task(self._tell(machine, owner))
+                        up_to_date = self._up_to(*key) in (0, self._acknowledged.get(key))
+                        if not up_to_date and (key not in sending or sending[key].done()):
+                            sending[key] = asyncio.create_task(self._send(machine, owner))
                 await asyncio.sleep(ROUND_S)
         finally:
-            for task in telling.values():
+            for task in sending.values():
                 task.cancel()
 
     def _up_to(self, machine: str, owner: str) -> int:
         """Return a machine's newest observation that may be acknowledged with all earlier ones; 0: none."""
-        up_to = self._job.acknowledgements.dealt_with(machine, owner)
+        up_to = self._job.acknowledgements.handled(machine, owner)
         if owner != OF_NO_JOB or not up_to:
             return up_to
         limits = (view.needs_no_more(machine) for view in (self._job, *self._watched.values()))
         return min([up_to, *(limit for limit in limits if limit is not None)])
 
-    async def _tell(self, machine: Machine, owner: str) -> None:
+    async def _send(self, machine: Machine, owner: str) -> None:
         wait_s, key = RETRY_S, (machine.name, owner)
-        while (up_to := self._up_to(*key)) not in (0, self._taken.get(key)):
+        while (up_to := self._up_to(*key)) not in (0, self._acknowledged.get(key)):
             request = pb.AcknowledgeRequest(up_to_sequence=up_to, job=owner)
             try:
                 await self._agents.get(machine.address).acknowledge(request, timeout_s=ACKNOWLEDGE_S)
-                self._taken[key] = up_to
+                self._acknowledged[key] = up_to
                 self._job.acknowledgements.acknowledged(*key, up_to)
             except EverstepError as error:
-                log.debug("an acknowledgement was not taken yet", machine=machine.name, error=str(error))
+                log.debug("an agent did not receive an acknowledgement yet", machine=machine.name, error=str(error))
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, ACKNOWLEDGE_S)

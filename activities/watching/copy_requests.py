@@ -34,7 +34,9 @@ async def copy_requests(agents: AgentClients, machines: Sequence[Machine]) -> As
         except EverstepError as error:
             if machine.name not in silent:
                 silent.add(machine.name)
-                log.warning("a machine was not asked for copies of state", machine=machine.name, error=str(error))
+                log.warning(
+                    "a request about copies of state did not reach a machine", machine=machine.name, error=str(error)
+                )
 
     async def ask_each(call: Call) -> None:
         async for machine in in_turns(machines):
@@ -42,9 +44,9 @@ async def copy_requests(agents: AgentClients, machines: Sequence[Machine]) -> As
                 asked[machine.name] = asyncio.create_task(ask(machine, call))
 
     def ask_all(call: Call) -> None:
-        going = asyncio.create_task(ask_each(call))
-        rounds.add(going)
-        going.add_done_callback(rounds.discard)
+        task = asyncio.create_task(ask_each(call))
+        rounds.add(task)
+        task.add_done_callback(rounds.discard)
 
     try:
         yield ask_all

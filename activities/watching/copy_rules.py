@@ -43,14 +43,14 @@ class CopyRules:
         return rule.observe([on_disk(shown_rank, now_ns) for shown_rank in living], newest_on_all, now_ns)
 
     def on_disks(self, shown: Sequence[Shown]) -> Agreed:
-        """Return the state of all disks, for all machines."""
+        """Return which steps are on the disks of all machines."""
         if len(shown) < self.spec.topology().world_size:
             return Agreed()
         disks = distinct(shown)
         return agree(disks, len(disks))
 
     def align(self, generation: int, shown: Sequence[Shown], now_ns: int) -> Aligned | None:
-        """Return which backups the machines should make, for all machines; None: there is no change."""
+        """Return which backups all machines should make; None: there is no change."""
         policy, living = self.spec.checkpoint, _living(shown)
         apart = self._apart(generation, living, now_ns)
         rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))

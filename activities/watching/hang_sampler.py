@@ -1,7 +1,7 @@
-"""Samples the ranks of a job that does not step: does it hang, or is this a long phase?
+"""Samples the ranks of a job that does not step, to distinguish a hang from a long phase of the script.
 
-No sample is taken while steps come as they always did: a sample delays a rank by some milliseconds. Each watcher
-samples for itself, and agents serve one sample at a time.
+A sample delays a rank by some milliseconds, so no sample is taken while the job steps as fast as before. Each watcher
+takes its own samples, and an agent serves one sample at a time.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class HangSampler:
             check = await self._twice(apart_s(facts.typical_step_s))
             due_s = SAMPLE_AGAIN * quiet_s
             if seen == job.steps_seen and seen.generation not in job.reported and check is not None:
-                log.info("looked at ranks that do not step", quiet_s=round(quiet_s, 1), found=check.text)
-                job.looked_at(seen, check)
+                log.info("sampled ranks that do not step", quiet_s=round(quiet_s, 1), found=check.text)
+                job.sampled(seen, check)
 
     async def _twice(self, apart: float) -> HangCheck | None:
         """Return the result of two samples; None: a step was completed in between."""

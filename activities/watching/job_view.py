@@ -1,6 +1,6 @@
 """A watcher's view of one job: the reports of its machines, as facts for the rules.
 
-All of it can be learned again from the agents. There is no input or output here, and time is an argument.
+A new watcher gets the same view from the agents. There is no input or output here, and time is an argument.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class JobView:
     spec: JobSpec
     machines: list[Machine]
     known: tuple[int, int] | None = None
-    """The generation and step that the job's workflow reported last: they reveal a loss even if no agent ever answers,
-    or an agent does not know the job."""
+    """The generation and step that the job's workflow reported last. They reveal a loss even if no agent answers, or an
+    agent does not know the job."""
     known_ns: int = 0
     """When the workflow was asked last."""
     machines_of: int | None = None
-    """The newest generation that is known to run on ``machines``: later ones may run on others. None: every generation
-    does."""
+    """The newest generation that is known to run on ``machines``; later generations may run on other machines. None:
+    every generation runs on ``machines``."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something new to judge at once."""
     acknowledgements: Acknowledgements = field(default_factory=Acknowledgements)
@@ -119,9 +119,8 @@ class JobView:
         self._copies = CopyRules(self.spec)
         self._names = frozenset(machine.name for machine in self.machines)
 
-    def goes_on_from(self, before: JobView) -> None:
-        """Take over the typical times of steps and pauses from an earlier view; its other data belongs to other
-        generations."""
+    def continue_from(self, before: JobView) -> None:
+        """Copy the typical times of steps and pauses from an earlier view, whose other data is not copied."""
         if before.spec == self.spec:
             self._steps = before._steps
 
@@ -148,17 +147,17 @@ class JobView:
         message = observation.machine_finding
         seen = FindingSeen(observation.id, machine, finding_of(message.finding), now_ns, observation.sequence)
         self.faults.note(seen, over=message.over)
-        self._drop_those_of_the_incident()
+        self._drop_collected_findings()
 
     def needs_no_more(self, machine: str) -> int | None:
-        """Return a machine's newest event that this job does not need any more, nor any earlier one; None: the job does
-        not run there."""
+        """Return the newest event of a machine up to which this job needs no event any more; None: the job does not run
+        there."""
         if machine not in self._names:
             return None
-        heard, untold = self.acknowledgements.heard(machine), self.faults.first(machine)
+        heard, first_pending = self.acknowledgements.heard(machine), self.faults.first(machine)
         # If the job is stopped, its incident asks the machines for their findings.
         is_stopped = self._newest in self.reported
-        return heard if untold is None or is_stopped else min(heard, untold - 1)
+        return heard if first_pending is None or is_stopped else min(heard, first_pending - 1)
 
     def accepted(self, anomaly: Anomaly, now_ns: int) -> None:
         """Note that the job's workflow has accepted an anomaly."""
@@ -169,10 +168,10 @@ class JobView:
         else:
             self.reported.add(anomaly.generation)
             self._stopped_ns = now_ns
-            self._drop_those_of_the_incident()
+            self._drop_collected_findings()
 
-    def _drop_those_of_the_incident(self) -> None:
-        """Drop the findings from before the accepted end of a generation: its incident's stop collects them."""
+    def _drop_collected_findings(self) -> None:
+        """Drop findings that began before the accepted end of a generation: the stop of its incident collects them."""
 
         def began_ns(seen: FindingSeen) -> int:
             shift = self._shift.get(seen.machine)
@@ -220,7 +219,7 @@ class JobView:
             )
 
     def _forget_old(self) -> None:
-        """Drop the data of reported generations: a job lives for months, with thousands of ranks."""
+        """Drop the data of reported generations, because a job runs for months with thousands of ranks."""
         newest = self._newest
         self._slow = SlowWatch()
         self._first = {key: first for key, first in self._first.items() if key[0] >= newest}
@@ -229,7 +228,7 @@ class JobView:
         self._exits = {generation: exits for generation, exits in self._exits.items() if generation not in over}
         self._copies.forget_before(newest)
 
-    def runs(self, generation: int, step: int, now_ns: int) -> None:
+    def note_running(self, generation: int, step: int, now_ns: int) -> None:
         """Note that a generation runs, as the job's workflow reports: all machines were launched.
 
         Args:
@@ -287,7 +286,7 @@ class JobView:
         )
 
     def facts(self, generation: int, now_ns: int) -> JobFacts:
-        """Return the facts for the rules. Call it often: it measures how long nothing has happened."""
+        """Return the facts for the rules. It must be called often, because it measures how long no rank has stepped."""
         exits, shown = self._exits.get(generation, {}), self._of(generation)
         ranks = [rank.facts for rank in shown]
         if generation != self._generation():
@@ -319,7 +318,7 @@ class JobView:
     def _watch_of(self, generation: int) -> StepWatch:
         """Return the step times of a generation; a new generation starts with the step times of the previous."""
         if generation not in self._steps:
-            before = max((one for one in self._steps if one < generation), default=None)
+            before = max((number for number in self._steps if number < generation), default=None)
             new = StepWatch(self.spec.topology().world_size)
             self._steps[generation] = new if before is None else self._steps[before].begun_anew()
         return self._steps[generation]
@@ -331,13 +330,13 @@ class JobView:
         steps = self._steps.get(generation)
         return StepsSeen(generation, steps.total if steps else 0)
 
-    def looked_at(self, seen: StepsSeen, hang_check: HangCheck) -> None:
+    def sampled(self, seen: StepsSeen, hang_check: HangCheck) -> None:
         """Note the result of samples that were taken while no step was seen."""
         self._hang_check = (seen, hang_check)
         self.woken.set()
 
     def rest_s(self, longest_s: float, now_ns: int) -> float:
-        """Return how long no new decision is due from time alone, seconds; at most until the job counts as hung."""
+        """Return how long the facts may rest, seconds: ``longest_s``, or less if the job counts as hung before that."""
         facts = self.latest
         if facts is None or not facts.quiet_s:
             return longest_s
@@ -352,12 +351,14 @@ class JobView:
     def silent(self, now_ns: int) -> list[str]:
         """Return the machines whose agents were silent for ``SILENT_S``."""
         heard = self._last_heard_ns
-        return [one.name for one in self.machines if now_ns - heard.get(one.name, -math.inf) > SILENT_S * 1e9]
+        return [
+            machine.name for machine in self.machines if now_ns - heard.get(machine.name, -math.inf) > SILENT_S * 1e9
+        ]
 
     def _unheard_s(self, now_ns: int) -> dict[str, float]:
         """Return for how long each machine was silent, seconds."""
         heard, self._began_ns = self._last_heard_ns, self._began_ns or now_ns
-        return {one.name: (now_ns - heard.get(one.name, self._began_ns)) / 1e9 for one in self.machines}
+        return {machine.name: (now_ns - heard.get(machine.name, self._began_ns)) / 1e9 for machine in self.machines}
 
     def persist(self, now_ns: int) -> int | None:
         """Return the step that all machines should now write to disk; None: no step."""
@@ -365,12 +366,12 @@ class JobView:
         return None if generation is None else self._copies.persist(generation, self._of(generation), now_ns)
 
     def on_disks(self) -> tuple[int, Agreed]:
-        """Return the generation and the state of all disks, for all machines."""
+        """Return the generation, and which steps are on the disks of all machines."""
         generation = self._generation() or 0
         return generation, self._copies.on_disks(self._of(generation))
 
     def align(self, now_ns: int) -> tuple[int, Aligned] | None:
-        """Return the generation and which backups the machines should make; None: there is no change."""
+        """Return the generation and which backups all machines should make; None: there is no change."""
         generation = self._generation()
         if generation is None:
             return None

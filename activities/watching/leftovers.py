@@ -1,8 +1,8 @@
-"""Releases what jobs left on machines after their workflow ended.
+"""Releases the ranks and memory that jobs left on machines after their workflow ended.
 
-A job that ends releases everything itself, but something stays if an agent was dead at that moment, or the workflow was
-terminated by hand. Every worker cleans that up, outside Temporal; several workers may do the same work. A job that
-cannot be cleared does not delay another job.
+A job that ends releases everything itself. But ranks or memory stay if an agent was dead at that moment, or the
+workflow was terminated by hand. Every worker cleans that up, outside Temporal; several workers may do the same work. A
+job that cannot be cleared does not delay another job.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class LeftoverCleaner:
         except Exception as error:
             if self._troubles.is_new(remains.run, error):
                 log.warning(
-                    "a job that is over cannot be cleared; it is tried again",
+                    "what a closed job left on machines cannot be released; it is tried again",
                     workflow=remains.workflow_id,
                     error=str(error),
                 )
@@ -145,8 +145,8 @@ class LeftoverCleaner:
     async def _clear(self, remains: Remains) -> None:
         """Clear the job's machines that have not answered yet."""
         newest = await self._client.get_workflow_handle(remains.workflow_id).describe()
-        name_is_used = newest.run_id != remains.run
-        if not name_is_used and newest.status == WorkflowExecutionStatus.RUNNING:
+        name_in_use = newest.run_id != remains.run
+        if not name_in_use and newest.status == WorkflowExecutionStatus.RUNNING:
             return
         if remains.state is None:
             async with self._asking:
@@ -158,23 +158,26 @@ class LeftoverCleaner:
 
         async def clear_machine(machine: Machine) -> bool:
             async with room:
-                return await self._clear_machine(state.spec.name, state.run, machine, name_is_used=name_is_used)
+                return await self._clear_machine(state.spec.name, state.run, machine, name_in_use=name_in_use)
 
         answered = await gathered(map(clear_machine, asked))
         remains.missing = [machine for machine, ok in zip(asked, answered, strict=True) if not ok]
         if remains.missing:
             log.debug("machines did not answer", job=state.spec.name, machines=len(remains.missing))
 
-    async def _clear_machine(self, job: str, run: str, machine: Machine, *, name_is_used: bool) -> bool:
+    async def _clear_machine(self, job: str, run: str, machine: Machine, *, name_in_use: bool) -> bool:
         try:
             agent = self._agents.get(machine.address)
             for left in [known for known in (await agent.describe()).jobs if owner_of(known.job) == job]:
                 if left.run and left.run != run:
                     continue
-                if name_is_used and not (left.run and run):
-                    continue  # a release without ids: this may belong to the other run
+                if name_in_use and not (left.run and run):
+                    continue  # without run ids, it is not known to which run this belongs
                 log.warning(
-                    "ending what a job left behind", job=left.job, machine=machine.name, generation=left.generation
+                    "releasing what a closed job left on a machine",
+                    job=left.job,
+                    machine=machine.name,
+                    generation=left.generation,
                 )
                 request = pb.ReleaseRequest(request_id=f"cleanup-{uuid.uuid4().hex}", job=left.job, run=run)
                 await agent.release(request, timeout_s=30)

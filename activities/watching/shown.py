@@ -13,13 +13,13 @@ from everstep.decisions.keep.disk_schedule import DiskProgress, StepsOnDisk
 
 
 def has_left_loop(rank: pb.RankProgress) -> bool:
-    """Return whether the rank's training loop is over, at its end or by ``break``: later activity is not a step."""
+    """Return whether the rank has left its training loop, at its end or by ``break``; later activity is not a step."""
     return rank.finished or rank.milestones.loop_left > 0
 
 
 @dataclass(slots=True)
 class FirstShown:
-    """The first view of a process; later views count from it."""
+    """The first view of a process; steps are counted from it."""
 
     completed_steps: int
     """The completed steps at the first view."""
@@ -118,8 +118,7 @@ class Shown:
         return step, self._ago_ns(saved.own_age_s, saved.own_ns)
 
     def _first_step_ns(self, first: FirstShown, at_ns: int) -> int:
-        """Return when the process completed its first step, on the watcher's clock, at the latest when that was first
-        seen."""
+        """Return when the process completed its first step, on the watcher's clock; never later than this was seen."""
         if not at_ns:
             return 0
         first.step_ns = first.step_ns or self.heard_ns
@@ -166,5 +165,8 @@ def on_disk(shown: Shown, now_ns: int) -> DiskProgress:
 
 
 def kept_elsewhere(saved: pb.SavedState) -> int:
-    """Return the newest step on a rank's peer; a rank without a peer is never behind, unless a step is named."""
+    """Return the newest step of a rank that its peer keeps.
+
+    A rank without a peer counts as up to date, unless a step is named.
+    """
     return saved.own_step if saved.backup_none and saved.backup_named == NO_NAMED_STEP else saved.backup_step

@@ -24,7 +24,7 @@ from everstep.decisions.training_time.ettr import WINDOW_S
 from everstep.model.job_state import SHOWN_ALREADY, ShareTrained
 
 LOOK_S = 30.0
-"""The time between two polls, seconds: a minute of an hour is 2 % of it."""
+"""The time between two polls, seconds. It is short enough: a minute is 2 % of the last hour."""
 ANSWER_LIMIT = timedelta(seconds=5)
 """A workflow that does not answer within this time gets the share at the next poll."""
 QUIET_S = 10.0
@@ -48,7 +48,7 @@ class TrainingTimes:
         self._watched = watched
         self.spent: dict[str, tuple[TimeSpent, TimeSpent]] = {}
         """Id of a job's workflow → how it spent its time since its start, and in the last hour."""
-        self._told: dict[str, ShareTrained] = {}
+        self._sent: dict[str, ShareTrained] = {}
         self._troubles = LoggedErrors()
 
     async def run(self) -> None:
@@ -60,15 +60,17 @@ class TrainingTimes:
     async def look(self) -> None:
         """Poll all jobs once; a job whose poll fails is polled again at the next time."""
         jobs = dict(self._watched)
-        for workflow_id in {*self.spent, *self._told} - jobs.keys():
+        for workflow_id in {*self.spent, *self._sent} - jobs.keys():
             self.spent.pop(workflow_id, None)
-            self._told.pop(workflow_id, None)
+            self._sent.pop(workflow_id, None)
         for workflow_id, job in jobs.items():
             try:
                 await self._look_at(workflow_id, job)
             except Exception as error:  # an error of the ledger or of one workflow does not affect the others
                 if self._troubles.is_new(workflow_id, error):
-                    log.warning("how much of its time a job trained is not known", job=workflow_id, error=str(error))
+                    log.warning(
+                        "the share of time in which a job trained is not known", job=workflow_id, error=str(error)
+                    )
             else:
                 self._troubles.recovered(workflow_id)
 
@@ -88,18 +90,22 @@ class TrainingTimes:
         since_start, last_hour = spent
         self.spent[workflow_id] = since_start, last_hour
         share = ShareTrained.shown(since_start.ettr.ratio, last_hour.ettr.ratio)
-        if share != self._told.get(workflow_id) and await self._tell(workflow_id, share):
-            self._told[workflow_id] = share
+        if share != self._sent.get(workflow_id) and await self._send(workflow_id, share):
+            self._sent[workflow_id] = share
 
-    async def _tell(self, workflow_id: str, share: ShareTrained) -> bool:
+    async def _send(self, workflow_id: str, share: ShareTrained) -> bool:
         """Return whether the workflow shows the share now, or does not need it any more."""
         handle = self._client.get_workflow_handle(workflow_id)
         try:
             await handle.execute_update("trained", share, result_type=str, rpc_timeout=ANSWER_LIMIT)
         except WorkflowUpdateFailedError as error:
             shown = isinstance(error.cause, ApplicationError) and error.cause.type == SHOWN_ALREADY
-            if not shown and self._troubles.is_new(f"telling {workflow_id}", error.cause):
-                log.info("a job does not show how much of its time it trained", job=workflow_id, error=str(error.cause))
+            if not shown and self._troubles.is_new(f"sending to {workflow_id}", error.cause):
+                log.info(
+                    "a job does not accept the share of time in which it trained",
+                    job=workflow_id,
+                    error=str(error.cause),
+                )
             return True
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:

@@ -1,13 +1,13 @@
-"""The watcher: one in every worker process, outside Temporal.
+"""The watcher: it runs in every worker process, outside Temporal, and reports faults to the workflows of jobs.
 
-It reads the agents' observation streams of every running job, judges them by the rules of
-``everstep.decisions.detect.rules`` and reports to the job's workflow by an update whose id contains the generation:
-when several watchers report the same fault, the server accepts only the first. Observations are acknowledged only after
-the workflow accepted the report; until then they stay in the agent's log. So a dead worker leaves no gap while another
-worker runs, and nothing is lost when no worker runs.
+It reads the agents' observation streams of every running job and judges them by the rules of
+``everstep.decisions.detect.rules``. It reports to the job's workflow by an update whose id contains the generation. If
+several watchers report the same fault, the server accepts only the first report. Observations are acknowledged only
+after the workflow accepted the report; until then they stay in the agent's log. So no observation is lost when a worker
+dies, or when no worker runs.
 
-Jobs are independent of each other here: a job whose state cannot be read, or whose
-workflow does not answer, is asked again, and all other jobs are watched meanwhile.
+Jobs are independent of each other here. A job whose state cannot be read, or whose workflow does not answer, is asked
+again, and all other jobs are watched meanwhile.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ silent agent."""
 ANSWER_LIMIT = timedelta(seconds=5)
 """A job's workflow that does not answer within this time is asked again."""
 ADOPT_AGAIN_S = 30.0
-"""The longest wait between two such questions, seconds."""
+"""The longest wait between two questions to a workflow that does not answer, seconds."""
 TICK_S = 0.5
 """The time between two evaluations of the rules that depend on time, seconds."""
 STOPPED_TICK_S = 0.1
 """The time between two evaluations while the process of a rank is stopped, seconds."""
-TELL_WHOLE_S = 30.0
-"""The interval at which agents are informed which step is on all disks, seconds: some may have missed it."""
-ENDS_TOLD = 64
+NOTIFY_AGAIN_S = 30.0
+"""The interval at which agents are notified again which step is on all disks, seconds: an agent may have missed it."""
+ENDS_LOGGED = 64
 """The largest number of ranks of a generation whose ends are logged separately."""
 
 MachineEvent = Callable[[pb.Observation], asyncio.Future[None]]
@@ -122,7 +122,7 @@ class Watcher:
             self._runs[workflow_id] = run
             unwatched = workflow_id not in self._tasks or self._tasks[workflow_id].done()
             if unwatched and workflow_id not in self._adopting:
-                # This is not awaited: a workflow without a worker answers late, or never.
+                # The answer is not awaited here, because a workflow without a worker answers late or never.
                 self._adopting[workflow_id] = asyncio.create_task(self._adopt(workflow_id))
 
     def ensure(
@@ -144,7 +144,7 @@ class Watcher:
         if running is None or running.done():
             watched = self.watched[workflow_id] = JobView(spec, machines)
             if before := before or self._before.pop(workflow_id, None):
-                watched.goes_on_from(before)
+                watched.continue_from(before)
             if known:
                 _learn_from(watched, known)
             self._tasks[workflow_id] = asyncio.create_task(self._watch(watched), name=workflow_id)
@@ -161,7 +161,7 @@ class Watcher:
                 task.cancel()
 
     async def _adopt(self, workflow_id: str) -> None:
-        """Ask a job what to watch, until it answers; errors affect this job only."""
+        """Ask a job which machines to watch, until it answers; errors affect this job only."""
         handle, wait_s = self._client.get_workflow_handle(workflow_id), LIST_S
         while True:
             try:
@@ -170,11 +170,15 @@ class Watcher:
             except Exception as error:
                 # The job's agents keep their observations.
                 if self._troubles.is_new(workflow_id, error):
-                    log.warning("a job cannot say what to watch; it is asked again", job=workflow_id, error=str(error))
+                    log.warning(
+                        "a job does not answer which machines to watch; it is asked again",
+                        job=workflow_id,
+                        error=str(error),
+                    )
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, ADOPT_AGAIN_S)
         self._troubles.recovered(workflow_id)
-        self._adopting.pop(workflow_id, None)  # first: replacing a watch of another spec would end this task too
+        self._adopting.pop(workflow_id, None)  # this must be first, because ensure() may cancel the task of this name
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state, generation=state.generation)
 
@@ -183,8 +187,9 @@ class Watcher:
             log.info("watching", machines=len(job.machines))
             tasks = [
                 asyncio.create_task(loop(job))
-                for loop in (self._judge, self._persist, self._align, self._ask_what_runs, self._look_closely)
+                for loop in (self._judge, self._persist, self._align, self._ask_what_runs)
             ]
+            tasks.append(asyncio.create_task(HangSampler(self._agents, job).run()))
             tasks.append(asyncio.create_task(Acknowledger(self._agents, job, self.watched).run()))
             try:
                 async for machine in in_turns(job.machines):
@@ -198,7 +203,7 @@ class Watcher:
             except Exception as error:
                 # The next listing starts the watch again: the agents' logs still have what was not reported.
                 if self._failures.is_new(job_workflow_id(job.spec.name), error):
-                    log.exception("watching failed; it begins anew, and again until it succeeds")
+                    log.exception("watching a job failed; it is started again")
             finally:
                 for task in tasks:
                     task.cancel()
@@ -212,20 +217,22 @@ class Watcher:
             try:
                 async for observation in self._agents.get(machine.address).observe(request):
                     after = observation.sequence or after
-                    self._take(job, machine, observation)
+                    self._apply(job, machine, observation)
             except EverstepError as error:
                 log.debug("agent is silent", machine=machine.name, error=str(error))
             await asyncio.sleep(backoff.next_s(lasted_s=time.monotonic() - began))
 
-    def _take(self, job: JobView, machine: Machine, observation: pb.Observation) -> None:
+    def _apply(self, job: JobView, machine: Machine, observation: pb.Observation) -> None:
         if observation.HasField("rank_ended"):
             job.ended(machine.name, observation, steady_ns())
             rank, generation = observation.rank_ended.rank, observation.generation
             known = job.ends(generation)
-            write = log.info if known <= ENDS_TOLD else log.debug  # thousands of lines hold the loop for seconds
-            write("rank ended", observation=observation.id, rank=rank, generation=generation)
-            if known == ENDS_TOLD:
-                log.info("further ends of ranks are not told one by one", generation=generation)
+            log_end = (
+                log.info if known <= ENDS_LOGGED else log.debug
+            )  # thousands of lines would block the event loop for seconds
+            log_end("rank ended", observation=observation.id, rank=rank, generation=generation)
+            if known == ENDS_LOGGED:
+                log.info("further ends of ranks are not logged separately", generation=generation)
             return
         if observation.HasField("machine_finding"):
             job.found(machine.name, observation, steady_ns())
@@ -258,12 +265,11 @@ class Watcher:
                 async with asyncio.timeout(job.rest_s(tick_s, steady_ns())):
                     await job.woken.wait()
 
-    async def _look_closely(self, job: JobView) -> None:
-        await HangSampler(self._agents, job).run()
-
     async def _ask_what_runs(self, job: JobView) -> None:
-        """Ask the workflow on which machines a new generation runs, and which generation runs while a machine does not
-        know the job: that machine may be lost."""
+        """Ask the job's workflow on which machines a new generation runs.
+
+        Also ask which generation runs while a machine does not know the job, because that machine may be lost.
+        """
         handle, asked_s = self._client.get_workflow_handle(job_workflow_id(job.spec.name)), time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -288,7 +294,7 @@ class Watcher:
                 step, for_disks = job.persist(steady_ns()), job.on_disks()
                 pace.end()
                 generation, agreed = for_disks
-                news = agreed != Agreed() and (for_disks != last_sent or time.monotonic() - sent_at > TELL_WHOLE_S)
+                news = agreed != Agreed() and (for_disks != last_sent or time.monotonic() - sent_at > NOTIFY_AGAIN_S)
                 if step is not None or news:
                     last_sent, sent_at = for_disks, time.monotonic()
                     request = pb.PersistRequest(
@@ -304,8 +310,7 @@ class Watcher:
                 await asyncio.sleep(TICK_S)
 
     async def _align(self, job: JobView) -> None:
-        """Make machines back up the same steps, once a machine is too slow to back up every step, or ranks drift
-        apart."""
+        """Make machines back up the same steps if a machine is too slow to back up every step, or ranks drift apart."""
         last_sent, pace = None, ShareOfTime()
         async with copy_requests(self._agents, job.machines) as ask:
             await asyncio.sleep(2 * TICK_S / 3)
@@ -358,7 +363,7 @@ class Watcher:
                 if error.status == RPCStatusCode.NOT_FOUND:
                     return False
                 if problems.is_new(name, error):
-                    log.warning("the report did not reach the job yet", error=str(error))
+                    log.warning("the report did not reach the job yet, and is sent again", error=str(error))
                 if name == "observe":
                     return True
                 await asyncio.sleep(RETRY_S)
@@ -385,4 +390,4 @@ def _learn_from(job: JobView, state: JobState) -> None:
     """Apply the state of a job's workflow."""
     job.faults.known = state.observed_told
     if state.status == "running":
-        job.runs(state.generation, max(state.resume_step, 1), steady_ns())
+        job.note_running(state.generation, max(state.resume_step, 1), steady_ns())

@@ -164,7 +164,7 @@ async def test_a_slow_start_is_no_hang(two: list[RunningAgent]) -> None:
 async def test_a_group_that_comes_to_no_first_step_says_so(two: list[RunningAgent]) -> None:
     found = await replayed(given(two, "stuck", start_s=8.0))
     assert found.end is RunEnd.NOT_STARTED and await jobs_of(two) == []
-    assert "rank 1 did not come to a first step within 8 s" in found.why
+    assert "rank 1 did not complete a first step within 8 s" in found.why
 
 
 async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[RunningAgent]) -> None:
@@ -305,6 +305,6 @@ async def test_what_a_machine_did_not_keep_makes_another_shape_and_no_difference
 async def test_a_group_goes_on_where_a_step_came_lately(seen: list[float], now: float, goes_on: bool) -> None:
     pace = GroupPace()
     for number, at in enumerate(seen, 1):
-        pace.see(number, at)
-        pace.see(number, at + 0.1)
-    assert pace.goes_on(now) is goes_on
+        pace.note(number, at)
+        pace.note(number, at + 0.1)
+    assert pace.is_stepping(now) is goes_on

@@ -17,12 +17,12 @@ def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() ->
         end = pb.RankEnd(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
         known.ended("m0", pb.Observation(sequence=sequence, generation=generation, rank_ended=end))
     name = "gpt"
-    assert known.dealt_with("m0", name) == 0
+    assert known.handled("m0", name) == 0
     known.reported.add(1)
-    assert (known.dealt_with("m0", name), known.dealt_with("m1", name)) == (7, 0)
+    assert (known.handled("m0", name), known.dealt_with("m1", name)) == (7, 0)
     known.reported.add(2)
-    assert known.dealt_with("m0", name) == 9
-    assert known.dealt_with("m0", OF_NO_JOB) == 0
+    assert known.handled("m0", name) == 9
+    assert known.handled("m0", OF_NO_JOB) == 0
 
 
 async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down() -> None:
@@ -34,15 +34,15 @@ async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down(
     end = pb.RankEnd(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
     known.ended("m0", pb.Observation(sequence=7, generation=1, rank_ended=end))
     known.reported.add(1)
-    assert (known.dealt_with("m0", name), known.dealt_with("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
+    assert (known.handled("m0", name), known.dealt_with("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
     written[6].set_result(None)
-    assert known.dealt_with("m0", OF_NO_JOB) == 2
+    assert known.handled("m0", OF_NO_JOB) == 2
     written[3].set_result(None)
-    assert known.dealt_with("m0", OF_NO_JOB) == 6
+    assert known.handled("m0", OF_NO_JOB) == 6
     known.acknowledged("m0", OF_NO_JOB, 6)
-    assert known.dealt_with("m0", OF_NO_JOB) == 0, "there is nothing more to be forgotten"
+    assert known.handled("m0", OF_NO_JOB) == 0, "there is nothing more to be forgotten"
     written[5].set_result(None)
-    assert known.dealt_with("m0", name) == 7
+    assert known.handled("m0", name) == 7
 
 
 async def test_an_agent_that_lost_its_log_counts_anew() -> None:
@@ -51,6 +51,6 @@ async def test_an_agent_that_lost_its_log_counts_anew() -> None:
     known.noted("m0", pb.Observation(sequence=500), written[0])
     known.noted("m0", pb.Observation(sequence=1), written[1])
     written[0].set_result(None)
-    assert known.dealt_with("m0", OF_NO_JOB) == 0
+    assert known.handled("m0", OF_NO_JOB) == 0
     written[1].set_result(None)
-    assert known.dealt_with("m0", OF_NO_JOB) == 1
+    assert known.handled("m0", OF_NO_JOB) == 1

@@ -254,7 +254,7 @@ def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_
     assert job.has_bare
     assert anomalies(job, 101 * S) == [], "it may not have been launched yet"
 
-    job.runs(1, 1, 102 * S)
+    job.note_running(1, 1, 102 * S)
     assert anomalies(job, 102 * S) == [], "what it said is older than what the workflow says"
     job.showed("m1", empty, 103 * S)
     [found] = anomalies(job, 103 * S)
@@ -268,7 +268,7 @@ def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_
 def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_workflow_said_before() -> None:
     job = watched()
     show(job, 100 * S, 20)
-    job.runs(1, 1, 101 * S)
+    job.note_running(1, 1, 101 * S)
     job.reported.add(1)
     show(job, 110 * S, 20, generation=2, ranks=(0,))
     job.showed("m1", pb.ProgressReply(), 110 * S)

@@ -49,7 +49,7 @@ async def running(jobs: Jobs) -> tuple[WorkflowHandle[Any, Any], JobView]:
     handle = await jobs.start()
     state = await jobs.until(handle, lambda state: state.status == "running")
     job = JobView(state.spec, state.machines)
-    job.runs(1, 1, 0)
+    job.note_running(1, 1, 0)
     return handle, job
 
 
