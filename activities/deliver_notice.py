@@ -21,7 +21,7 @@ PATIENT_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2.0, maximum_interval=timedelta(minutes=10)
 )
 """Retries are quick at first, then slow enough for a receiver that is away for hours."""
-NOT_TAKEN = "NotTaken"
+NOT_ACCEPTED = "NotTaken"
 """The error type of a receiver that does not accept a notice."""
 
 
@@ -51,9 +51,9 @@ class DeliverNotice(Activity[str]):
 
         receiver = tools.notices.named(self.receiver) if tools.notices else None
         if receiver is None:
-            why = f"the worker that tried has no receiver {self.receiver!r}: give all workers the same file"
-            raise ApplicationError(why, type=NOT_TAKEN)
+            why = f"this worker has no receiver {self.receiver!r}: start all workers with the same file of receivers"
+            raise ApplicationError(why, type=NOT_ACCEPTED)
         try:
             return await deliver(receiver, self.notice)
         except NoticeError as error:
-            raise ApplicationError(str(error), type=NOT_TAKEN) from None
+            raise ApplicationError(str(error), type=NOT_ACCEPTED) from None

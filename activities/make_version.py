@@ -51,34 +51,34 @@ class MakeVersion(Activity[VersionMade]):
     """The ids of the versions that the job knows, which stay in the store. Empty: no version is removed."""
 
     def line(self) -> str:
-        what = self.request.code or self.request.git or "as it is, with other arguments or variables"
-        return f"v{self.number} of {what}"
+        source = self.request.code or self.request.git or "the running code, with other arguments or variables"
+        return f"v{self.number} of {source}"
 
     def bounds(self) -> Bounds:
         return twice(LIMIT)
 
     async def perform(self, tools: Tools, say: Say) -> VersionMade:
         from activities.versions.make import changed, folder_of, next_version
-        from activities.versions.progress import telling
+        from activities.versions.progress import showing_progress
 
         job, store = self.job, tools.versions
         try:
             running = self.running if store is None else await store.full(job, self.running)
-            say("taking a snapshot of the code")
+            say("making a snapshot of the code")
             if self.request.made is not None:
                 made = self.request.made if store is None else await store.full(job, self.request.made)
             else:
-                async with telling(say) as progress:
+                async with showing_progress(say) as progress:
                     made = await next_version(job, running, self.request, store, progress)
-            say("comparing it with the version that runs")
+            say("comparing it with the running version")
             text = await changed(running, made, store, self.redact)
             if store is not None and self.needed:
                 await store.prune(job, {*self.needed, running.id, made.id})
         except NoSuchFolder as error:
             raise ApplicationError(
-                f"there is no folder {folder_of(running, self.request)} on {socket.gethostname()}, where a worker "
-                "looks for it. Give a folder that all workers see, or run 'everstep update' where the folder and "
-                f"the store of versions are: it takes the snapshot there ({environment.VERSIONS} names the store)",
+                f"there is no folder {folder_of(running, self.request)} on {socket.gethostname()}, a worker's host. "
+                "Give a folder that all workers can read, or run 'everstep update' on a machine that has the folder "
+                f"and the store of versions, which {environment.VERSIONS} names: it makes the snapshot there",
                 type=NoSuchFolder.__name__,
                 non_retryable=True,
             ) from error

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 ON_LEDGER = Bounds(timedelta(seconds=20), timedelta(seconds=30))
-"""The write is retried for half a minute; then the job continues without it."""
+"""The write is retried for half a minute; after that the job continues without the entry."""
 ON_LEDGER_WHEN_BACK = Bounds(
     timedelta(seconds=20),
     timedelta(hours=1),
@@ -71,7 +71,7 @@ def _write_job(ledger: Ledger, entry: RecordJob) -> NumbersUsed:
     if entry.started_ns:
         used = ledger.job_started(entry.spec, started_ns=entry.started_ns)
     _write_generation(ledger, entry.spec.name, entry.launched, entry.confirmation)
-    if entry.versions:  # the ledger keeps no values of variables that look like secrets
+    if entry.versions:  # the ledger must not contain values of variables that look like secrets
         versions = [version.without_secrets(entry.spec.redact) for version in entry.versions]
         ledger.versions_seen(entry.spec.name, versions, seen_ns=entry.time_ns)
     if entry.outcome:
@@ -135,7 +135,7 @@ def _write_conclusion(ledger: Ledger, conclusion: WriteConclusion) -> None:
     if conclusion.report is not None:
         confirmation = conclusion.report.confirmation
         closed_ns = confirmation.stepped_ns if confirmation else conclusion.time_ns
-        # The ledger keeps no values of variables that look like secrets.
+        # The ledger must not contain values of variables that look like secrets.
         shown = [version.without_secrets() for version in conclusion.report.versions]
         report = conclusion.report.model_copy(update={"versions": shown})
         ledger.incident_closed(conclusion.incident, report, closed_ns=closed_ns)
@@ -143,7 +143,7 @@ def _write_conclusion(ledger: Ledger, conclusion: WriteConclusion) -> None:
 
 
 def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentReport) -> None:
-    """Write the time in which lost steps were repeated: at most their number times the time of the first step."""
+    """Write the interval in which lost steps were repeated, at most their number times the time of one step."""
     confirmation = report.confirmation
     if confirmation is None or not report.lost_steps:
         return

@@ -43,14 +43,14 @@ async def made_here(
     if not control.versions_url:
         return request, f"{environment.VERSIONS} is not set here: workers read the folder, as they see it"
     from activities.versions.make import folder_of, next_version
-    from activities.versions.progress import telling
+    from activities.versions.progress import showing_progress
     from activities.versions.store import VersionStore
 
     store, state = VersionStore(control.versions_url), await control.state(job)
     running = next((one.runs for one in state.versions if one.number == state.spec.version), None)
     running = await store.full(job, running or CodeVersion.of(state.spec))
     try:
-        async with telling(say) as progress:
+        async with showing_progress(say) as progress:
             made = await next_version(job, running, request, store, progress)
     except NoSuchFolder:
         return request, f"there is no {folder_of(running, request)} here: workers read it, as they see it"

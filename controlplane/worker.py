@@ -160,7 +160,7 @@ async def run_worker(
     ledger = await asyncio.to_thread(Ledger.open, ledger_url)
     agents = AgentClients()
     events = EventWriter(ledger)
-    watcher = Watcher(client, agents, task_queue, events.take)
+    watcher = Watcher(client, agents, task_queue, events.accept)
     times = TrainingTimes(client, ledger, watcher.watched)
     gc.freeze()  # imported objects stay alive, so the collector can skip them
     gc.set_threshold(*COLLECT_AFTER)

@@ -219,7 +219,7 @@ async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], f
         for number, look in enumerate(looks, first)
         for machine, reply in look.replies.items()
     ]
-    writing = asyncio.ensure_future(ledger.call(Ledger.looks_taken, incident, rows))
+    writing = asyncio.ensure_future(ledger.call(Ledger.add_samples, incident, rows))
     _writing.add(writing)
     writing.add_done_callback(_written)
     await asyncio.wait([writing], timeout=KEEP_S)

@@ -20,7 +20,7 @@ BUSY_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 5
 """The time limit of a connection to PostgreSQL, seconds."""
 POOL_SIZE = 4
-_LOCK_CLASS = 0x45565354  # "EVST": keeps our advisory locks apart from those of others.
+_LOCK_CLASS = 0x45565354  # "EVST": no other program uses this class of advisory locks
 _WRITE = "everstep_write"
 _BOUNDS = (
     "SELECT set_config('lock_timeout', :busy, true), set_config('statement_timeout', :frozen, true), "
@@ -86,12 +86,12 @@ def connect(url: LedgerUrl) -> Engine:
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA foreign_keys=ON")
-    # With WAL a kill loses nothing that was committed; a power cut may lose the last moments, never the file.
+    # With WAL, a kill loses no commit. A power cut may lose the last commits, but does not damage the file.
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # IMMEDIATE takes the write lock first and waits for it; upgrading a read lock later would fail at once.
+    # IMMEDIATE waits for the write lock at the begin; a later change from a read lock to it would fail at once.
     writes = connection.get_execution_options().get(_WRITE, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -121,14 +121,13 @@ def reading(engine: Engine, url: LedgerUrl) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine, url: LedgerUrl, lock: str, *, bounded: bool = True) -> Iterator[Connection]:
-    """Open a transaction that writes; it is alone among the writers with the same lock name.
+    """Open a transaction that writes. No other writer with the same lock name runs at the same time.
 
-    ``bounded``: PostgreSQL ends a statement that waits or works too long, and a transaction whose writer is frozen,
-    which frees its lock. The bounds are set for this transaction only: they do not change the URL's settings, and work
-    through a pooler.
+    SQLite has only one writer at a time; PostgreSQL uses an advisory lock that ends with the transaction. So a writer
+    may read a row and then write values that depend on it.
 
-    SQLite has one writer at a time anyway; PostgreSQL uses an advisory lock that ends with the transaction. So a writer
-    may read a row and then write by its values on both.
+    With ``bounded``, PostgreSQL ends a statement that takes too long, and a transaction whose writer is frozen. That
+    frees the lock. These limits hold for this transaction only, and also work through a connection pooler.
     """
     with explained(url), engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
         if connection.dialect.name == "postgresql":
@@ -161,9 +160,12 @@ def explained(url: LedgerUrl) -> Iterator[None]:
 
 
 _ADVICE = (
-    (("malformed", "not a database"), "it is damaged: move it away (a new one is made) or restore a backup"),
+    (("malformed", "not a database"), "the file is damaged: move it away (a new ledger is made) or restore a backup"),
     (("unable to open", "readonly", "permission"), "check that the folder exists and may be written"),
-    (("locked", "lock timeout"), "another process holds it: try again, or see who has the file open"),
+    (
+        ("locked", "lock timeout"),
+        "another process has locked it: try again, or find the process that has the file open",
+    ),
     (("full",), "free some disk space"),
     (
         ("refused", "timeout", "resolve", "closed the connection"),

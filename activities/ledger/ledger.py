@@ -1,7 +1,7 @@
 """The ledger's methods.
 
-Writes are idempotent by natural key and fill each column once. An activity may run twice, its attempts may overlap,
-and a row whose beginning was lost, because the ledger was away, is made from later writes.
+Writes are idempotent by natural key and fill each column once, because an activity may run twice and its attempts may
+overlap. If the first write of a row was lost because the ledger was away, later writes make the row.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Ledger:
             )
 
     def job_ended(self, job: str, *, ended_ns: int, outcome: str) -> None:
-        """Close the newest run of a job that had begun by then, so a late attempt never closes a later run."""
+        """Close the newest run of a job that had started by ``ended_ns``; a late attempt must not close a later run."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=ended_ns)
             connection.execute(
@@ -175,7 +175,7 @@ class Ledger:
         self._generation(job, generation, learned)
 
     def generation_stepped(self, job: str, generation: int, *, stepped_ns: int) -> None:
-        """Note when all ranks of a generation had stepped, or counted as alive if their steps do not show."""
+        """Note when all ranks of a generation had stepped, or counted as alive if their steps cannot be seen."""
         self._generation(job, generation, {"stepped_ns": stepped_ns or None})
 
     def _generation(self, job: str, generation: int, learned: dict[str, Any]) -> None:
@@ -220,13 +220,12 @@ class Ledger:
         }
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, learned)
-            if report.failures:  # the watcher's first symptom may be a consequence of it
+            if report.failures:  # the symptom that a watcher reported may be a consequence of the first failure
                 row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
                 connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
-    def looks_taken(self, id: str, looks: Sequence[tuple[int, str, int, bytes]]) -> None:
-        """Keep the machines' answers about their ranks; each has the number of the sample, the machine, the time and
-        the answer."""
+    def add_samples(self, id: str, looks: Sequence[tuple[int, str, int, bytes]]) -> None:
+        """Keep samples of ranks, each with its number, the machine, the time in nanoseconds, and the answer."""
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, {})
             rows = [
@@ -246,7 +245,7 @@ class Ledger:
         self.machine_events_seen([event])
 
     def machine_events_seen(self, events: Sequence[MachineEventRecord]) -> None:
-        """Keep many observations, in one transaction."""
+        """Keep several observations in one transaction."""
         rows = [{name: clean(value) for name, value in event.model_dump().items()} for event in events]
         with self._writing("machine events") as connection:
             for start in range(0, len(rows), _CHUNK):
@@ -321,8 +320,7 @@ class Ledger:
             return incident_record(row, [IncidentEventRecord.model_validate(event) for event in events])
 
     def looks(self, id: str) -> list[tuple[int, str, int, bytes]]:
-        """Return the machines' answers about their ranks in an incident, by sample; if a number was used twice, the
-        newest."""
+        """Return the samples of an incident, in order; if the number was used twice, of the newest."""
         newest = select(func.max(Incidents.run)).where(Incidents.id == id).scalar_subquery()
         query = (
             select(IncidentLooks.look, IncidentLooks.machine, IncidentLooks.time_ns, IncidentLooks.data)
@@ -360,10 +358,10 @@ class Ledger:
         """Return the ETTR of the newest run, up to its end or now; None: the job or its start is not known.
 
         Args:
-            job: Its name.
-            now_ns: The present.
+            job: The name of the job.
+            now_ns: The present time, nanoseconds.
             window_s: The length of a sliding window up to now, seconds; None: since the start.
-            quiet_since_ns: No rank has stepped since this time, as its agents report; None: not known, or they step.
+            quiet_since_ns: The time since which no rank has stepped; None: ranks step, or it is not known.
         """
         with self._reading() as connection:
             run = newest_run(job)
@@ -382,7 +380,7 @@ class Ledger:
 
         Args:
             job: The job's name, for its newest run, or the number of a run.
-            now_ns: The present.
+            now_ns: The present time, nanoseconds.
             since_ns: The starts of the periods, which all end now; None: the start of the run.
             quiet_since_ns: See :meth:`ettr`.
             parked: Id of an open incident → whether the job is parked now, if it is known.

@@ -22,8 +22,7 @@ Written = asyncio.Future[None]
 
 
 class EventWriter:
-    """Writes the machine events of a worker; the same event may be written any number of times, by any number of
-    workers."""
+    """Writes the machine events of a worker. Several workers may write the same event, several times."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -31,7 +30,7 @@ class EventWriter:
         self.waiting = 0
         """The number of events that the ledger does not have yet."""
 
-    def take(self, observation: pb.Observation) -> Written:
+    def accept(self, observation: pb.Observation) -> Written:
         """Accept an observation.
 
         Returns:
@@ -39,25 +38,27 @@ class EventWriter:
         """
         written: Written = asyncio.get_running_loop().create_future()
         self.waiting += 1
-        self._queue.put_nowait((event_of(observation), written))  # the queue holds no more than the agents keep
+        self._queue.put_nowait(
+            (event_of(observation), written)
+        )  # the agents limit how many observations they keep, and so this queue
         return written
 
     async def run(self) -> None:
         """Write until cancelled; a ledger that is away is tried again."""
         while True:
-            taken = [await self._queue.get()]
-            while len(taken) < TOGETHER and not self._queue.empty():
-                taken.append(self._queue.get_nowait())
+            batch = [await self._queue.get()]
+            while len(batch) < TOGETHER and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
             wait = Backoff(*RETRY_S)
             while True:
                 try:
-                    await self._ledger.call(Ledger.machine_events_seen, [event for event, _ in taken])
+                    await self._ledger.call(Ledger.machine_events_seen, [event for event, _ in batch])
                     break
                 except Exception as error:
-                    log.warning("the ledger did not take a machine event yet", error=str(error))
+                    log.warning("the ledger did not store machine events yet; they are written again", error=str(error))
                     await asyncio.sleep(wait.next_s())
-            self.waiting -= len(taken)
-            for _, written in taken:
+            self.waiting -= len(batch)
+            for _, written in batch:
                 if not written.done():
                     written.set_result(None)
 
@@ -81,10 +82,10 @@ def event_text(observation: pb.Observation) -> str:
             started = observation.agent_started
             return f"agent started (pid {started.pid}), adopted {started.adopted_ranks} ranks"
         case "fork_server_died":
-            return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks live on"
+            return f"fork server (pid {observation.fork_server_died.pid}) died; its ranks continue"
         case "machine_finding":
             found = finding_of(observation.machine_finding.finding)
-            over = "over: " if observation.machine_finding.over else ""
+            over = "not active any more: " if observation.machine_finding.over else ""
             whose = f"owner: {found.owner}, remedy: {found.remedy}"
             return f"{over}{found.verdict}: {found.headline} ({found.reason}; {whose})"
         case "metric_noted":

@@ -1,7 +1,7 @@
 """Migrates a ledger's tables to this release.
 
-A ledger of a newer release is used without changes if the newer release only added to the tables. So several workers
-can be upgraded one after the other, and a return to the earlier release needs no second ledger.
+A ledger of a newer release is used without changes if the newer release only added to the tables. So workers can be
+upgraded one after the other, and the earlier release can still use the ledger.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
 def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
     """Upgrade to a revision, in one transaction that holds the writers' lock.
 
-    When two workers start at the same time, the second waits and finds
-    nothing to do. A kill in the middle leaves the ledger as it was.
+    If two workers start at the same time, the second waits for the first and then has nothing to do. A kill in the
+    middle does not change the ledger.
 
     Raises:
         LedgerError: the ledger is damaged, not a ledger, or of a newer release that did more than add to it.
@@ -47,9 +47,9 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
             return
     from alembic import command
 
-    # There is no time limit: a table of years may be rewritten, and other workers wait for that.
+    # There is no time limit: it may take long to rewrite a table with the data of years, and other workers wait.
     with _ALEMBIC, writing(engine, url, "migrate", bounded=False) as connection:
-        # This is checked only under the lock: another worker's migration may end at any time before.
+        # This is checked under the lock, because another worker may have migrated the ledger before.
         _check_revision(connection, url, config)
         config.attributes["connection"] = connection
         command.upgrade(config, to)
@@ -88,12 +88,12 @@ def _check_revision(connection: Connection, url: LedgerUrl, config: Config) -> N
         foreign = sorted(set(inspect(connection).get_table_names()) & set(LedgerTable.metadata.tables))
         if foreign:
             raise LedgerError(
-                f"{url} is not a ledger, yet holds tables named {', '.join(foreign)}: use a database of its own"
+                f"{url} is not a ledger, but has tables named {', '.join(foreign)}: use a database of its own"
             )
     elif _is_newer(current, config):
         raise LedgerError(
-            f"the ledger {url} is at revision {current}, which this release does not know (it knows up to "
-            f"{HEAD}): a newer everstep wrote it; upgrade everstep or use another ledger "
+            f"the ledger {url} is at revision {current}, which this release does not know (the newest that "
+            f"it knows is {HEAD}): a newer everstep wrote it; upgrade everstep or use another ledger "
             f"({_lacking(connection)})"
         )
 
@@ -114,9 +114,9 @@ def _lacking(connection: Connection) -> str:
             return f"it has no table {name}"
         columns = {column["name"]: column for column in inspector.get_columns(name)}
         if missing := sorted({column.name for column in table.columns} - columns.keys()):
-            return f"its table {name} has no {missing[0]}"
+            return f"its table {name} has no column {missing[0]}"
         for column in columns.values():
             ours, optional = column["name"] in table.columns, column["nullable"] or column["default"] is not None
             if not ours and not optional:
-                return f"its table {name} wants a {column['name']}"
+                return f"its table {name} requires a value for {column['name']}"
     return ""

@@ -1,4 +1,4 @@
-"""The ledger's answers."""
+"""The types of the ledger's answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LedgerAnswer(BaseModel):
 
 
 class NumbersUsed(LedgerAnswer):
-    """The highest numbers that earlier runs of this name have used; 0: none.
+    """The highest numbers that earlier runs of this name have used; 0: no number was used.
 
     A job that continues from these numbers never uses the id of an incident or the number of a generation twice.
     """

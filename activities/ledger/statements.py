@@ -1,4 +1,4 @@
-"""The ledger's statements, within a transaction."""
+"""SQL statements of the ledger; each function runs in a transaction of its caller."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def incident_parts(id: str) -> tuple[str, int]:
     """
     match = _INCIDENT_ID.fullmatch(id)
     if match is None:
-        raise LedgerError(f"{id!r} is not the id of an incident: they look like incident/gpt/0001")
+        raise LedgerError(f"{id!r} is not the id of an incident, which looks like incident/gpt/0001")
     return match["job"], int(match["number"])
 
 
@@ -99,7 +99,7 @@ def newest_run(job: str, by_ns: int | None = None) -> ScalarSelect[int]:
 
 
 def this_run(run: int) -> ScalarSelect[int]:
-    """Return a query for a run by its number."""
+    """Return a query for the run with a number."""
     return select(Jobs.run).where(Jobs.run == run).scalar_subquery()
 
 
@@ -107,7 +107,7 @@ def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> 
     """Return the newest run of a job; with ``by_ns``, only of runs that had begun by then."""
     run = connection.scalar(select(newest_run(job, by_ns)))
     if run is None:
-        # The row of the start has not arrived yet; job_started fills this row later.
+        # The start of the job was not written yet; job_started fills this row later.
         fill(connection, Jobs, {"name": job, "started_ns": 0}, {"outcome": None})
         run = connection.scalars(select(newest_run(job, by_ns))).one()
     return int(run)
@@ -132,7 +132,7 @@ def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ())
     try:
         return IncidentRecord.model_validate(fields)
     except ValidationError as error:
-        # An unreadable row must affect only its own line of a list.
+        # One unreadable row must not make a list of incidents unreadable.
         bad = {str(problem["loc"][0]) for problem in error.errors()}
         kept = {name: value for name, value in fields.items() if name not in bad}
         return IncidentRecord.model_validate(
@@ -164,7 +164,7 @@ def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
 
 
 def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> list[str]:
-    """Return what may have cost productive time but was never noted."""
+    """Return the reasons why the productive time is not fully known, as texts."""
     stepped = connection.scalar(select(func.count(Generations.stepped_ns)).where(Generations.run == run))
     redone = connection.scalar(
         select(func.count()).where(
@@ -172,7 +172,7 @@ def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> l
         )
     )
     return [
-        *(["no step of it was seen"] if finished and not stepped else []),
+        *(["no step of the job was seen"] if finished and not stepped else []),
         *(["how many steps were done again"] if redone else []),
     ]
 

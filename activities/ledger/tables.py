@@ -120,7 +120,7 @@ class IncidentEvents(LedgerTable):
 
 
 class MachineEvents(LedgerTable):
-    """The agents' observations. The time is part of the key, because a rebuilt agent numbers from 1 again."""
+    """The agents' observations. The time is in the key, because an agent that lost its log numbers from 1 again."""
 
     __tablename__ = "machine_events"
     __table_args__ = (Index(None, "job", "time_ns"),)
@@ -161,7 +161,7 @@ class IncidentLooks(LedgerTable):
 
 
 class CodeVersions(LedgerTable):
-    """Versions of a job's code: who requested each, when and why, what changed, which steps ran, and how it ended."""
+    """One row per version of a job's code."""
 
     __tablename__ = "code_versions"
 
@@ -176,6 +176,6 @@ class CodeVersions(LedgerTable):
     changed: Mapped[str]
     ended: Mapped[str]
     version: Mapped[dict[str, Any]]
-    """The whole version as JSON."""
+    """The version as JSON."""
     seen_ns: Mapped[int]
     """The time of this state, nanoseconds."""

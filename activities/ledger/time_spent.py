@@ -27,7 +27,7 @@ class TimeSpent:
 def ettr_of_run(
     connection: Connection, run: ScalarSelect[int], *, now_ns: int, window_s: float | None, quiet_since_ns: int | None
 ) -> Ettr | None:
-    """See ``Ledger.ettr``."""
+    """Return the ETTR of a run; see ``Ledger.ettr``."""
     known = _Run.read(connection, run, now_ns=now_ns, quiet_since_ns=quiet_since_ns)
     return known.ettr(window_s) if known else None
 
@@ -41,7 +41,7 @@ def spent_of_run(
     quiet_since_ns: int | None,
     parked: Mapping[str, bool],
 ) -> list[TimeSpent] | None:
-    """See ``Ledger.time_spent``."""
+    """Return how a run spent its time; see ``Ledger.time_spent``."""
     known = _Run.read(connection, run, now_ns=now_ns, quiet_since_ns=quiet_since_ns)
     if known is None:
         return None

@@ -1,8 +1,7 @@
-"""Finds events that people must be notified of, and starts the delivery of each: a loop in every worker.
+"""Detects events that people must be notified of, and starts the delivery of each: a loop in every worker.
 
-It needs no state: the delivery of an event is a workflow whose id is the event's id, and Temporal
-never starts it twice. So several or restarted workers deliver an event once, as long as the namespace keeps
-closed workflows.
+It needs no state. The delivery of an event is a workflow whose id contains the event's id, and Temporal never starts it
+twice. So several or restarted workers deliver an event once, as long as the namespace keeps closed workflows.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ PARKED = f'WorkflowType="Incident" AND ExecutionStatus="Running" AND Stage="{Sta
 OBSERVED = f'WorkflowType="Incident" AND ExecutionStatus="Completed" AND Stage="{Stage.OBSERVED}"'
 """If the breaker trips while the ranks continue, the incident is completed at once."""
 ENDED = 'WorkflowType="Job" AND ExecutionStatus!="Running" AND ExecutionStatus!="ContinuedAsNew"'
-UNSAID = {
+CLOSED_BY_TEMPORAL = {
     WorkflowExecutionStatus.FAILED: "it failed",
     WorkflowExecutionStatus.TERMINATED: "it was terminated",
     WorkflowExecutionStatus.TIMED_OUT: "its time ran out",
 }
-"""The ends of a workflow that could not write an outcome itself."""
+"""Status of a workflow that could not return an outcome itself → the outcome, as text."""
 
 Ask = Callable[[WorkflowExecution], Awaitable[None]]
 
@@ -98,7 +97,7 @@ class Announcer:
         self._pages = f"{ui_url.rstrip('/')}/namespaces/{client.namespace}/workflows/" if ui_url else ""
         self._short_for_s = short_for_s
         self._short: dict[str, float] = {}
-        self._told = RecentIds()
+        self._announced = RecentIds()
         self._over = RecentIds()
         """Runs of closed workflows that were asked already."""
         self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
@@ -115,26 +114,26 @@ class Announcer:
         repeated."""
         lately = f'CloseTime>"{(datetime.now(UTC) - timedelta(seconds=notices.LATE_S)).isoformat()}"'
         if self._wants(NoticeKind.PARKED, NoticeKind.BREAKER_TRIPPED):
-            await self._well("parked incidents", self._each(PARKED, self._ask_incident))
+            await self._succeeded("parked incidents", self._each(PARKED, self._ask_incident))
         if self._wants(NoticeKind.BREAKER_TRIPPED):
-            await self._well("observed incidents", self._each(f"{OBSERVED} AND {lately}", self._ask_incident))
+            await self._succeeded("observed incidents", self._each(f"{OBSERVED} AND {lately}", self._ask_incident))
         if self._wants(NoticeKind.JOB_FAILED):
-            await self._well("jobs that are over", self._each(f"{ENDED} AND {lately}", self._ask_job))
+            await self._succeeded("jobs that are over", self._each(f"{ENDED} AND {lately}", self._ask_job))
         if self._wants(NoticeKind.POOL_SHORT, NoticeKind.POOL_EMPTY, NoticeKind.EVICTED_TWICE):
-            await self._well("the pool of machines", self._ask_pool())
+            await self._succeeded("the pool of machines", self._ask_pool())
 
     def _wants(self, *kinds: NoticeKind) -> bool:
         return any(self._settings.for_kind(kind) for kind in kinds)
 
-    async def _well(self, what: str, look: Awaitable[None]) -> bool:
+    async def _succeeded(self, subject: str, poll: Awaitable[None]) -> bool:
         """Return whether a poll succeeded; each kind of error is logged once."""
         try:
-            await look
+            await poll
         except Exception as error:
-            if self._troubles.is_new(what, error):
-                log.warning("it is not known whether there is something to tell", of=what, error=str(error))
+            if self._troubles.is_new(subject, error):
+                log.warning("it is not known whether there are events", of=subject, error=str(error))
             return False
-        self._troubles.recovered(what)
+        self._troubles.recovered(subject)
         return True
 
     async def _each(self, condition: str, ask: Ask) -> None:
@@ -144,8 +143,8 @@ class Announcer:
 
         async def ask_one(workflow: WorkflowExecution) -> None:
             async with self._asking:
-                well = await self._well(workflow.run_id, ask(workflow))
-            if well and workflow.status is not WorkflowExecutionStatus.RUNNING:
+                succeeded = await self._succeeded(workflow.run_id, ask(workflow))
+            if succeeded and workflow.status is not WorkflowExecutionStatus.RUNNING:
                 self._over.add(workflow.run_id)
 
         await gathered(map(ask_one, listed))
@@ -167,7 +166,7 @@ class Announcer:
             ended_ns=int((job.close_time or datetime.now(UTC)).timestamp() * 1e9),
             outcome=outcome,
             headline=headline,
-            closed_as=UNSAID.get(job.status, "") if job.status else "",
+            closed_as=CLOSED_BY_TEMPORAL.get(job.status, "") if job.status else "",
         )
         await self._announce(notices.ended_job_notices(ended, time.time_ns()), job.id)
 
@@ -188,7 +187,7 @@ class Announcer:
         """Start the delivery of each new event; the link of its notice shows ``workflow``."""
         for event in events:
             receivers = self._settings.for_kind(event.kind)
-            if event.id in self._told or not receivers:
+            if event.id in self._announced or not receivers:
                 continue
             link = f"{self._pages}{quote(workflow, safe='')}" if self._pages else ""
             notice = event.model_copy(update={"cluster": self._task_queue, "link": link})
@@ -201,7 +200,9 @@ class Announcer:
                     id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                     static_summary=event.text[:SUMMARY_CHARACTERS],
                 )
-                log.info("somebody is told", kind=event.kind, event_id=event.id, receivers=receivers)
+                log.info(
+                    "the delivery of a notice was started", kind=event.kind, event_id=event.id, receivers=receivers
+                )
             except WorkflowAlreadyStartedError:
-                log.debug("was told before", event_id=event.id)
-            self._told.add(event.id)
+                log.debug("the delivery of a notice was started before", event_id=event.id)
+            self._announced.add(event.id)

@@ -26,12 +26,12 @@ async def deliver(receiver: Receiver, notice: Notice, env: Mapping[str, str] = o
     """
     try:
         if receiver.command:
-            said = await program.run(receiver.command, notice.body(), receiver.deadline_s)
+            answer = await program.run(receiver.command, notice.body(), receiver.deadline_s)
         else:
-            said = await _post(receiver, notice, env)
+            answer = await _post(receiver, notice, env)
     except NoticeError as error:
         raise NoticeError(_shown(str(error), receiver, env)) from None
-    return _shown(said, receiver, env)
+    return _shown(answer, receiver, env)
 
 
 async def _post(receiver: Receiver, notice: Notice, env: Mapping[str, str]) -> str:

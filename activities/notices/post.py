@@ -54,14 +54,14 @@ async def post(
     except TimeoutError:
         raise NoticeError(f"{target(parts)} did not answer within {deadline_s:g} s") from None
     except ssl.SSLCertVerificationError as error:
-        hint = "where its authority is not one of the system's, name it with ca_file"
-        raise NoticeError(f"the certificate of {target(parts)} is not good: {error.verify_message}; {hint}") from None
+        hint = "if the system does not know its authority, set ca_file"
+        raise NoticeError(f"the certificate of {target(parts)} is not valid: {error.verify_message}; {hint}") from None
     except (OSError, http.client.HTTPException) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        raise NoticeError(f"{target(parts)} cannot be reached: {said}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise NoticeError(f"{target(parts)} cannot be reached: {reason}") from None
     finally:
         for one in opened:
-            with contextlib.suppress(OSError):  # a thread that still waits there ends
+            with contextlib.suppress(OSError):  # this ends a thread that still waits for the socket
                 one.shutdown(socket.SHUT_RDWR)
 
 
@@ -93,13 +93,13 @@ def _exchange(
 
 
 def _judged(response: http.client.HTTPResponse) -> str:
-    said = f"HTTP {response.status} {response.reason}".strip()
+    status = f"HTTP {response.status} {response.reason}".strip()
     if 200 <= response.status < 300:
-        return said
+        return status
     if 300 <= response.status < 400:
         elsewhere = ""
         with contextlib.suppress(ValueError):  # an address that cannot be read is not shown
             elsewhere = target(urlsplit(response.headers.get("Location", "")))
-        raise NoticeError(f"{said}: it redirects{f' to {elsewhere}' if elsewhere else ''}: name the URL that answers")
+        raise NoticeError(f"{status}: it redirects{f' to {elsewhere}' if elsewhere else ''}: use the final URL")
     text = " ".join(response.read(ANSWER_BYTES).decode(errors="replace").split())
-    raise NoticeError(f"{said}: {text[:200]}" if text else said)
+    raise NoticeError(f"{status}: {text[:200]}" if text else status)

@@ -1,4 +1,4 @@
-"""Runs a program of the site that notifies people: it reads the notice on its standard input, within a time limit."""
+"""Runs the site's own program that notifies people. It gets the notice on its standard input, and has a time limit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ PIPE_BYTES = 1 << 16
 """The size of a pipe, bytes."""
 
 
-async def run(command: Sequence[str], given: bytes, deadline_s: float) -> str:
+async def run(command: Sequence[str], standard_input: bytes, deadline_s: float) -> str:
     """Run the program to its end; returns its result, e.g. ``exit code 0: sent``.
 
     Processes that it leaves running, and their open files, are not awaited.
 
     Args:
         command: The program with its arguments.
-        given: The program's standard input.
+        standard_input: The program's standard input.
         deadline_s: The program and its children are killed after this time, seconds.
 
     Raises:
         NoticeError: the program cannot run, did not end in time, or its exit code is not 0.
     """
-    with _ProgramOutput() as output, _input(given) as standard_input:
+    with _ProgramOutput() as output, _input(standard_input) as descriptor:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=standard_input, stdout=output.theirs, stderr=output.theirs, start_new_session=True
+                *command, stdin=descriptor, stdout=output.theirs, stderr=output.theirs, start_new_session=True
             )
         except OSError as error:
             raise NoticeError(f"{command[0]} cannot be run: {error.strerror}") from None
@@ -48,18 +48,18 @@ async def run(command: Sequence[str], given: bytes, deadline_s: float) -> str:
                 await process.wait()
         output.read()
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-    said = f"{how}: {output.last_line[:200]}" if output.last_line else how
+    result = f"{how}: {output.last_line[:200]}" if output.last_line else how
     if code:
-        raise NoticeError(said)
-    return said
+        raise NoticeError(result)
+    return result
 
 
 @contextlib.contextmanager
-def _input(given: bytes) -> Iterator[int]:
+def _input(contents: bytes) -> Iterator[int]:
     """Yield a file in memory, so that a program that does not read its input blocks nothing."""
     file = os.memfd_create("notice")
     try:
-        os.write(file, given)
+        os.write(file, contents)
         os.lseek(file, 0, os.SEEK_SET)
         yield file
     finally:
@@ -67,7 +67,7 @@ def _input(given: bytes) -> Iterator[int]:
 
 
 class _ProgramOutput:
-    """A pipe for the output. asyncio's own pipes are awaited as long as any process has them open."""
+    """A pipe for the program's output. It is not one of asyncio's, which wait until no process has them open."""
 
     def __enter__(self) -> _ProgramOutput:
         self._ours, self.theirs = os.pipe()

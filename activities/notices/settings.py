@@ -3,16 +3,16 @@
 The file is TOML, one table for each receiver::
 
     [[receiver]]
-    name = "pager"                                  # in logs and in the Web UI
-    kinds = ["parked", "job-failed"]                # without it: all
-    url = "https://events.example/v2/notices"       # gets a POST of JSON
-    headers_from = {Authorization = "PAGER_AUTHORIZATION"}   # header = variable of the worker that has its value
-    ca_file = "/etc/everstep/events-ca.crt"         # beside the authorities of the system
+    name = "pager"                                  # the name in logs and in the Web UI
+    kinds = ["parked", "job-failed"]                # the default is all kinds
+    url = "https://events.example/v2/notices"       # it gets a POST of JSON
+    headers_from = {Authorization = "PAGER_AUTHORIZATION"}   # header = name of the worker's variable
+    ca_file = "/etc/everstep/events-ca.crt"         # in addition to the system's authorities
     deadline_s = 10
 
     [[receiver]]
     name = "mail"
-    command = ["/opt/site/mail-on-call", "--short"]  # gets the JSON on its standard input; no shell is between
+    command = ["/opt/site/mail-on-call", "--short"]  # it gets the JSON on its standard input; there is no shell
 
 ``url_from = "VARIABLE"`` replaces ``url`` if the address itself is a secret.
 """
@@ -99,8 +99,8 @@ class NoticeSettings(BaseModel):
         try:
             settings = cls.model_validate(table)
         except ValidationError as error:
-            raise ConfigError(_text(origin, [_said(one) for one in error.errors()])) from None
-        problems = [] if settings.receiver else ["it names no receiver: add a table [[receiver]]"]
+            raise ConfigError(_text(origin, [_problem_of(part) for part in error.errors()])) from None
+        problems = [] if settings.receiver else ["it has no receiver: add a table [[receiver]]"]
         names = [one.name for one in settings.receiver]
         problems += [
             f"two receivers are named {name!r}: give each its own name"
@@ -134,7 +134,7 @@ def _problems(receiver: Receiver, env: Mapping[str, str]) -> Iterator[str]:
             near = difflib.get_close_matches(kind, known, n=1)
             yield f"there is no kind {kind!r}; " + (f"did you mean {near[0]!r}?" if near else _there_are(known))
     if receiver.command and shutil.which(receiver.command[0]) is None:
-        yield f"the program {receiver.command[0]!r} is not there, or may not be executed"
+        yield f"the program {receiver.command[0]!r} does not exist, or must not be executed"
     if receiver.url:
         yield from (f"url {masked(receiver.url)!r}: {what}" for what in _of_url(receiver.url))
     if receiver.url_from:
@@ -142,7 +142,7 @@ def _problems(receiver: Receiver, env: Mapping[str, str]) -> Iterator[str]:
         found = [missing] if missing else _of_url(url_of(receiver, env))
         yield from (f"url_from {receiver.url_from}: {what}" for what in found)
     if receiver.command and (receiver.headers_from or receiver.ca_file):
-        yield "headers_from and ca_file go with a URL; a program has the variables of the worker"
+        yield "headers_from and ca_file are for a URL; a program has the variables of the worker"
     for header, name in receiver.headers_from.items():
         if not _HEADER.fullmatch(header) or header.lower() in OURS:
             yield f"headers_from: {header!r} cannot be set: name a header such as Authorization"
@@ -165,14 +165,14 @@ def _of_url(url: str) -> Iterator[str]:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
     except ValueError as error:
-        yield f"it is no URL ({error})"
+        yield f"it is not a URL ({error})"
         return
     if not host or not url.isascii() or not url.isprintable() or " " in url:
-        yield "it is no URL: write https://host/path, other characters as %xx"
+        yield "it is not a URL: write https://host/path, with special characters as %xx"
     elif parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         yield "write https://; http:// is for addresses of this machine only"
     elif parts.username is not None or parts.password is not None:
-        yield "it has a user or a password in it: name a variable in headers_from, or url_from"
+        yield "it contains a user or a password: use headers_from or url_from with a variable"
 
 
 def target(parts: SplitResult) -> str:
@@ -184,7 +184,7 @@ def _there_are(names: list[str]) -> str:
     return f"there are {', '.join(names)}"
 
 
-def _said(error: Any) -> str:
+def _problem_of(error: Any) -> str:
     """Return an error of the model as text."""
     place, kind = [str(part) for part in error["loc"]], error["type"]
     where = f"receiver number {int(place[1]) + 1}: " if len(place) > 1 and place[1].isdecimal() else ""

@@ -1,5 +1,7 @@
-"""Describes the changes between two versions: files, arguments, variables, packages and commits. The text is limited in
-size, and has no values that look like secrets, because it is kept in histories."""
+"""Describes the changes between two versions: files, arguments, variables, packages and commits.
+
+The text is kept in histories. So its size is limited, and it has no values that look like secrets.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class FileChanges:
         for path in sorted(self.before.keys() | self.after.keys()):
             old, new = self.before.get(path), self.after.get(path)
             if (old is None and path not in self.added) or (new is None and path not in self.removed):
-                continue  # one side has no lines for a comparison
+                continue  # the lines of one side are not known
             names = path if old is not None else "/dev/null", path if new is not None else "/dev/null"
             text += "\n".join(difflib.unified_diff(old or [], new or [], *names, lineterm="", n=1)) + "\n"
             if len(text) > most:
@@ -83,7 +85,7 @@ class FileChanges:
         return f"{path} {counts}".rstrip()
 
 
-def told(
+def describe_changes(
     before: CodeVersion, after: CodeVersion, files: FileChanges | None, commits: str, redact: Sequence[str]
 ) -> str:
     """Return the changes; the first line sums them up, and a short patch follows.
@@ -100,9 +102,9 @@ def told(
         if files is not None:
             parts.append(files.summary())
         elif before.code and after.code:
-            parts.append("other files, which cannot be compared: the store does not give them")
+            parts.append("other files, which cannot be compared because the store cannot be read")
         else:
-            parts.append(f"it runs {_where(after)}, and before {_where(before)}")
+            parts.append(f"it runs {_where(after)} instead of {_where(before)}")
     for name in ("script", "cwd", "python"):
         old, new = getattr(before, name), getattr(after, name)
         if old != new and (name == "python" or bool(before.code) == bool(after.code)):
@@ -116,7 +118,7 @@ def told(
     if packages := packages_changed(before.packages, after.packages):
         parts.append(f"packages {listed(packages)}")
     if after.origin.dirty and before.code != after.code:
-        parts.append(f"not all of it is in commit {after.origin.commit[:NAME_CHARACTERS]}")
+        parts.append(f"its files differ from commit {after.origin.commit[:NAME_CHARACTERS]}")
     line = printable(" ".join("; ".join(filter(None, parts)).split()))[:SUMMARY_CHARACTERS] or "nothing"
     patch = masked(printable(files.patch(PATCH_CHARACTERS))) if files is not None else ""
     return f"{line}\n{patch}".rstrip()
@@ -148,7 +150,7 @@ def _arguments(before: list[str], after: list[str]) -> str:
     parts = []
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         old, new = _cut(" ".join(before[max(i1 - 1, 0) : i2])), _cut(" ".join(after[max(j1 - 1, 0) : j2]))
-        if tag != "equal":  # include the word before, which is the name of a value
+        if tag != "equal":  # include the word before: it is the name of the option
             parts.append(f"{old or 'none'} -> {new or 'none'}")
     return listed(parts)
 

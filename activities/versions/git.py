@@ -48,10 +48,10 @@ class GitFolder:
         self.folder = folder
 
     def files(self) -> list[str]:
-        """Return the files below the folder that git tracks, or neither tracks nor ignores, and those of submodules.
+        """Return the files below the folder that git does not ignore, with those of submodules.
 
         Raises:
-            ConfigError: git cannot say.
+            ConfigError: git failed.
         """
         found = []
         for name in self._listed("ls-files", "-z", "--cached", "--others", "--exclude-standard"):
@@ -68,21 +68,21 @@ class GitFolder:
         """Return the commit of a revision; an empty origin if there is no commit yet.
 
         Raises:
-            ConfigError: git cannot say.
+            ConfigError: git failed.
         """
-        if revision == "HEAD" and not self._said("rev-parse", "--verify", "--quiet", "HEAD", may_fail=True):
+        if revision == "HEAD" and not self._text("rev-parse", "--verify", "--quiet", "HEAD", may_fail=True):
             return Origin(folder=str(self.folder))
-        told = self._said("log", "-1", "--no-show-signature", "--format=%H%x00%an <%ae>%x00%s", revision)
-        commit, author, subject = told.rstrip("\n").split("\0")
+        shown = self._text("log", "-1", "--no-show-signature", "--format=%H%x00%an <%ae>%x00%s", revision)
+        commit, author, subject = shown.rstrip("\n").split("\0")
         return Origin(folder=str(self.folder), commit=commit, author=author[:200], subject=subject[:200])
 
     def is_dirty(self) -> bool:
         """Return whether files below the folder differ from the newest commit, or are not in it.
 
         Raises:
-            ConfigError: git cannot say.
+            ConfigError: git failed.
         """
-        return bool(self._said("status", "--porcelain", "-z", "--untracked-files=normal", "--", "."))
+        return bool(self._text("status", "--porcelain", "-z", "--untracked-files=normal", "--", "."))
 
     def resolved(self, revision: str) -> str:
         """Return the id of the commit that a revision names.
@@ -91,8 +91,8 @@ class GitFolder:
             ConfigError: there is no such commit here.
         """
         if revision.startswith("-"):
-            raise ConfigError(f"{revision!r} is no revision: name a commit, a branch or a tag")
-        found = self._said("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True).strip()
+            raise ConfigError(f"{revision!r} is not a revision: name a commit, a branch or a tag")
+        found = self._text("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", may_fail=True).strip()
         if not found:
             raise ConfigError(
                 f"the git repository of {self.folder} has no revision {revision!r}: "
@@ -114,7 +114,7 @@ class GitFolder:
                 inner = GitFolder(self.folder / name)
                 if not (inner.folder / ".git").exists():
                     raise ConfigError(
-                        f"{name} in {self.folder} is a submodule that is not there: "
+                        f"{name} in {self.folder} is a submodule without its files: "
                         f"'git -C {self.folder} submodule update --init', or give a folder with --code DIR"
                     )
                 blobs += [
@@ -130,19 +130,19 @@ class GitFolder:
         """Return the commits from one commit to another, as text; empty: there are none, or the first is unknown here.
 
         Raises:
-            ConfigError: git cannot say.
+            ConfigError: git failed.
         """
-        known = all(self._said("cat-file", "-t", one, may_fail=True).strip() == "commit" for one in (before, after))
+        known = all(self._text("cat-file", "-t", one, may_fail=True).strip() == "commit" for one in (before, after))
         if before == after or not known:
             return ""
-        count = int(self._said("rev-list", "--count", f"{before}..{after}"))
-        told = self._said("log", "--no-show-signature", f"-{NAMED}", "--format=%h %s (%an)", f"{before}..{after}")
-        taken_back = int(self._said("rev-list", "--count", f"{after}..{before}"))
-        text = first_of((line[:120] for line in told.splitlines()), count, noun="commits", separator="; ")
-        back = f"{taken_back} commits are taken back" if taken_back else ""
+        count = int(self._text("rev-list", "--count", f"{before}..{after}"))
+        lines = self._text("log", "--no-show-signature", f"-{NAMED}", "--format=%h %s (%an)", f"{before}..{after}")
+        taken_back = int(self._text("rev-list", "--count", f"{after}..{before}"))
+        text = first_of((line[:120] for line in lines.splitlines()), count, noun="commits", separator="; ")
+        back = f"{taken_back} commits are removed" if taken_back else ""
         return "; ".join(filter(None, (text, back)))
 
-    def _said(self, *arguments: str, may_fail: bool = False) -> str:
+    def _text(self, *arguments: str, may_fail: bool = False) -> str:
         return _git(self.folder, *arguments, may_fail=may_fail).decode(errors="replace")
 
     def _listed(self, *arguments: str) -> list[str]:
@@ -172,12 +172,12 @@ def read_blobs(blobs: list[Blob]) -> Iterator[bytes]:
             assert process.stdout
             process.stdin.write(f"{blob.id}\n".encode())
             process.stdin.flush()
-            told = process.stdout.readline().split()
-            if len(told) != 3 or told[1] != b"blob":
+            header = process.stdout.readline().split()
+            if len(header) != 3 or header[1] != b"blob":
                 raise ConfigError(
                     f"git in {blob.folder} cannot read {blob.path} ({blob.id[:12]}): run 'git fsck' there"
                 )
-            contents = process.stdout.read(int(told[2]))
+            contents = process.stdout.read(int(header[2]))
             process.stdout.read(1)
             yield contents
     finally:
@@ -203,17 +203,17 @@ def _git(folder: Path, *arguments: str, may_fail: bool = False) -> bytes:
         )
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder} is in a git repository, and there is no git here: "
-            "install it, or take what shall run to a folder outside of it"
+            f"{folder} is in a git repository, but git is not installed here: "
+            "install git, or copy the code to a folder outside of the repository"
         ) from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"'git {arguments[0]}' in {folder} took longer than {LIMIT_S:g} s: have git ignore what is no code, "
+            f"'git {arguments[0]}' in {folder} took longer than {LIMIT_S:g} s: have git ignore other files than code, "
             "or name a smaller folder with --code DIR"
         ) from None
     if ended.returncode and not may_fail:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise ConfigError(f"'git {arguments[0]}' in {folder}: {said[0] if said else 'failed'}")
+        errors = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise ConfigError(f"'git {arguments[0]}' in {folder}: {errors[0] if errors else 'failed'}")
     return b"" if ended.returncode else ended.stdout
 
 

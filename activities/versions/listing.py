@@ -49,17 +49,17 @@ def files_of(folder: Path) -> list[str]:
 
 
 class _Walk:
-    """A walk outside of git: it leaves out files that ``.gitignore`` names, hidden folders, and Python environments."""
+    """Walks a folder without a git repository; leaves out ignored files, hidden folders, and Python environments."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._found: list[str] = []
 
     def files(self) -> list[str]:
-        self._look("", ())
+        self._walk("", ())
         return self._found
 
-    def _look(self, prefix: str, rules: tuple[tuple[str, IgnoreFile], ...]) -> None:
+    def _walk(self, prefix: str, rules: tuple[tuple[str, IgnoreFile], ...]) -> None:
         """List one folder; ``rules`` are those of the folders above it, each with its folder, the nearest last."""
         try:
             with os.scandir(self._folder / prefix) as listing:
@@ -68,7 +68,7 @@ class _Walk:
                 rules = (*rules, (prefix, IgnoreFile((self._folder / prefix / IGNORE).read_bytes())))
         except OSError as error:
             raise ConfigError(
-                f"{error.filename} cannot be looked into: {error.strerror}. Have it ignored in a .gitignore"
+                f"{error.filename} cannot be read: {error.strerror}. Have it ignored in a .gitignore"
             ) from error
         for entry in entries:
             path, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
@@ -77,20 +77,20 @@ class _Walk:
             if not is_folder:
                 self._found.append(path)
             elif not (entry.name.startswith(".") or entry.name == CACHE or Path(entry.path, ENVIRONMENT).exists()):
-                self._look(f"{path}/", rules)
+                self._walk(f"{path}/", rules)
         if len(self._found) > MAX_SEEN:
             raise ConfigError(
-                f"{self._folder} has more than {MAX_SEEN} files, and is not the code of a job alone: put the code into "
-                "a folder of its own, name it with --code DIR, or run it where it lies with --in-place"
+                f"{self._folder} has more than {MAX_SEEN} files, too many for the code of a job: put the code into "
+                "a separate folder, name it with --code DIR, or run it where it lies with --in-place"
             )
 
 
 def _ignored(rules: tuple[tuple[str, IgnoreFile], ...], path: str, *, is_folder: bool) -> bool:
     """Return whether a path is ignored: the nearest file with a matching rule decides."""
     for prefix, file in reversed(rules):
-        told = file.says(path.removeprefix(prefix), is_folder=is_folder)
-        if told is not None:
-            return told
+        ignored = file.ignores(path.removeprefix(prefix), is_folder=is_folder)
+        if ignored is not None:
+            return ignored
     return False
 
 
@@ -116,7 +116,7 @@ class IgnoreFile:
         lines = contents.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\n")
         self._rules = [rule for line in lines if (rule := _rule(line.removesuffix("\r"))) is not None]
 
-    def says(self, path: str, *, is_folder: bool) -> bool | None:
+    def ignores(self, path: str, *, is_folder: bool) -> bool | None:
         """Return whether a path, relative to the file's folder, is ignored; None: no rule matches."""
         text = os.fsencode(path).decode("latin-1")
         name = text.rpartition("/")[2]

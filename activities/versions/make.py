@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from activities.versions.changes import FileChanges, told
+from activities.versions.changes import FileChanges, describe_changes
 from activities.versions.git import GitFolder, work_tree_of
 from activities.versions.packages import packages_of
 from activities.versions.progress import SnapshotProgress
@@ -29,7 +29,7 @@ from everstep.model.version import CodeVersion, UpdateRequest
 STORAGE_S = 300.0
 """The time limit for reading the files of a folder, seconds."""
 NO_STORE = (
-    "there is no store of versions, so that code can only run where it lies: start all workers with the same "
+    "there is no store of versions, so code can only run in place: start all workers with the same "
     "--versions URL, or EVERSTEP_VERSIONS"
 )
 
@@ -46,12 +46,12 @@ async def first_version(
     Args:
         spec: The job's specification; its script is an absolute path.
         folder: The folder with the script.
-        store: Where to.
+        store: The store of versions.
         progress: The progress of the snapshot, which is updated; None: it is not needed.
 
     Raises:
         ConfigError: the folder cannot be a version.
-        VersionStoreError: the store does not take it.
+        VersionStoreError: the store does not accept it.
     """
     with await _on_storage(lambda: folder_snapshot(folder, progress), str(folder)) as snapshot:
         version = CodeVersion.of(spec).model_copy(
@@ -89,7 +89,7 @@ async def next_version(
     Raises:
         NoSuchFolder: the folder is not on this machine.
         ConfigError: the version cannot be made.
-        VersionStoreError: the store does not take it.
+        VersionStoreError: the store does not accept it.
     """
     packages = asyncio.create_task(_threads.do(lambda: packages_of(running.python)))
     try:
@@ -136,9 +136,9 @@ async def changed(before: CodeVersion, after: CodeVersion, store: VersionStore |
             with await store.code(before.code) as old, await store.code(after.code) as new:
                 files = await _threads.do(lambda: FileChanges.between(old, new))
         except VersionStoreError as error:
-            log.warning("what changed is not known", reason=str(error))
+            log.warning("the changed files are not known", reason=str(error))
     commits = await _on_storage(lambda: _commits(before, after), after.origin.folder)
-    return await _threads.do(lambda: told(before, after, files, commits, redact))
+    return await _threads.do(lambda: describe_changes(before, after, files, commits, redact))
 
 
 def folder_of(running: CodeVersion, request: UpdateRequest) -> Path:
@@ -149,7 +149,7 @@ def folder_of(running: CodeVersion, request: UpdateRequest) -> Path:
     """
     if named := request.code or running.origin.folder or _folder_of(running):
         return Path(named)
-    raise ConfigError("it is not known from which folder the job's code came: name one as code, beside git")
+    raise ConfigError("the folder of the job's code is not known: name it as code, in addition to git")
 
 
 def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
@@ -168,16 +168,15 @@ def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
         inner = os.path.relpath(inner, folder)
     if inner.startswith("../") or inner == "..":
         raise ConfigError(
-            f"the script {script} is not in the folder {folder}: name the folder that holds both it and what it imports"
+            f"the script {script} is not in the folder {folder}: name a folder that has "
+            "both the script and the files that it imports"
         )
     names = {file.path for file in snapshot.files}
     if inner in names or _by_links(folder, inner) in names:
         return inner
     near = difflib.get_close_matches(inner, sorted(names), n=1)
     hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else "does git ignore it? Then take it out of .gitignore, or name another one"
+        f"did you mean {near[0]}?" if near else "if git ignores it, remove it from .gitignore, or name another script"
     )
     raise ConfigError(f"the script {inner} is not among the files of {folder}: {hint}")
 
@@ -215,7 +214,7 @@ async def _other_script(running: CodeVersion, script: str, store: VersionStore |
         names = {file.path for file in code.files}
     if inner not in names:
         near = difflib.get_close_matches(inner, sorted(names), n=1)
-        raise ConfigError(f"the code that runs has no {script}" + (f": did you mean {near[0]}?" if near else ""))
+        raise ConfigError(f"the running code has no {script}" + (f": did you mean {near[0]}?" if near else ""))
     return inner
 
 
@@ -234,6 +233,6 @@ async def _on_storage(work: Callable[[], T], folder: str) -> T:
     try:
         return await _threads.do(work, STORAGE_S)
     except TimeoutError:
-        raise ConfigError(f"{folder} has not answered for {STORAGE_S:g} s: look at the storage that it is on") from None
+        raise ConfigError(f"{folder} has not answered for {STORAGE_S:g} s: check its storage") from None
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error}") from error

@@ -44,7 +44,7 @@ def packages_of(python: str) -> dict[str, str]:
         program = shutil.which(python)
         if not program:
             raise FileNotFoundError(f"there is no {python} here")
-        # -I: modules in this folder, and this process's variables, do not belong to the job.
+        # -I: do not use modules in this folder, or this process's variables.
         ended = subprocess.run(
             [program, "-I", "-c", _PROGRAM],
             stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def packages_of(python: str) -> dict[str, str]:
         )
         return _bounded(dict(json.loads(ended.stdout)).items())
     except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
-        log.warning("the packages of an interpreter are not known", python=python, reason=str(error)[:200])
+        log.warning("the packages of an interpreter cannot be listed", python=python, reason=str(error)[:200])
         return {}
 
 
@@ -74,7 +74,7 @@ def _changed(folder: str) -> float:
 
 def _bounded(found: Iterable[tuple[object, object]]) -> dict[str, str]:
     first: dict[str, str] = {}
-    for name, version in found:  # the first of several is the imported distribution
+    for name, version in found:  # if there are several, Python imports the first
         if name and version:
             first.setdefault(str(name)[:100], str(version)[:60])
     return dict(islice(sorted(first.items(), key=lambda item: item[0].lower()), MOST))

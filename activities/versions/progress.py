@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from everstep.base.text import size_text
 
 EVERY_S = 1.0
-"""The time before the first line about a snapshot and between two lines, seconds; most snapshots are done before the
-first."""
+"""The time before the first line about a snapshot and between two lines, seconds. Most snapshots take less time."""
 
 
 @dataclass(slots=True)
@@ -27,14 +26,14 @@ class SnapshotProgress:
     def text(self) -> str:
         """Return e.g. ``1200 of 5000 files, 88.1 MB``."""
         if not self.of:
-            return "snapshot of the code: its files are listed"
+            return "snapshot of the code: listing its files"
         if self.files == self.of:
-            return f"snapshot of the code: {self.of} files, {size_text(self.bytes)}, go into the store of versions"
+            return f"snapshot of the code: {self.of} files, {size_text(self.bytes)}, written to the store of versions"
         return f"snapshot of the code: {self.files} of {self.of} files, {size_text(self.bytes)}"
 
 
 @contextlib.asynccontextmanager
-async def telling(say: Callable[[str], None], every_s: float = EVERY_S) -> AsyncIterator[SnapshotProgress]:
+async def showing_progress(say: Callable[[str], None], every_s: float = EVERY_S) -> AsyncIterator[SnapshotProgress]:
     """Report the progress of a snapshot at intervals, while the body runs.
 
     Args:
@@ -43,15 +42,15 @@ async def telling(say: Callable[[str], None], every_s: float = EVERY_S) -> Async
     """
     progress = SnapshotProgress()
 
-    async def look() -> None:
-        told = ""
+    async def show() -> None:
+        shown = ""
         while True:
             await asyncio.sleep(every_s)
-            if (text := progress.text) != told:
-                told = text
+            if (text := progress.text) != shown:
+                shown = text
                 say(text)
 
-    looking = asyncio.create_task(look())
+    looking = asyncio.create_task(show())
     try:
         yield progress
     finally:

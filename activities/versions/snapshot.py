@@ -28,7 +28,10 @@ IN_MEMORY = 16 << 20
 """A larger archive is kept in a temporary file, bytes."""
 NAMED = 5
 """The largest number of files and folders that an error names."""
-LEFT_OUT = "have git ignore what is no code (.gitignore), name a smaller folder with --code DIR, or run it in place"
+LEFT_OUT = (
+    "have git ignore files that are not code (.gitignore), name a smaller folder with --code DIR, or run in place"
+)
+"""What to do about a folder that cannot be a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def folder_snapshot(folder: Path, progress: SnapshotProgress | None = None) -> C
     """Return a snapshot of a folder's present files.
 
     Args:
-        folder: Its path.
+        folder: The path of the folder.
         progress: The progress, which is updated; None: it is not needed.
 
     Raises:
@@ -93,7 +96,7 @@ def revision_snapshot(folder: Path, revision: str, progress: SnapshotProgress | 
     """Return a snapshot of a git revision below a folder of its work tree; the folder's present files do not matter.
 
     Args:
-        folder: Its path.
+        folder: The path of the folder.
         revision: The revision, in any form that git accepts.
         progress: The progress, which is updated; None: it is not needed.
 
@@ -104,7 +107,7 @@ def revision_snapshot(folder: Path, revision: str, progress: SnapshotProgress | 
     if not folder.is_dir():
         raise NoSuchFolder(f"there is no folder {folder} here: give one of a git repository")
     if not work_tree_of(folder):
-        raise ConfigError(f"{folder} is no folder of a git repository here: give one, or a folder without a revision")
+        raise ConfigError(f"{folder} is not in a git repository here: name a folder that is, or name no revision")
     git = GitFolder(folder)
     commit = git.resolved(revision)
     blobs = git.tree(commit)
@@ -154,7 +157,9 @@ def _packed(
             for file, data in zip(found, contents, strict=True):
                 total += len(data)
                 if len(data) > MAX_FILE_BYTES or total > MAX_BYTES:
-                    raise ConfigError(f"{file.path} in {origin.folder} grew while it was read: {LEFT_OUT}")
+                    raise ConfigError(
+                        f"{file.path} in {origin.folder} grew while it was read, and is too large now: {LEFT_OUT}"
+                    )
                 if file.kind == "l":
                     _check_link(Path(origin.folder), file.path, data)
                 held.append(packer.add(file.path, file.kind, data))
@@ -202,9 +207,9 @@ def _check_link(folder: Path, path: str, target: bytes) -> None:
 
 def _refuse_link(folder: Path, path: str, target: str) -> NoReturn:
     raise ConfigError(
-        f"{folder / path} is a link that leads out of the folder, to {printable(target)}: "
-        "a version has its own files only. Have git ignore the link and name the place in an argument, "
-        "make it a relative one within the folder, or name a folder with both with --code DIR"
+        f"{folder / path} is a link to a place outside of the folder, {printable(target)}: "
+        "a version has only files of its folder. Have git ignore the link and pass its target as an argument, make "
+        "the link relative and within the folder, or name a folder with both by --code DIR"
     )
 
 
@@ -214,6 +219,6 @@ def _text(folder: Path, name: str) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            f"the name of {printable(name)} in {folder} is not UTF-8: rename it, or have git ignore it"
+            f"the name {printable(name)} in {folder} is not UTF-8: rename the file, or have git ignore it"
         ) from None
     return name

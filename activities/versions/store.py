@@ -5,8 +5,8 @@
     code/<digest>.tar.gz                    a snapshot (everstep/system/code_archive.py)
     jobs/<job>/<id>.<digest|in-place>.json  what one version runs (everstep/model/version.py, CodeVersion)
 
-Files are complete or do not exist, and code is verified by its digest at each read. Two writers of the same
-version write equal files, so no lock is needed. Storage that hangs is abandoned after a time limit.
+A file is either complete or does not exist, and code is verified by its digest at each read. Two writers of the same
+version write equal files, so no lock is needed. The access to storage that hangs is abandoned after a time limit.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ class VersionStore:
         Args:
             job: Its name.
             version: The version.
-            snapshot: The version's code; None: it has none, or the store has it already.
+            snapshot: The version's code; None: the version runs in place, or the store has the code already.
         """
         await self._do(self._make_folder, "be made")
         if snapshot is not None:
-            what = f"keep the code {_short(version.code)}"
-            await self._do(lambda: self._put_code(snapshot), what, snapshot.archive_bytes)
+            action = f"keep the code {_short(version.code)}"
+            await self._do(lambda: self._put_code(snapshot), action, snapshot.archive_bytes)
         data = version.model_dump_json(indent=1).encode()
         await self._do(lambda: self._jobs.write(data, _record(job, version)), f"keep a version of {job}")
 
@@ -133,9 +133,9 @@ class VersionStore:
     async def versions(self, job: str, beginning: str) -> list[CodeVersion]:
         """Return a job's versions whose ids have a prefix, from their records; the first damaged record raises an
         error."""
-        what = f"read the versions of {job}"
-        names = await self._do(lambda: self._named(job, beginning), what)
-        found = await self._do(lambda: self._jobs.read(names), what)
+        action = f"read the versions of {job}"
+        names = await self._do(lambda: self._named(job, beginning), action)
+        found = await self._do(lambda: self._jobs.read(names), action)
         return [self._read(name, data) for name, data in sorted(found.items())]
 
     async def keep(self, job: str, version: CodeVersion) -> None:
@@ -155,7 +155,7 @@ class VersionStore:
             needed: The ids of its versions that must stay.
         """
         try:
-            return await self._do(lambda: self._prune(job, needed), "remove what is not needed", limit_s=PRUNE_S)
+            return await self._do(lambda: self._prune(job, needed), "remove unneeded versions", limit_s=PRUNE_S)
         except VersionStoreError as error:
             log.warning("versions that are not needed stay", reason=str(error))
             return Prunable([], [])
@@ -165,28 +165,28 @@ class VersionStore:
         try:
             kept = CodeVersion.model_validate_json(data)
             if kept.id != name.rpartition("/")[2].partition(".")[0]:
-                raise ValueError("it is of another version")
+                raise ValueError("its content is another version")
             return kept
         except ValueError as error:
             raise VersionStoreError(f"the record {name} in {self.url}/jobs is damaged: {one_line(error)}") from error
 
-    async def _do(self, work: Callable[[], T], what: str, size: int = 0, limit_s: float = 0.0) -> T:
+    async def _do(self, work: Callable[[], T], action: str, size: int = 0, limit_s: float = 0.0) -> T:
         """Run a storage access in a thread, which is abandoned if the storage hangs."""
         limit_s = (limit_s or ANSWER_S) + size / SLOWEST_BYTES
-        where = f"the store of versions {self.url} cannot {what}"
+        where = f"the store of versions {self.url} cannot {action}"
         try:
             return await self._reads.do(work, limit_s)
         except TimeoutError:
             raise VersionStoreError(
-                f"{where}: it has not answered for {limit_s:.0f} s. Look at that storage, or start the job in place"
+                f"{where}: it has not answered for {limit_s:.0f} s. Check that storage, or start the job in place"
             ) from None
         except AgentError as error:
             raise VersionStoreError(f"{where}: {error}") from error
         except EverstepError:
             raise
-        except Exception as error:  # drivers raise what they like
+        except Exception as error:  # a storage driver may raise any error
             raise VersionStoreError(
-                f"{where}: {type(error).__name__}: {one_line(error)}. Look at that storage, or name another one "
+                f"{where}: {type(error).__name__}: {one_line(error)}. Check that storage, or name another store "
                 f"({VERSIONS})"
             ) from error
 
@@ -204,7 +204,7 @@ class VersionStore:
             private.make_folder(folder)
 
     def _put_code(self, snapshot: CodeSnapshot) -> None:
-        """Write the code even if it exists: the file is complete then, and so new that it is not removed meanwhile."""
+        """Write the code even if it exists: then the file is complete, and too new to be removed by another worker."""
         with tempfile.NamedTemporaryFile(prefix="everstep-code-") as local:
             snapshot.archive.seek(0)
             while data := snapshot.archive.read(PIECE):
@@ -219,18 +219,18 @@ class VersionStore:
             archive.seek(0)
             files = read_archive(archive)
             if (found := digest_of(files)) != digest:
-                raise DamagedCode(f"it holds {_short(found)}")
+                raise DamagedCode(f"it contains the code {_short(found)}")
         except FileNotFoundError:
             archive.close()
             raise VersionStoreError(
-                f"the code {_short(digest)} is not in the store of versions {self.url}: was it removed, or do the "
-                "workers and the command have different ones?"
+                f"the code {_short(digest)} is not in the store of versions {self.url}: it was removed, or the "
+                "workers and the command use different stores"
             ) from None
         except DamagedCode as error:
             archive.close()
             raise VersionStoreError(
                 f"the code {_short(digest)} in the store of versions {self.url} is damaged: {error}. "
-                "Ask for the version again, from its folder or revision"
+                "Request the version again, from its folder or revision"
             ) from error
         except BaseException:
             archive.close()
@@ -257,14 +257,16 @@ class VersionStore:
             for name, age_s in self._code.ages(now_s).items()
             if DIGEST.fullmatch(digest := name.removesuffix(ARCHIVE))
         }
-        going = prunable(records, code, job=job, needed=needed)
-        for version in going.versions:
+        unneeded = prunable(records, code, job=job, needed=needed)
+        for version in unneeded.versions:
             self._jobs.remove(f"{version.job}/{version.id}.{version.code or IN_PLACE}{RECORD}")
-        for digest in going.code:
+        for digest in unneeded.code:
             self._code.remove(digest + ARCHIVE)
-        if going.versions or going.code:
-            log.info("removed what is not needed", job=job, versions=len(going.versions), snapshots=len(going.code))
-        return going
+        if unneeded.versions or unneeded.code:
+            log.info(
+                "removed unneeded versions", job=job, versions=len(unneeded.versions), snapshots=len(unneeded.code)
+            )
+        return unneeded
 
 
 def _record(job: str, version: CodeVersion) -> str:

@@ -42,11 +42,11 @@ async def first_version(
         note = f"its code runs in place, and is not recorded: {environment.VERSIONS} says where versions are kept"
         return own, [], note
     from activities.versions.make import first_version as made
-    from activities.versions.progress import telling
+    from activities.versions.progress import showing_progress
     from activities.versions.store import VersionStore
 
     folder = Path(spec.code) if spec.code else Path(spec.script).parent
-    async with telling(say) as progress:
+    async with showing_progress(say) as progress:
         runs = await made(own, folder, VersionStore(control.versions_url), progress)
     runs = runs.model_copy(update={"packages": {}})
     request = UpdateRequest(operator=getpass.getuser())

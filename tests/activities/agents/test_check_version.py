@@ -93,8 +93,8 @@ async def test_silent_and_slow_machines_are_told_and_refuse_nothing() -> None:
     found = await checked([agent(JOINED), agent(slow), agent(ended)], silent=1)
     assert found.refused == ""
     assert found.told == (
-        "not tried on away0, which did not answer; m1: it had not come to where it joins the job after 30 s; "
-        "m2: it ended with exit code 0 before it joined the job"
+        "not tried on away0, which did not answer; m1: it had not called join after 30 s; "
+        "m2: it ended with exit code 0 before it called join"
     )
 
 
@@ -125,8 +125,8 @@ async def test_a_machine_that_cannot_take_the_code_is_told_and_the_others_are_tr
             alone = CheckVersion(job=PlacedJob(spec=spec, machines=machines[:1]), patience_s=0.3)
             nowhere = await perform(alone, agents=pool, versions=store)
     assert found.refused == f"on m1: {TRACE}"
-    assert "m0 cannot take the code" in found.told
-    assert "m0 cannot take the code" in nowhere.refused
+    assert "m0 cannot store the code" in found.told
+    assert "m0 cannot store the code" in nowhere.refused
 
 
 async def test_code_that_goes_again_and_is_in_no_store_is_refused() -> None:

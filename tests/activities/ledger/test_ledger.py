@@ -378,8 +378,8 @@ def test_what_ranks_were_seen_to_do_is_kept_once_and_in_full(ledger: Ledger) -> 
     rows = [(look, f"m{index}", 7 * S, bytes([look]) * 100_000) for look in (1, 2) for index in range(600)]
 
     for _ in range(2):  # an activity may run twice
-        ledger.looks_taken("incident/gpt/0001", rows)
-    ledger.looks_taken("incident/gpt/0001", [(1, "m0", 9 * S, b"later")])
+        ledger.add_samples("incident/gpt/0001", rows)
+    ledger.add_samples("incident/gpt/0001", [(1, "m0", 9 * S, b"later")])
 
     assert ledger.looks("incident/gpt/0001") == sorted(rows)
     assert ledger.looks("incident/gpt/0002") == []

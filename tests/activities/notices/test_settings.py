@@ -64,11 +64,11 @@ def test_receivers_of_all_kinds() -> None:
         ('name = "x"\ncommand = ["/no/such"]', "the program '/no/such' is not there, or may not be executed"),
         ('name = "x"\nurl = "http://events.example/"', "write https://; http:// is for addresses of this machine only"),
         ('name = "x"\nurl = "ftp://127.0.0.1/"', "write https://"),
-        ('name = "x"\nurl = "https://a:b/"', "it is no URL"),
-        ('name = "x"\nurl = "https:///x"', "it is no URL: write https://host/path"),
+        ('name = "x"\nurl = "https://a:b/"', "it is not a URL"),
+        ('name = "x"\nurl = "https:///x"', "it is not a URL: write https://host/path"),
         ('name = "x"\nurl = "https://a/ä"', "other characters as %xx"),
         ('name = "x"\nurl_from = "NONE"', "url_from NONE: the variable NONE is not set: set it where the workers"),
-        ('name = "x"\nurl_from = "PAGER"', "url_from PAGER: it is no URL"),
+        ('name = "x"\nurl_from = "PAGER"', "url_from PAGER: it is not a URL"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {A = "NONE"}', "headers_from: the variable NONE is not set"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {A = "BAD"}', "the variable BAD has characters that are not"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {Host = "PAGER"}', "'Host' cannot be set"),
@@ -90,7 +90,7 @@ def test_a_password_in_a_url_is_refused() -> None:
 
 
 def test_files_that_are_wrong_as_a_whole() -> None:
-    assert "it names no receiver" in refusal("")
+    assert "it has no receiver" in refusal("")
     assert "there is no setting 'receivers'; there are receiver" in refusal("[[receivers]]")
     assert "two receivers are named 'x'" in refusal('[[receiver]]\nname = "x"\ncommand = ["sh"]\n' * 2)
 

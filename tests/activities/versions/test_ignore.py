@@ -77,5 +77,5 @@ def test_outside_of_git_it_is_what_git_ignores(folders: tuple[Path, Path], top: 
 
 
 def test_a_mark_of_the_encoding_is_no_part_of_the_first_line() -> None:
-    assert IgnoreFile(b"\xef\xbb\xbf*.bin\n").says("a.bin", is_folder=False) is True
-    assert IgnoreFile(b"caf?\n").says("caf\udce9", is_folder=False) is True
+    assert IgnoreFile(b"\xef\xbb\xbf*.bin\n").ignores("a.bin", is_folder=False) is True
+    assert IgnoreFile(b"caf?\n").ignores("caf\udce9", is_folder=False) is True

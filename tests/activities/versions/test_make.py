@@ -117,7 +117,7 @@ def test_a_revision_of_the_folder_that_runs(project: Project) -> None:
     assert "Second: less code (Ada)" in first_line
     back = project.next(made, git=project.commit)
     assert back.id == project.first.id
-    assert "1 commits are taken back" in project.told(made, back)
+    assert "1 commits are removed" in project.told(made, back)
 
 
 def test_other_arguments_variables_and_script_with_the_code_that_runs(project: Project) -> None:
@@ -138,7 +138,7 @@ def test_from_in_place_to_a_snapshot(project: Project) -> None:
     in_place = CodeVersion.of(project.spec)
     made = project.next(in_place, code=str(project.folder))
     assert (made.script, made.cwd) == ("train.py", str(project.folder))
-    assert project.told(in_place, made) == f"it runs code {made.code[:12]}, and before in place ({project.spec.script})"
+    assert project.told(in_place, made) == f"it runs code {made.code[:12]} instead of in place ({project.spec.script})"
     assert project.next(in_place, git="HEAD").code == made.code
     elsewhere = Repository(project.folder.parent / "other")
     elsewhere.write(train_py="1")
@@ -239,8 +239,6 @@ def test_a_store_that_is_away_is_asked_again_and_a_wrong_folder_is_not(project: 
     with pytest.raises(ApplicationError) as away:
         made_by_a_worker(project, VersionStore(str(tmp_path / "away")), request={"code": str(project.folder)})
     assert (away.value.type, away.value.non_retryable) == ("VersionStoreError", False)
-    with pytest.raises(
-        ApplicationError, match=r"there is no folder /\S+ on \S+, where a worker looks for it. Give"
-    ) as wrong:
+    with pytest.raises(ApplicationError, match=r"there is no folder /\S+ on \S+, a worker's host") as wrong:
         made_by_a_worker(project, project.store, request={"code": "/nowhere"})
     assert wrong.value.non_retryable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from activities.versions.progress import SnapshotProgress, telling
+from activities.versions.progress import SnapshotProgress, showing_progress
 from activities.versions.snapshot import folder_snapshot
 
 
@@ -13,16 +13,16 @@ def test_a_snapshot_says_how_far_it_is(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.py").write_text("a" * 1000)
     progress = SnapshotProgress()
-    assert progress.text == "snapshot of the code: its files are listed"
+    assert progress.text == "snapshot of the code: listing its files"
     with folder_snapshot(tmp_path, progress):
         assert (progress.files, progress.of, progress.bytes) == (20, 20, 20_000)
-    assert progress.text == "snapshot of the code: 20 files, 0.0 MB, go into the store of versions"
+    assert progress.text == "snapshot of the code: 20 files, 0.0 MB, written to the store of versions"
 
 
 def test_each_line_is_told_once_and_none_after_the_end() -> None:
     async def work() -> list[str]:
         told: list[str] = []
-        async with telling(told.append, every_s=0.001) as progress:
+        async with showing_progress(told.append, every_s=0.001) as progress:
             progress.of = 10
             for files in (3, 3, 7):
                 progress.files = files

@@ -186,7 +186,7 @@ def test_links_that_leave_are_refused(target: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (folder / "job.py").write_text("1")
     (folder / "data").symlink_to(target)
-    with pytest.raises(ConfigError, match="data is a link that leads out of the folder"):
+    with pytest.raises(ConfigError, match="data is a link to a place outside of the folder"):
         folder_snapshot(folder)
 
 

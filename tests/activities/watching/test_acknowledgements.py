@@ -19,7 +19,7 @@ def test_what_an_agent_said_is_dealt_with_once_the_workflow_took_the_report() ->
     name = "gpt"
     assert known.handled("m0", name) == 0
     known.reported.add(1)
-    assert (known.handled("m0", name), known.dealt_with("m1", name)) == (7, 0)
+    assert (known.handled("m0", name), known.handled("m1", name)) == (7, 0)
     known.reported.add(2)
     assert known.handled("m0", name) == 9
     assert known.handled("m0", OF_NO_JOB) == 0
@@ -34,7 +34,7 @@ async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down(
     end = pb.RankEnd(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
     known.ended("m0", pb.Observation(sequence=7, generation=1, rank_ended=end))
     known.reported.add(1)
-    assert (known.handled("m0", name), known.dealt_with("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
+    assert (known.handled("m0", name), known.handled("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
     written[6].set_result(None)
     assert known.handled("m0", OF_NO_JOB) == 2
     written[3].set_result(None)

@@ -28,7 +28,7 @@ async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: P
     await place.until_watched(1)
     ledger, pool = Ledger.open(f"sqlite:///{tmp_path}/ledger.db"), AgentClients()
     events = EventWriter(ledger)
-    async with cancelled_at_the_end(Watcher(place.client, pool, place.queue, events.take).run(), events.run()):
+    async with cancelled_at_the_end(Watcher(place.client, pool, place.queue, events.accept).run(), events.run()):
         await place.until_watched(2)
         await place.worker.shutdown()
         agent.publish(machine_finding=pb.MachineFinding(finding=HOT))

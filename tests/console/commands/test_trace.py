@@ -115,7 +115,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             for look, replies in enumerate(told, 1)
             for index, reply in enumerate(replies)
         ]
-        ledger.looks_taken(ID, rows)
+        ledger.add_samples(ID, rows)
     return url
 
 
