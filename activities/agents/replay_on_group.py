@@ -120,7 +120,9 @@ class ReplayOnGroup(Activity[GroupRun]):
             return self._unable(f"{listed(silent, NAMED)} does not answer")
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
         if forgotten and (end in {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
-            return self._unable(f"{listed(forgotten, NAMED)} does not know its ranks any more: its agent lost them")
+            return self._unable(
+                f"{listed(forgotten, NAMED)} does not know the ranks of this trial any more: they were ended from outside"
+            )
         kind = await self._kind(tools)
         if end is RunEnd.CRASHED:
             exits = [exit_of(machine, rank) for machine, reply in stopped.items() for rank in reply.ranks]

@@ -43,7 +43,7 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
     ettr = Ettr(100.0, {"productive": 90.0, "lost steps": 0.0, "launch": 10.0, "recovery": 0.0, "parked": 0.0})
     spent = TimeSpent(ettr, {"productive": 90.0, "start": 10.0})
     times.spent["job/gpt"] = spent, spent
-    events.take(pb.Observation(id="m0-1", machine="m0", agent_started=pb.AgentStarted()))
+    events.accept(pb.Observation(id="m0-1", machine="m0", agent_started=pb.AgentStarted()))
 
     shown = {
         (sample.name, *sample.labels.values()): sample.value

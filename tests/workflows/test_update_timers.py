@@ -84,7 +84,7 @@ async def test_a_job_is_woken_when_a_version_is_forced(
     found = Updates(job(), lambda: None)
     for hour, request in enumerate(requests):
         clock.hour = hour
-        found.take(read_update({"operator": "ada", **request}))
+        found.accept(read_update({"operator": "ada", **request}))
         await settled()
     assert await clock.run_to(30.0) == woken
     assert found.due is bool(woken)

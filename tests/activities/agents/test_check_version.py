@@ -84,7 +84,7 @@ async def test_a_machine_beyond_those_of_the_job_is_tried_as_one_of_them() -> No
 async def test_what_fails_is_refused_with_the_first_traceback_and_how_many_say_the_same() -> None:
     other = Outcome(outcome=Outcome.FAILED, text="OSError: no file\n(exit code 1)")
     found = await checked([agent(JOINED), agent(FAILED), agent(FAILED), agent(other)])
-    assert found.refused == f"on m1: {TRACE}\n(1 more machine says the same)\non m3: OSError: no file"
+    assert found.refused == f"on m1: {TRACE}\n(1 more machine reports the same)\non m3: OSError: no file"
     assert found.told == ""
 
 
@@ -144,7 +144,7 @@ async def test_what_no_machine_could_try_is_refused() -> None:
     """As where no fork server starts with the variables of a version: its ranks would not start either."""
     unfit = AgentError("the fork server did not start: ValueError: Invalid format")
     found = await checked([agent(unfit), agent(unfit)], silent=1)
-    assert found.refused.startswith("it could be tried on no machine\nm0: ") and "Invalid format" in found.refused
+    assert found.refused.startswith("it could not be tried on any machine\nm0: ") and "Invalid format" in found.refused
 
 
 def test_where_nobody_answers_nothing_is_refused() -> None:

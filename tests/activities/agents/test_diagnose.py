@@ -84,8 +84,8 @@ async def test_it_says_how_far_it_is_and_without_an_id_it_ends_with_its_caller()
         await asyncio.wait_for(Diagnosing(pool, given, "", said.append).run(), 60)
     await pool.close()
 
-    assert said[0] == "0 of 3 machines are through; memory on 1"
-    assert "3 of 3 machines are through" in said
+    assert said[0] == "0 of 3 machines are done; memory on 1"
+    assert "3 of 3 machines are done" in said
     assert said[-1] == "nic, round 3: 1 pairs of machines"
     assert {request.request_id for agent in agents for request in agent.asked("diagnose")} == {""}
 

@@ -241,7 +241,7 @@ def test_what_could_not_be_looked_at_is_named_by_reason_and_remote_storage_is_on
 
     disks = [
         Unlisted(tier=Tier.DISK, machines=["m0", "m1"], reason="hangs"),
-        Unlisted(tier=Tier.DISK, machines=["m3"], reason="no agent answers"),
+        Unlisted(tier=Tier.DISK, machines=["m3"], reason="its agent does not answer"),
     ]
     assert unlisted_of(told, ["m3"], remote_asked=True) == disks, "m0 and m2 list remote storage"
     only_m1 = {"m1": told["m1"]}

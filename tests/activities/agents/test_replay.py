@@ -195,7 +195,7 @@ async def test_ranks_that_somebody_else_ended_are_no_fault_of_their_machines(two
     await perform(release, elsewhere, agents=pool)
     await pool.close()
     found = await replaying
-    assert found.end is RunEnd.UNABLE and "they were ended" in found.why
+    assert found.end is RunEnd.UNABLE and "ended from outside" in found.why
 
 
 async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]) -> None:

@@ -90,7 +90,7 @@ async def test_those_that_lack_it_get_it_and_the_store_is_read_once(
         [chunks] = agent.asked("put_code")
         assert (chunks[0].digest, chunks[0].bytes) == (kept.digest, kept.bytes)
         assert b"".join(chunk.data for chunk in chunks) == kept.archive
-    assert said == ["1 of 2 machines have got the code of 0.0 MB", ""]
+    assert said == ["1 of 2 machines have received the code, 0.0 MB", ""]
 
 
 async def test_a_store_is_not_asked_where_nobody_lacks_it(kept: Kept) -> None:

@@ -192,7 +192,7 @@ def test_a_writer_that_is_frozen_holds_up_nobody_for_ever(url: str, monkeypatch:
     with Ledger.open(url) as ledger:
         ledger.job_started(spec(), started_ns=1 * S)
         frozen = database.connect(where)
-        with pytest.raises(LedgerError, match="another process holds it"), database.writing(frozen, where, "gpt"):
+        with pytest.raises(LedgerError, match="another process has locked it"), database.writing(frozen, where, "gpt"):
             ledger.job_ended("gpt", ended_ns=200 * S, outcome="stopped")
         frozen.dispose()
         ledger.job_ended("gpt", ended_ns=200 * S, outcome="stopped")
@@ -299,7 +299,7 @@ def test_a_job_that_never_stepped_was_never_productive(ledger: Ledger, outcome: 
     found = ledger.ettr("gpt", now_ns=9999 * S)
     assert found is not None
     assert found.ratio == ratio, "one that finished without showing a step may have been"
-    assert found.unknown == (("no step of it was seen",) if ratio is None else ())
+    assert found.unknown == (("no step of the job was seen",) if ratio is None else ())
 
 
 def test_steps_that_were_done_again_and_nobody_counted_are_said(ledger: Ledger) -> None:

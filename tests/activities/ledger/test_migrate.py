@@ -181,8 +181,8 @@ def test_a_newer_ledger_that_was_only_added_to_is_written_and_read_as_it_is(url:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("ALTER TABLE incidents RENAME COLUMN headline TO title", "incidents has no headline"),
-        ("ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL", "jobs wants a size"),
+        ("ALTER TABLE incidents RENAME COLUMN headline TO title", "incidents has no column headline"),
+        ("ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL", "jobs requires a value for size"),
         ("DROP TABLE machine_events", "no table machine_events"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_newer_ledger_that_does_not_fit_is_left_alone(url: str, change: str, w
     if "NOT NULL" in change and url.startswith("sqlite"):
         change = "DROP TABLE intervals; CREATE TABLE intervals (run INTEGER, kind VARCHAR, start_ns BIGINT, "
         change += "end_ns BIGINT, cause VARCHAR, size INTEGER NOT NULL)"
-        why = "intervals wants a size"
+        why = "intervals requires a value for size"
     newer(url, *change.split("; "))
     with pytest.raises(LedgerError, match=rf"revision 9999.*newer everstep.*upgrade.*{why}"):
         Ledger.open(url)

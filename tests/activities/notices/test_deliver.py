@@ -122,7 +122,7 @@ async def test_long_answers_are_cut(server: HttpReceiver) -> None:
 async def test_no_redirect_is_followed(server: HttpReceiver) -> None:
     with serving() as other:
         server.answer = says(307, Location=other.url)
-        with pytest.raises(NoticeError, match=rf"HTTP 307 .*: it redirects to {HOST}:\d+: name the URL that answers"):
+        with pytest.raises(NoticeError, match=rf"HTTP 307 .*: it redirects to {HOST}:\d+: use the final URL"):
             await deliver(Receiver(name="pager", url=server.url), NOTICE)
 
     assert other.bodies == []
@@ -130,7 +130,7 @@ async def test_no_redirect_is_followed(server: HttpReceiver) -> None:
 
 async def test_a_redirect_to_an_address_that_cannot_be_read(server: HttpReceiver) -> None:
     server.answer = says(307, Location="http://[x")
-    with pytest.raises(NoticeError, match=r"HTTP 307 .*: it redirects: name the URL that answers"):
+    with pytest.raises(NoticeError, match=r"HTTP 307 .*: it redirects: use the final URL"):
         await deliver(Receiver(name="pager", url=server.url), NOTICE)
 
 

@@ -61,19 +61,19 @@ def test_receivers_of_all_kinds() -> None:
         ('name = "x"\nurl = "https://a"\ncommand = ["sh"]', "it has command and url"),
         ('name = "x"\ncommand = ["sh"]\nkinds = ["parkd"]', "there is no kind 'parkd'; did you mean 'parked'?"),
         ('name = "x"\ncommand = ["sh"]\nkinds = ["?"]', "there are parked, breaker-tripped"),
-        ('name = "x"\ncommand = ["/no/such"]', "the program '/no/such' is not there, or may not be executed"),
+        ('name = "x"\ncommand = ["/no/such"]', "the program '/no/such' does not exist, or must not be executed"),
         ('name = "x"\nurl = "http://events.example/"', "write https://; http:// is for addresses of this machine only"),
         ('name = "x"\nurl = "ftp://127.0.0.1/"', "write https://"),
         ('name = "x"\nurl = "https://a:b/"', "it is not a URL"),
         ('name = "x"\nurl = "https:///x"', "it is not a URL: write https://host/path"),
-        ('name = "x"\nurl = "https://a/ä"', "other characters as %xx"),
+        ('name = "x"\nurl = "https://a/ä"', "special characters as %xx"),
         ('name = "x"\nurl_from = "NONE"', "url_from NONE: the variable NONE is not set: set it where the workers"),
         ('name = "x"\nurl_from = "PAGER"', "url_from PAGER: it is not a URL"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {A = "NONE"}', "headers_from: the variable NONE is not set"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {A = "BAD"}', "the variable BAD has characters that are not"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {Host = "PAGER"}', "'Host' cannot be set"),
         ('name = "x"\nurl = "https://a"\nheaders_from = {"A b" = "PAGER"}', "'A b' cannot be set"),
-        ('name = "x"\ncommand = ["sh"]\nheaders_from = {A = "PAGER"}', "go with a URL"),
+        ('name = "x"\ncommand = ["sh"]\nheaders_from = {A = "PAGER"}', "are for a URL"),
         ('name = "x"\nurl = "https://a"\nca_file = "/no/such.crt"', "ca_file: there is no file /no/such.crt"),
         ('name = "X y"\ncommand = ["sh"]', "receiver number 1: name is 'X y': use small letters"),
         ('command = ["sh"]', "receiver number 1: name is missing"),
@@ -86,7 +86,7 @@ def test_a_receiver_that_is_wrong(receiver: str, said: str) -> None:
 
 
 def test_a_password_in_a_url_is_refused() -> None:
-    assert "it has a user or a password in it" in refusal('[[receiver]]\nname = "x"\nurl = "https://me:s3cr3t@a/"')
+    assert "it contains a user or a password" in refusal('[[receiver]]\nname = "x"\nurl = "https://me:s3cr3t@a/"')
 
 
 def test_files_that_are_wrong_as_a_whole() -> None:

@@ -75,7 +75,7 @@ def test_a_folder_above_the_script_and_a_working_directory_of_ones_own(project: 
     spec = project.spec.model_copy(update={"script": str(project.folder / "sub/deep.py"), "cwd": str(tmp_path)})
     made = run(first_version(spec, project.folder, project.store))
     assert (made.script, made.cwd, made.cwd_by_default) == ("sub/deep.py", str(tmp_path), False)
-    with pytest.raises(ConfigError, match=r"is not in the folder .*: name the folder that holds both"):
+    with pytest.raises(ConfigError, match=r"is not in the folder .*: name a folder that has both"):
         run(first_version(project.spec, project.folder / "sub", project.store))
 
 
@@ -99,7 +99,7 @@ def test_a_folder_as_it_is_now(project: Project) -> None:
     assert (made.origin.commit, made.origin.dirty, made.files) == (project.commit, True, 3)
     text = project.told(project.first, made)
     assert text.splitlines()[0] == (
-        f"1 file changed: train.py +1; 1 file added: more.py +2; not all of it is in commit {project.commit[:12]}"
+        f"1 file changed: train.py +1; 1 file added: more.py +2; its files differ from commit {project.commit[:12]}"
     )
     assert text.endswith("\n+print(2)")
     assert "--- /dev/null\n+++ more.py\n" in text

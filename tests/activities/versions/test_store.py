@@ -73,7 +73,7 @@ def test_a_version_that_runs_in_place_has_a_record_alone(store: VersionStore) ->
 
 
 def test_what_is_not_there_is_told_with_the_place(store: VersionStore) -> None:
-    with pytest.raises(VersionStoreError, match=r"000000000000 is not in the store of versions .*versions: was it"):
+    with pytest.raises(VersionStoreError, match=r"000000000000 is not in the store of versions .*versions: it was"):
         asyncio.run(store.code("0" * 64))
     with pytest.raises(VersionStoreError, match="no digest"):
         asyncio.run(store.code("../../etc/passwd"))

@@ -85,7 +85,7 @@ async def test_one_job_that_cannot_be_told_holds_up_no_other(temporal: Client, l
         handle, job = await running(jobs)
         new = JobView(job.spec.model_copy(update={"name": "new"}), job.machines)
         over = JobView(job.spec.model_copy(update={"name": "over"}), job.machines)
-        over.runs(1, 1, 0)
+        over.note_running(1, 1, 0)
         for spec in (job.spec, new.spec, over.spec):
             trained(ledger, spec, started_s=100.0, stepped_s=50.0)
         watched = {"job/new": new, "job/over": over, handle.id: job}

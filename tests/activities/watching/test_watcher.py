@@ -213,7 +213,7 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
 
     monkeypatch.setattr(ledger, "call", called)
     events = EventWriter(ledger)
-    watcher = Watcher(place.client, pool, place.queue, events.take)
+    watcher = Watcher(place.client, pool, place.queue, events.accept)
     async with cancelled_at_the_end(watcher.run(), events.run()):
         await place.until_watched(2)
         place.agents[0].publish(agent_started=pb.AgentStarted(pid=4711))
