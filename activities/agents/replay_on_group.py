@@ -121,7 +121,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         forgotten = [machine for machine, reply in stopped.items() if reply.unknown or not reply.ranks]
         if forgotten and (end in {RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_STARTED} or len(forgotten) == len(machines)):
             return self._unable(
-                f"{listed(forgotten, NAMED)} does not know the ranks of this trial any more: they were ended from outside"
+                f"{listed(forgotten, NAMED)} does not know the ranks of this trial: they were ended from outside"
             )
         kind = await self._kind(tools)
         if end is RunEnd.CRASHED:

@@ -104,7 +104,7 @@ def test_a_revision_that_is_none_is_refused(revision: str, tmp_path: Path) -> No
     repository = Repository(tmp_path / "git")
     repository.write(lib__job_py="1")
     repository.commit("one")
-    with pytest.raises(ConfigError, match="is not a revision|has no revision"):
+    with pytest.raises(ConfigError, match=r"is not a revision|has no revision"):
         revision_snapshot(repository.folder, revision)
 
 
