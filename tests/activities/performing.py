@@ -14,12 +14,12 @@ Result = TypeVar("Result")
 
 
 def tools(**parts: Any) -> Tools:
-    """The tools of a worker, of which a test needs these only."""
+    """Return a worker's tools, with only the parts that a test needs."""
     return Tools(**{"agents": None, "ledger": None} | parts)
 
 
 async def perform(request: Activity[Result], environment: ActivityEnvironment | None = None, **parts: Any) -> Result:
-    """The result of an activity; ``parts`` are fields of :class:`Tools`."""
+    """Return the result of an activity; ``parts`` are fields of :class:`Tools`."""
     performed = function(type(request), tools(**parts))
     result: Result = await (environment or ActivityEnvironment()).run(performed, request)
     return result

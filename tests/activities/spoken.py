@@ -1,4 +1,4 @@
-"""Fake agents as the machines of a test."""
+"""Fake agents that serve as the machines of a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def serving(agents: Sequence[FakeAgent]) -> AsyncIterator[list[Machine]]:
 
 @contextlib.asynccontextmanager
 async def reached(agents: Sequence[FakeAgent]) -> AsyncIterator[tuple[AgentClients, list[Machine]]]:
-    """Serve them, with clients for whoever asks them."""
+    """Serve the agents; yields clients for them, and their machines."""
     pool = AgentClients()
     async with serving(agents) as machines:
         try:

@@ -1,4 +1,4 @@
-"""What crosses Temporal encrypted: whole, unreadable without the key, and readable after a key was changed."""
+"""Encrypted payloads: complete, unreadable without the key, and readable after a new key was added."""
 
 from __future__ import annotations
 

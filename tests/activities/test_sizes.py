@@ -1,4 +1,4 @@
-"""What the control plane computes for 2,000 machines x 8 ranks costs no more than in proportion to their number."""
+"""The control plane's computations for 2,000 machines x 8 ranks take time in proportion to their number."""
 
 from __future__ import annotations
 

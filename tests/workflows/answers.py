@@ -1,4 +1,4 @@
-"""What a scripted cluster answers where a test says nothing else."""
+"""The default answers of a scripted cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def all_stepped(given: ConfirmSteps) -> Confirmation:
 
 
 def made(given: MakeVersion) -> VersionMade:
-    """The version that was asked for."""
+    """The requested version."""
     runs = given.request.made or given.running.model_copy(
         update={"code": given.request.code, "args": given.request.args or []}
     )
@@ -38,7 +38,7 @@ def all_healthy(given: DiagnoseMachines) -> Diagnosis:
 
 
 def nothing_seen(given: TraceRanks) -> HangResult:
-    """Nobody could look."""
+    """No samples could be taken."""
     return HangResult(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
 
 

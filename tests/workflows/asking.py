@@ -1,4 +1,4 @@
-"""Asking a workflow until it answers as wanted."""
+"""Queries a workflow until its answer is as wanted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 ASK_S = 0.05
-"""Between two looks at a workflow."""
+"""The time between two questions, seconds."""
 MOVING = 20
-"""After so many looks in turn that found a longer history each, it is asked although it goes on."""
+"""A workflow whose history grew at this number of looks in a row is queried although it still grows."""
 LATE = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
 """On a busy computer no worker replayed the history in time: it is asked again."""
 

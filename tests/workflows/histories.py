@@ -1,4 +1,4 @@
-"""The stored histories of workflows: what a test recorded, and how it is stored.
+"""Records histories of workflows in tests, and stores and loads them.
 
 ``make histories`` runs the tests that are marked ``@pytest.mark.history("NAME", …)`` and stores, for each name, the
 history of a workflow that the test ran: NAME begins with the type of the workflow, e.g. ``incident-evicted``. Of

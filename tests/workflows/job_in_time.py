@@ -1,4 +1,4 @@
-"""A job in simulated time: the real decisions about every failure, and what is learnt from it; no server, no clock."""
+"""A job in simulated time, with the real decisions about each failure, but without a server or a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows of a release that says things which this one does not know."""
+"""Workflows of another release, whose answers this release cannot read completely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILING = "failing"
 
 @workflow.defn(name="Job", sandboxed=False)
 class OtherJob:
-    """Says of itself what it was started with, and takes no heed of it."""
+    """A job that returns its input as its state, and does nothing else."""
 
     @workflow.init
     def __init__(self, state: Any) -> None:
@@ -28,7 +28,7 @@ class OtherJob:
 
     @workflow.query(name="state")
     def current_state(self) -> Any:
-        """As it was given."""
+        """Return the input."""
         return self.state
 
     @workflow.signal(name="stop")
@@ -38,7 +38,7 @@ class OtherJob:
 
     @workflow.run
     async def run(self, state: Any) -> Any:
-        """Live until stopped."""
+        """Run until stopped."""
         if state == FAILING:
             raise RuntimeError("no task of this workflow succeeds")
         await workflow.wait_condition(lambda: self.over)

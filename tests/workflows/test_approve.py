@@ -1,4 +1,4 @@
-"""An operator approves that machines leave a job: by the command, by a signal, and only what was shown."""
+"""An operator approves that machines leave a job, by the command or a signal, and only the machines that were shown."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ASKS = {"evict": {"share": 0.0, "at_least": 0}}
 
 
 async def parked(jobs: Any, handle: Any) -> Any:
-    """The incident of a job that is parked."""
+    """Wait until a job is parked; returns the handle of its incident."""
     await jobs.until(handle, lambda state: state.status == "parked")
     return jobs.client.get_workflow_handle((await handle.query(JobWorkflow.current_state)).incidents[0].id)
 
 
 async def page(incident: Any) -> str:
-    """What the Web UI shows of an incident."""
+    """Return the page of an incident in the Web UI."""
     found: WorkflowMetadata = await incident.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     return str(found.current_details)
 

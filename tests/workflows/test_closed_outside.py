@@ -1,4 +1,4 @@
-"""Incidents that are cancelled or terminated from outside, at every stage: the job keeps all that it holds."""
+"""Incidents that are cancelled or terminated from outside, at each stage: the job keeps its copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A query that comes before the task of a worker that died: the job goes on as its history says, and replays."""
+"""Queries that no workflow task carries: the run that answered does not get ahead of its history, and can be replayed.
+
+Whether a worker accepts a query or a task first is chance, so each test has several jobs or updates.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 
 JOBS = 4
-"""Which of a query and a task a worker takes first is chance."""
+UPDATES = 40
 
 
 async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_its_history(
@@ -59,6 +62,32 @@ async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_i
 
 
 async def has_task(handle: WorkflowHandle[Any, Any]) -> None:
-    """Wait for a workflow task that nobody takes."""
+    """Wait for a workflow task, while no worker runs."""
     while not (await handle.describe()).raw_description.HasField("pending_workflow_task"):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
+
+
+async def test_an_update_beside_a_query_is_taken(temporal: Client) -> None:
+    """The history that answers a query may have the begin of the update's task, which is no event yet."""
+    cluster, queue, runner = ScriptedCluster(), uuid.uuid4().hex, sandbox()
+    jobs, flows = Jobs(temporal, cluster, queue), list(WORKFLOWS)
+    worker = Worker(temporal, task_queue=queue, workflows=flows, activities=cluster.activities, workflow_runner=runner)
+    runner.drops_from(worker)
+    async with worker:
+        handle = await jobs.start()
+        await jobs.until(handle, lambda state: state.status == "running")
+        over = asyncio.Event()
+
+        async def ask() -> None:
+            while not over.is_set():
+                await handle.query(JobWorkflow.current_state)
+
+        asking = asyncio.create_task(ask())
+        for i in range(UPDATES):
+            share = ShareTrained(ettr=i / UPDATES, last_hour=0.8)
+            assert await handle.execute_update(JobWorkflow.trained, share) == "shown"
+        over.set()
+        await asking
+    replayer = Replayer(workflows=flows, data_converter=DATA_CONVERTER, workflow_runner=sandbox())
+    await replayer.replay_workflow(await handle.fetch_history())
+    await handle.terminate()

@@ -1,4 +1,4 @@
-"""A job whose worker has a key: Temporal keeps nothing that can be read, errors included."""
+"""A job whose worker has a key: all that Temporal stores is encrypted, errors too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines leave a job and others take their places, on a real server, replayed from the start at every task."""
+"""Machines leave a job and are replaced, on a real server, executed from the start at each task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHO = {"operator": "ada", "note": "it is the switch"}
 
 
 def gone(*machines: str) -> Callable[[StopRanks], Evidence]:
-    """Some machines do not answer any more."""
+    """Answer a stop with evidence in which these machines do not answer."""
 
     def evidence(given: StopRanks) -> Evidence:
         silent = [machine.name for machine in given.job.machines if machine.name in machines]
@@ -55,7 +55,7 @@ def faulty(machine: str) -> Callable[[StopRanks], Evidence]:
 
 
 def sure_fault() -> Anomaly:
-    """m1 is surely at fault, and its ranks go on."""
+    """Return a sure fault of m1, whose ranks continue."""
     told = fault()
     [found] = told.findings
     sure = found.model_copy(update={"finding": found.finding.model_copy(update={"sure": True})})
@@ -68,7 +68,7 @@ def report_of(jobs: Any) -> IncidentReport:
 
 
 async def explanation_of(jobs: Any, incident: str) -> Explanation:
-    """What the incident itself says of evictions."""
+    """Return the incident's own explanation of its evictions."""
     job, number = parse_incident(incident)
     return await from_workflow(Control(jobs.client, None), job, number or 0, None, None)
 

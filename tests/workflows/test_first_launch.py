@@ -1,4 +1,4 @@
-"""A job starts where it was asked to, or says why it cannot."""
+"""A job starts from the requested step, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from activities.ledger.records import NumbersUsed
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.state_copy import Restored, StateCopy, Tier
-from tests.workflows.conftest import anomaly
+from tests.workflows.conftest import MACHINES, anomaly
 from workflows.job import JobWorkflow
 
 FOLDER = "/disk/other/step-000000120"
@@ -206,3 +206,30 @@ async def test_where_the_backups_lie_is_on_the_jobs_page(jobs: Any) -> None:
 
     assert state.backups == "every backup lies outside its rank's groups"
     assert "Backups: every backup lies outside its rank's groups." in page
+
+
+async def test_a_job_leases_its_machines_first_and_gives_them_back_last(jobs: Any) -> None:
+    handle = await jobs.start()
+    state = await jobs.until(handle, lambda state: state.status == "running")
+    (lease,) = jobs.cluster.leases
+    assert (lease.job, lease.run, lease.machines) == (state.spec.name, state.run, MACHINES)
+    assert not jobs.cluster.given_back
+
+    await handle.signal("stop", {"operator": "me"})
+    await handle.result()
+
+    (back,) = jobs.cluster.given_back
+    assert (back.job, back.run) == (state.spec.name, state.run)
+    assert jobs.cluster.calls[-1] == "release"
+
+
+async def test_a_job_whose_machines_another_one_has_touches_none_of_them(jobs: Any) -> None:
+    jobs.cluster.refused = {f"m{number}": "job gpt has it" for number in range(6)}
+    handle = await jobs.start()
+
+    result = await handle.result()
+
+    assert result.outcome == "failed"
+    assert "m0: job gpt has it; m1: job gpt has it" in result.headline
+    assert result.headline.endswith("and 2 more")
+    assert jobs.cluster.calls == ["release"]

@@ -1,4 +1,4 @@
-"""What is known of a generation before its first step, and what follows from it, on a real server."""
+"""Reports and checks of a generation before its first step, on a real server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def waits(given: ConfirmSteps) -> Confirmation:
 
 
 def answers(*each: Answer) -> Answer:
-    """One answer after the other; the last one again and again."""
+    """Give one answer after the other, and then repeat the last."""
     left = list(each)
 
     def answer(given: ConfirmSteps) -> Any:
@@ -69,7 +69,7 @@ def answers(*each: Answer) -> Answer:
 
 
 async def refused(handle: Any, seen: Anomaly) -> bool:
-    """Whether the job takes a report for later."""
+    """Return whether the job refuses a report for now."""
     try:
         await handle.execute_update(JobWorkflow.report, seen, id=f"report-{seen.generation}")
     except WorkflowUpdateFailedError as error:
@@ -143,7 +143,7 @@ async def test_a_hang_is_noticed_though_nobody_could_say_so_at_first(jobs: Any) 
 async def test_a_restart_is_not_stopped_because_nobody_could_say_whether_it_steps(
     jobs: Any, silent: int, launches: int
 ) -> None:
-    """Only when nobody can, again and again."""
+    """It is stopped only after many checks without a result."""
     jobs.cluster.confirmation = answers(stepped, *[fails] * silent, stepped)
     handle = await jobs.start()
     await jobs.until(handle, lambda state: state.status == "running")

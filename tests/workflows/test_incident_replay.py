@@ -1,4 +1,4 @@
-"""An incident replays its job: on a real server, replayed from the start at every task."""
+"""An incident replays its job, on a real server; workflows are executed from the start at each task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 
 def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
-    """Every group with the machine breaks."""
+    """Each group with the machine fails."""
 
     def run(given: ReplayOnGroup) -> GroupRun:
         found = computed_alike(given)
@@ -41,7 +41,7 @@ def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
 
 
 def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
-    """No restart comes to a step, as long as one of these machines is in the job."""
+    """No restart steps while one of these machines is in the job."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         there = any(machine.name in evicted for machine in given.job.machines)

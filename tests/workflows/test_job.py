@@ -1,4 +1,4 @@
-"""A job and its incidents, on a real server, replayed from the start at every task."""
+"""A job and its incidents, on a real server, executed from the start at each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An incident climbs the ladder: on a real server, replayed from the start at every task."""
+"""An incident climbs the ladder, on a real server, executed from the start at each task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHO = {"operator": "ada"}
 
 
 def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
-    """The first restarts come to no step."""
+    """The first restarts do not step."""
     left: Iterator[int] = iter(range(times))
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
@@ -53,7 +53,7 @@ def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines
 
 
 async def struck(jobs: Jobs, symptom: Symptom = Symptom.CRASH, **policy: Any) -> Any:
-    """A job that runs, and fails."""
+    """Start a job, and report a failure."""
     handle = await jobs.start(**policy)
     await jobs.until(handle, lambda state: state.status == "running")
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
@@ -237,7 +237,7 @@ async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmSteps], C
 
 
 def fails_with(*versions: int) -> Callable[[ConfirmSteps], Confirmation]:
-    """No restart of these versions comes to a step."""
+    """No restart of these versions steps."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         ok = given.job.spec.version not in versions

@@ -1,4 +1,4 @@
-"""Faults of all kinds, in simulated time: the ladder goes up as long as one is not solved, and never for another."""
+"""Faults of all kinds in simulated time: the ladder climbs only for a fault that is not solved."""
 
 from __future__ import annotations
 

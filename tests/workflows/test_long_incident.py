@@ -1,4 +1,4 @@
-"""An incident that is resumed again and again: its history stays short, and nothing is forgotten."""
+"""An incident that is resumed many times: its history stays short, and its state is kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def failing(given: Any) -> Confirmation:
 
 
 async def resumed_again_and_again(jobs: Any, resumes: int) -> tuple[Any, Any]:
-    """A job whose incident was resumed so often, each time in vain, and is parked."""
+    """Return a parked job whose incident was resumed a number of times without success."""
     jobs.cluster.confirmation = failing
     job = await jobs.start(retry={"max_attempts": 1})
     await job.execute_update(JobWorkflow.report, anomaly())

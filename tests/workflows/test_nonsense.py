@@ -1,4 +1,4 @@
-"""Messages that make no sense: rejected or recorded, and the job goes on."""
+"""Invalid messages are rejected or recorded, and the job continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delivery of a notice on a real server: a receiver that comes back, one that does not, a worker that goes."""
+"""The delivery of a notice on a real server, with receivers and workers that fail."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def start(client: Client, queue: str, *receivers: str, patience_s: float =
 
 
 async def tried(handle: Handle, times: int) -> None:
-    """Wait until so many attempts have failed."""
+    """Wait until a number of attempts have failed."""
     while True:
         pending = (await handle.describe()).raw_description.pending_activities
         if any(one.attempt > times and one.last_failure.message for one in pending):

@@ -1,4 +1,4 @@
-"""Faults with which a job goes on, on a real server, replayed from the start at every task."""
+"""Faults with which a job continues, on a real server, executed from the start at each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried how long: a part that died is noticed long before what it did is given up."""
+"""Time limits of activities: a dead worker is noticed long before an activity is given up."""
 
 from __future__ import annotations
 

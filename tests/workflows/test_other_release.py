@@ -1,4 +1,4 @@
-"""Jobs of another release beside ours: each goes on, and one that cannot be read is named."""
+"""Jobs of another release: each continues, and a job whose state cannot be read is named."""
 
 from __future__ import annotations
 

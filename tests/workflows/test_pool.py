@@ -1,4 +1,4 @@
-"""The pool of machines on a real server: jobs, incidents and operators ask it, and its agents are real gRPC servers."""
+"""The machine pool on a real server, with requests of jobs, incidents and operators, and fake agents over gRPC."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Pooled:
         return await asked(handle, "state", ok, kind)
 
     async def is_there(self) -> bool:
-        """Whether the pool has looked for the first time."""
+        """Return whether the pool's first poll is done."""
         try:
             state: PoolState = await self.handle.query("state", result_type=PoolState)
         except RPCError:
@@ -128,7 +128,7 @@ class Pooled:
         return state.known
 
     async def places(self) -> dict[str, str]:
-        """Where each machine is, ``m0`` → ``active gpt``."""
+        """Return the place of each machine, ``m0`` → ``active gpt``."""
         state: PoolState = await self.handle.query("state", result_type=PoolState)
         return {name: self.place_of(one) for name, one in state.machines.items()}
 

@@ -1,4 +1,4 @@
-"""The runner of our workflows answers in which context payloads are converted; ours must not ask."""
+"""No payload converter depends on its context, because the workflow runner computes the context only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay itself, on a real server, replayed from the start at every task: each repeat is a run of its own."""
+"""The replay workflow, on a real server, executed from the start at each task; each repeat is a run of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 @dataclass
 class Carried:
-    """A replay that is over."""
+    """A replay that has ended."""
 
     found: Replayed
     begun: Counter[str]
@@ -56,7 +56,7 @@ def wrong_on(machine: str, given: ReplayOnGroup) -> GroupRun:
 
 
 async def replayed(temporal: Client, machines: int, group: Group, **policy: Any) -> Carried:
-    """Replay a job of so many machines."""
+    """Replay a job on a number of machines."""
     begun: Counter[str] = Counter()
 
     @activity.defn(name=ReplayOnGroup.name)

@@ -1,4 +1,4 @@
-"""State is brought to machines that lost theirs, on a real server, replayed from the start at every task."""
+"""Copies are restored on machines that lost them, on a real server, executed from the start at each task."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
 
 
 def by_headers(given: StopRanks) -> Evidence:
-    """Slots too large to be read at a stop."""
+    """Copies in slots that are too large to be read at a stop."""
     copies = [
         copy(rank, step, Tier.OWN, f"m{rank}", saved_ns=step, verified=False) for rank in (0, 1) for step in (19, 20)
     ]

@@ -40,7 +40,7 @@ def goes_on(*commands: WorkflowCommand, to: int, replaying: bool) -> Step:
 
 
 def asked(query: str, *, at: int) -> Step:
-    """The SDK says of all queries that they are replays."""
+    """The SDK marks all queries as replays."""
     job = WorkflowActivationJob(query_workflow=QueryWorkflow(query_id=query, query_type="state"))
     activation = WorkflowActivation(run_id="run", history_length=at, is_replaying=True, jobs=[job])
     return activation, WorkflowActivationCompletion(run_id="run", successful=Success())

@@ -1,4 +1,4 @@
-"""Before a job that stands still is stopped its ranks are looked at, on a real server, replayed from the start."""
+"""The ranks of a hung job are sampled before they are stopped, on a real server, executed from the start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stopped(given: StopRanks) -> Evidence:
 
 
 def named(*machines: str, conclusion: str = "names") -> Callable[[TraceRanks], HangResult]:
-    """The looks say so."""
+    """Answer a trace with a result that names these machines."""
     return lambda given: HangResult(
         generation=given.generation,
         conclusion=conclusion,

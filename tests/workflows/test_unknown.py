@@ -1,4 +1,4 @@
-"""Storage that does not answer is asked again, and then an operator: unknown is not empty. On a real server."""
+"""Storage that does not answer is asked again, and then an operator decides: unknown is not empty. On a real server."""
 
 from __future__ import annotations
 

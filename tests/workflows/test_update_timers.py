@@ -1,4 +1,4 @@
-"""When a version that waits is forced: a job is woken at the end of its newest window, and at no other time."""
+"""Timers of pending versions: a job is woken when a version is forced, and at no other time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR_NS = 3600 * 10**9
 
 @dataclass
 class Clock:
-    """Of a workflow, by hand."""
+    """A workflow's clock that a test moves."""
 
     hour: float = 0.0
     timers: list[tuple[float, asyncio.Future[None]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Other code for a job: asked for, tried, applied now or with a recovery, taken back."""
+"""Updates of a job's code: requested, tried, applied at once or with a recovery, and taken back."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ async def test_a_job_of_before_there_were_versions_takes_updates(jobs: Jobs) -> 
 
 
 def noted(jobs: Jobs, number: int) -> list[str]:
-    """What the ledger has heard of a version, in order, without repeats."""
+    """Return the states of a version in the ledger, in order, without repeats."""
     heard = [str(one.status) for entry in jobs.cluster.records for one in entry.versions if one.number == number]
     return [status for before, status in zip(["", *heard], heard, strict=False) if status != before]
 

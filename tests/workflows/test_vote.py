@@ -1,4 +1,4 @@
-"""A job that became slow is looked at while it goes on, on a real server, replayed from the start at every task."""
+"""A slow job is sampled while it continues, on a real server, executed from the start at each task."""
 
 from __future__ import annotations
 

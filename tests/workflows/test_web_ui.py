@@ -1,4 +1,4 @@
-"""What a person on call reads."""
+"""Texts for the Web UI."""
 
 from __future__ import annotations
 

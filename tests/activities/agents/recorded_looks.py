@@ -1,4 +1,4 @@
-"""Recorded hangs (``tests/data/hangs``), as the agents of their machines would tell them."""
+"""Recorded hangs (``tests/data/hangs``), in the form in which agents report them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RECORD = re.compile(r"snapshot-(\d)/flight-record-rank-(\d+)\.json")
 
 
 def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topology, int, list[list[pb.StacksReply]]]:
-    """The topology, the rank whose fault it is, and what each machine says at each look.
+    """Return the topology, the rank at fault, and each machine's answer to each sample.
 
     Args:
-        name: Of the recording.
+        name: The name of the recording.
         cpu_s: Rank → CPU seconds that it used between two samples.
     """
     used = dict(cpu_s or {})

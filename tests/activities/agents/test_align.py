@@ -1,4 +1,4 @@
-"""All ranks end the same step and save it, where it is needed: in their own memory, or in their backups too."""
+"""Aligning ranks: all ranks end the same step and save it, in their own memory and if needed in their backups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shown(
 
 
 def machine(*replies: pb.ProgressReply) -> FakeAgent:
-    """It shows these, one after the other, and stays at the last one."""
+    """Return an agent that reports these states one after the other, and then repeats the last."""
 
     return FakeAgent(align_ranks=pb.AlignRanksReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
 
@@ -66,7 +66,7 @@ async def test_a_backup_that_does_not_come_is_waited_for_no_longer_than_asked() 
 
 
 async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would go on by themselves: whoever had them wait may be gone."""
+    """Ranks that get no request for a while continue, because the worker may be gone."""
     monkeypatch.setattr(align_ranks, "ASK_AGAIN_S", 0.01)
     asked: list[int] = []
 

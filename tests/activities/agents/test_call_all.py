@@ -1,4 +1,4 @@
-"""Calls of many agents: how long a silent one is waited for."""
+"""Calls of many agents: how long a silent agent is awaited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 2.0
 
 
 class Clock:
-    """In the place of asyncio: time passes only where it is slept or waited."""
+    """Replaces asyncio's clock: time passes only in sleeps and waits."""
 
     ensure_future = staticmethod(asyncio.ensure_future)
 

@@ -1,4 +1,4 @@
-"""A version is tried on machines before it runs."""
+"""A version is tried on machines before the job runs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILED = Outcome(outcome=Outcome.FAILED, text=TRACE)
 
 
 def agent(answer: Answer, **answers: Answer) -> FakeAgent:
-    """An agent that has the code, and says this of it."""
+    """Return an agent that has the code, and gives this result of a trial."""
     has = lambda request: pb.HasCodeReply(digests=request.digests)  # noqa: E731
     return FakeAgent(try_code=answer, **({"has_code": has} | answers))
 
@@ -42,7 +42,7 @@ def policy(check_s: float) -> RecoveryPolicy:
 
 
 async def checked(agents: Sequence[FakeAgent], *, silent: int = 0, store: VersionStore | None = None) -> VersionChecked:
-    """Try it on all of them, and on as many machines that do not answer."""
+    """Try a version on agents, and on a number of machines that do not answer."""
     spec = JobSpec(
         name="gpt",
         script="job.py",
@@ -141,7 +141,7 @@ async def test_code_that_is_in_no_store_is_refused(tmp_path: Path) -> None:
 
 
 async def test_what_no_machine_could_try_is_refused() -> None:
-    """As where no fork server starts with the variables of a version: its ranks would not start either."""
+    """For example, no fork server starts with the version's variables: then its ranks could not start either."""
     unfit = AgentError("the fork server did not start: ValueError: Invalid format")
     found = await checked([agent(unfit), agent(unfit)], silent=1)
     assert found.refused.startswith("it could not be tried on any machine\nm0: ") and "Invalid format" in found.refused

@@ -1,4 +1,4 @@
-"""What machines hold and have room for, asked over gRPC."""
+"""Agents report over gRPC which copies their machines have, and how much room."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SILENT = Machine(name="m9", address=f"{HOST}:1")
 
 
 def holder(*held: pb.HeldCheckpoint, room: pb.Room | None = None) -> FakeAgent:
-    """Holds what a test says."""
+    """Return an agent that has the given copies."""
     return FakeAgent(checkpoints=pb.CheckpointsReply(checkpoints=held), describe=pb.DescribeReply(room=room))
 
 

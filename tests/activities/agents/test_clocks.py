@@ -1,4 +1,4 @@
-"""A machine whose clock is off: who failed first, and how long ago, is found all the same."""
+"""Times of a machine with a wrong clock are corrected, so that the first failure and its age are still known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching a launch until it steps, with agents that say what a test wants."""
+"""A launch is watched until it steps, with fake agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told, and what machines answered."""
+"""Conversions of job settings to messages, and of answers from messages."""
 
 from __future__ import annotations
 

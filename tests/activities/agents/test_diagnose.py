@@ -1,4 +1,4 @@
-"""The activity that diagnoses machines: what their agents say, put together; silent ones are unknown."""
+"""The activity that diagnoses machines combines the results of their agents; silent machines are unknown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bits(digest: str) -> Callable[[pb.DiagnoseRequest], Any]:
 
 
 def failing(test: str) -> Callable[[pb.DiagnoseRequest], Any]:
-    """A machine that fails a test with whoever it is paired with: its partners fail too."""
+    """Return an agent that fails a test with each partner; the partners fail too."""
 
     def answer(request: pb.DiagnoseRequest) -> Any:
         if request.tests[0].name != test:

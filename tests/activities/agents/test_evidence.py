@@ -1,4 +1,4 @@
-"""What machines answered: nothing that the decision needs is lost, and histories stay small."""
+"""Evidence from the machines' answers has all that the decision needs, and fits into a history."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_files_of_one_name_on_local_disks_are_copies_of_their_own() -> None:
 
 
 def answers(ranks: int, *, raised: bool) -> dict[str, pb.StopReply]:
-    """Of machines with 8 ranks each that hold copies of three steps in three tiers."""
+    """Return answers of machines with 8 ranks each, with copies of three steps in three tiers."""
     random = Random(ranks)
     told: dict[str, pb.StopReply] = {}
     for machine in range(ranks // 8):
@@ -264,7 +264,7 @@ def test_a_stop_says_which_disks_are_unknown_and_which_steps_were_asked_for() ->
 
 
 def test_a_victim_stays_one_where_its_output_is_left_out() -> None:
-    """What it raised says nothing; what led to it stands in the output."""
+    """The exception alone does not show that the rank is a victim; its output does."""
     closed = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4213"
     tail = (
         f"{closed}\n\nThe above exception was the direct cause of the following exception:\n\nRuntimeError: stage 1\n"

@@ -1,4 +1,4 @@
-"""Looks at all ranks of a job, by agents that tell recorded hangs: who is named, how sure it is, who is left out."""
+"""Samples of all ranks of a job, from agents that replay recorded hangs, and the conclusions from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APART_S = 0.05
 
 
 def telling(replies: list[pb.StacksReply]) -> FakeAgent:
-    """An agent that says one of these after the other, and stays at the last."""
+    """Return an agent that gives these answers one after the other, and then repeats the last."""
     left: Iterator[pb.StacksReply] = iter(replies)
     last = [replies[0]]
 

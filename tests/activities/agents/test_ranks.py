@@ -30,7 +30,7 @@ from tests.sized import RANKS, SMALL, stop_replies
 
 
 def large(machines: int) -> FakeAgent:
-    """One agent that answers a stop for as many ranks as a thousand have."""
+    """Return an agent whose answer to a stop is as large as the answers of a thousand agents."""
     reply = pb.StopReply()
     for one in stop_replies(machines).values():
         reply.MergeFrom(one)
@@ -82,7 +82,7 @@ async def test_machines_are_waited_for_until_all_answer() -> None:
 
 
 async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look each of them up among all would take a second for 2,000."""
+    """A search for each machine in the list of all would take a second for 2,000 machines."""
     store = pb.StartStoreReply(host="m0", port=1)
     agents, pool = (
         [FakeAgent(start_store=store, launch=pb.LaunchReply(generation=1)) for _ in range(12)],
@@ -157,7 +157,7 @@ async def test_a_machine_that_stands_still_is_given_up_where_another_may_come(pa
 
 
 def prepared_with(**libraries: str) -> FakeAgent:
-    """A machine on which a job was prepared, or is to be."""
+    """Return a machine with a job's libraries, or one that will get them."""
     here = pb.JobOnMachine(job="job", libraries=libraries)
     return FakeAgent(
         prepare=pb.PrepareReply(fork_server_pid=1, libraries=libraries), describe=pb.DescribeReply(jobs=[here])

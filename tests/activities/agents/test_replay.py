@@ -1,4 +1,4 @@
-"""The script of a job on a group of machines, apart from the job: real agents, real ranks."""
+"""A trial of a replay: a job's script on a group of machines, with real agents and ranks."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_a_script_that_begins_at_a_later_step_runs_as_many(two: list[Runni
 
 
 async def test_a_slow_start_is_no_hang(two: list[RunningAgent]) -> None:
-    """It takes longer than all steps may."""
+    """The start takes longer than the time limit of all steps."""
     found = await replayed(given(two, "slow", limit_s=8.0))
     assert (found.end, found.steps, found.why) == (RunEnd.RAN, 5, "")
 

@@ -1,4 +1,4 @@
-"""Copies are brought from where they are; what fails is named, and nothing is waited for in vain."""
+"""Restoring copies: failures are named, and the activity waits no longer than it helps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def there(shard: pb.ShardSource) -> pb.ShardRestored:
 
 
 def keepers(*answers: Answer) -> list[FakeAgent]:
-    """Four agents, the last of which answer each shard as is said."""
+    """Return four agents; the last ones answer for each shard as given."""
 
     def keeper(answer: Answer) -> FakeAgent:
         return FakeAgent(restore=lambda request: pb.RestoreReply(shards=map(answer, request.shards)))

@@ -1,4 +1,4 @@
-"""Code is brought to machines that lack it."""
+"""Snapshots of code are brought to machines that lack them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def kept(tmp_path: Path) -> Kept:
 
 
 def lacking() -> FakeAgent:
-    """An agent that has no code and takes some."""
+    """Return an agent that has no code and accepts code."""
     return FakeAgent(has_code=pb.HasCodeReply(), put_code=pb.PutCodeReply())
 
 
 async def shipped(kept: Kept, agents: list[FakeAgent]) -> Shipment:
-    """Bring it to all of them."""
+    """Bring the snapshot to all agents."""
     say = list[str]().append
     async with reached(agents) as (pool, machines), Shipment(kept.store, kept.digest, say) as shipment:
         await asyncio.gather(*(shipment.supply(pool.get(machine.address)) for machine in machines))
@@ -129,7 +129,7 @@ async def test_a_large_archive_goes_piece_by_piece() -> None:
     os.truncate(file.fileno(), size)
 
     class Slow:
-        """Takes one piece after the other."""
+        """Receives one piece after the other."""
 
         async def put_code(self, digest: str, size: int, archive: AsyncIterable[bytes], *, timeout_s: float) -> None:
             assert timeout_s > 60 + size / ship.SLOWEST_BYTES - 1

@@ -1,4 +1,4 @@
-"""One round of the vote, by agents that tell what ranks do and how fast they are: who has the flag, and why."""
+"""One round of the vote for a slow machine, with fake agents: which machine gets the flag, and why."""
 
 from __future__ import annotations
 

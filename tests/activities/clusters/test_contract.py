@@ -1,4 +1,4 @@
-"""What every kind of cluster keeps to, and what those do that a file lists."""
+"""The contract of all kinds of clusters, and clusters whose machines are listed in a file."""
 
 from __future__ import annotations
 

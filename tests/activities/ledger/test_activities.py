@@ -1,4 +1,4 @@
-"""What the activities write of an incident, once and twice."""
+"""The activity that writes an incident into the ledger, run once and twice."""
 
 from __future__ import annotations
 

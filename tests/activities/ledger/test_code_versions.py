@@ -1,4 +1,4 @@
-"""Versions of jobs' code in the ledger: as they were last, by run."""
+"""Code versions in the ledger: the newest state of each version of each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is read again, once, whatever comes twice, late or broken."""
+"""The ledger returns each entry once, even if it was written twice, late or with invalid text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening: new, old, newer, damaged, foreign, unreachable, and by many at once."""
+"""Opening a ledger that is new, old, of a newer release, damaged, not a ledger, unreachable, or opened by many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs of jobs spent their time, as the ledger tells it."""
+"""How runs of jobs spent their time, from the ledger's rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report(resolution: str = "reattempt", **seconds: float) -> IncidentReport:
 
 
 def lost(ledger: Ledger, job: str | int = "gpt", **options: object) -> list[dict[str, float]]:
-    """Without what took no time."""
+    """Return the causes that took time."""
     spent = ledger.time_spent(job, now_ns=1200 * S, **options) or []  # type: ignore[arg-type]
     for one in spent:
         assert one.ettr.seconds["productive"] == one.causes["productive"]

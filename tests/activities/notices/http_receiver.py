@@ -1,4 +1,4 @@
-"""A real server that takes notices, or does with them what a test says."""
+"""A real HTTP server that receives notices and answers as a test wants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 def says(code: int, text: str = "", **headers: str) -> Answer:
-    """Answers with a status and a text."""
+    """Return an answer with a status and a text."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(code)
@@ -35,7 +35,7 @@ def says(code: int, text: str = "", **headers: str) -> Answer:
 
 
 def drips(handler: BaseHTTPRequestHandler) -> None:
-    """Answers a byte at a time, without an end."""
+    """Send an endless answer, one byte at a time."""
     handler.send_response(500)
     handler.end_headers()
     with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def drips(handler: BaseHTTPRequestHandler) -> None:
 
 @dataclass
 class HttpReceiver:
-    """What it got, and what it answers."""
+    """The received notices, and the answer to each."""
 
     url: str
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class HttpReceiver:
 
 
 def certificates(folder: Path, address: str = HOST) -> Certificates:
-    """Of an authority of its own, for the address of the server."""
+    """Make certificates of a test authority, for the server's address."""
     made = Certificates(folder)
     made.make({"receiver": address})
     return made
@@ -65,7 +65,7 @@ def certificates(folder: Path, address: str = HOST) -> Certificates:
 
 @contextlib.contextmanager
 def serving(port: int = 0, keys: Certificates | None = None) -> Iterator[HttpReceiver]:
-    """Serve until the end; with keys by HTTPS."""
+    """Serve while the body runs; with keys, over HTTPS."""
     found = HttpReceiver("")
 
     class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Events of real workflows are told once, whoever looks, and how often."""
+"""Each event of real workflows is announced once, however many workers poll for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Told:
         return Announcer(self.client, self.settings, self.queue, UI, **more)
 
     async def looked(self, *announcers: Announcer, count: int) -> list[dict[str, Any]]:
-        """Look until so many notices have arrived; what is listed is a little late."""
+        """Poll until a number of notices have arrived; Temporal's list of workflows is a little late."""
         while len(self.pager.bodies) < count:
             await asyncio.gather(*(one.look() for one in announcers))
             await asyncio.sleep(0.1)
@@ -83,7 +83,7 @@ async def told(temporal: Client, pager: HttpReceiver) -> AsyncIterator[Told]:
 
 
 async def parked(told: Told) -> WorkflowHandle[Any, Any]:
-    """A job of which a machine is gone, and there is no other."""
+    """Start a job that lost a machine and is parked, because there is no standby."""
     told.jobs.cluster.evidence = gone("m1")
     handle = await told.jobs.start(silence={"evict_s": 0.0})
     await told.jobs.until(handle, lambda state: state.status == "running")
@@ -170,7 +170,7 @@ async def test_a_job_whose_workflow_is_terminated_is_told_and_one_that_is_stoppe
 
 @workflow.defn(name="ScriptedPool", sandboxed=False)
 class ScriptedPool:
-    """Says of its machines what a test says."""
+    """A pool whose state a test chooses."""
 
     @workflow.init
     def __init__(self, state: PoolState) -> None:

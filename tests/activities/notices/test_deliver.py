@@ -1,4 +1,4 @@
-"""Notices reach real programs and real servers; what does not work is said, and nothing secret with it."""
+"""Notices reach real programs and servers; errors are reported without secrets."""
 
 from __future__ import annotations
 

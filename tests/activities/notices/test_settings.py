@@ -1,4 +1,4 @@
-"""Which files of receivers are taken, and what is said of the others."""
+"""Valid and invalid files of receivers, and the messages about the invalid ones."""
 
 from __future__ import annotations
 

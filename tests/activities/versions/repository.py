@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Repository:
-    """In a folder, which is made."""
+    """A repository in a new folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)

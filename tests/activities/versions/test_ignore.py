@@ -48,7 +48,7 @@ TREE += [part for part in PARTS if not any(path.startswith(f"{part}/") for path 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The same files in a repository and outside of any."""
+    """Make the same files in a git repository and in a plain folder."""
     home = tmp_path_factory.mktemp("ignore")
     repository = Repository(home / "git")
     for name in TREE:

@@ -1,4 +1,4 @@
-"""Versions are made, from real folders and repositories, into a real store; and what is told of a change."""
+"""Versions are made from real folders and repositories in a real store, and their changes are described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a snapshot is: told again and again while it takes long, and not at all where it does not."""
+"""The progress of a snapshot is shown at intervals if it takes long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files a snapshot has, against real git, and what is refused."""
+"""The files of a snapshot, compared with real git, and the folders that are refused."""
 
 from __future__ import annotations
 

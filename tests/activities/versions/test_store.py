@@ -23,7 +23,7 @@ from everstep.system.code_archive import digest_of
 
 @pytest.fixture(params=["folder", "file", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> VersionStore:
-    """An empty one."""
+    """An empty store."""
     places = {
         "folder": str(tmp_path / "versions"),
         "file": f"file://{tmp_path}/versions/",
@@ -33,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> VersionStore:
 
 
 def snapshot(folder: Path, text: str = "print(1)\n") -> CodeSnapshot:
-    """Of a folder with a script."""
+    """A snapshot of a folder with a script."""
     folder.mkdir(exist_ok=True)
     (folder / "job.py").write_text(text)
     return folder_snapshot(folder)

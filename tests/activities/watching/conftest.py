@@ -1,4 +1,4 @@
-"""A watcher between real workflows and spoken agents."""
+"""A watcher between real workflows and fake agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workflows.registry import WORKFLOWS, sandbox
 
 @dataclass
 class Place:
-    """Two spoken agents, a scripted cluster and a watcher."""
+    """Two fake agents, a scripted cluster and a watcher."""
 
     client: Client
     queue: str
@@ -54,7 +54,7 @@ class Place:
         await self.client.start_workflow("Job", state, id=job_workflow_id(name), task_queue=self.queue + other)
 
     async def until_watched(self, listeners: int) -> None:
-        """As many agents are listened to as are said."""
+        """Wait until the watcher listens to a number of agents."""
         while sum(agent.open("observe") for agent in self.agents) != listeners:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""An agent that tells what a test lets it."""
+"""A fake agent whose observations a test chooses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.v1 import agent_pb2 as pb
 
 
 class SpokenAgent(FakeAgent):
-    """Tells what a test lets it, shows ranks, and takes note of what it may forget."""
+    """Sends the observations that a test chooses, shows ranks, and notes which observations are acknowledged."""
 
     def __init__(self, machine: str) -> None:
         self.acknowledged = 0

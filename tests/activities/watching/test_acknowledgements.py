@@ -1,4 +1,4 @@
-"""What agents may forget: only what somebody else has."""
+"""An agent may forget an observation only once the workflow or the ledger has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watcher concludes from what machines show."""
+"""A watcher's conclusions from the reports of machines."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_w
 
 
 def shown(job: JobView, second: int, *ranks: dict[str, Any]) -> None:
-    """Every machine shows its rank of generation 2, as given."""
+    """Each machine reports its rank of generation 2 with the given values."""
     for rank, given in enumerate(ranks):
         fields: dict[str, Any] = {"alive": True, "attached": True, "completed_steps": 20} | given
         marks = pb.Milestones(**({"loop_entered": 1} | fields.pop("marks", {})))
@@ -286,7 +286,7 @@ def shown(job: JobView, second: int, *ranks: dict[str, Any]) -> None:
 
 
 def hung(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
-    """What is concluded while the ranks show the same for some time."""
+    """Return the anomalies while the ranks' reports do not change for some time."""
     found: list[Anomaly] = []
     for second in range(begin, end, 2):
         shown(job, second, *ranks)
@@ -295,7 +295,7 @@ def hung(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Ano
 
 
 def test_a_first_step_that_takes_longer_than_the_floor_of_a_hang_is_no_hang() -> None:
-    """The ranks say from where they go on as soon as they are restored: that is no step."""
+    """Restored ranks report the step from which they resume; that is no completed step."""
     stepped: dict[str, Any] = {"completed_steps": 21, "marks": {"first_step": 1}}
     job = watched()
 

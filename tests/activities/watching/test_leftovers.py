@@ -30,7 +30,7 @@ from workflows.registry import WORKFLOWS, sandbox
 
 
 async def look(cleanup: LeftoverCleaner) -> None:
-    """Look once, to the end."""
+    """Poll once, and wait until all jobs are handled."""
     await asyncio.gather(*await cleanup.look())
 
 
@@ -117,12 +117,12 @@ async def test_what_is_left_where_a_newer_run_is_not_is_ended_and_the_newer_one_
 
 
 def asked(agents: list[FakeAgent]) -> list[int]:
-    """How often each was asked what runs there."""
+    """Return how often each machine was asked which jobs it has."""
     return [len(agent.asked("describe")) for agent in agents]
 
 
 async def over(temporal: Client, name: str, queue: str, state: object) -> None:
-    """A job that ended; ``state`` is what it says of itself."""
+    """Make a job that has ended; ``state`` is its answer to the query."""
     handle = await temporal.start_workflow("Job", state, id=job_workflow_id(name), task_queue=queue)
     while True:
         with contextlib.suppress(RPCError, WorkflowQueryFailedError):

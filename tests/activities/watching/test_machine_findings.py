@@ -1,4 +1,4 @@
-"""What a watcher makes of what inspections find."""
+"""A watcher reports the findings of inspections."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ async def test_a_job_that_is_stopped_holds_back_nothing() -> None:
 
 
 def hear(job: JobView, observation: pb.Observation, now_ns: int) -> None:
-    """As the watcher does, with a ledger that has it at once."""
+    """Apply an observation like the watcher, with a ledger that stores it at once."""
     job.found("m1", observation, now_ns)
     written = asyncio.get_running_loop().create_future()
     written.set_result(None)
