@@ -146,7 +146,8 @@ def command_of(name: str, arguments: list[str]) -> Any:
     options |= dict(_options(JobOptions, "The job")) | OF_THE_DRILL
 
     def run(**chosen: Any) -> None:
-        _drill(name, {key: value for key, value in chosen.items() if value not in (None, False, [])})
+        # An option that was left out is None, False or empty; 0 is a value.
+        _drill(name, {key: value for key, value in chosen.items() if value or (value == 0 and value is not False)})
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=option) for key, option in options.items()]
