@@ -15,7 +15,7 @@ from typing import Literal
 from agent.checkpoints.tiers.remote_copier import REMOTE
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
-from everstep.decisions.keep.drift import HELD_BACK
+from everstep.decisions.keep.drift import UNSAFE_SLOTS
 
 SETTLE_S = 2.0
 """A shorter failure is not shown, e.g. a peer that starts later, or a reconnect, seconds."""
@@ -73,7 +73,7 @@ def problems_of(rank: pb.RankProgress) -> dict[str, str]:
 
 def apart_text(steps: int) -> str:
     """A text about ranks that drift apart, with a remedy."""
-    enough = f", or slots = {steps + HELD_BACK}" if steps + HELD_BACK <= MOST_SLOTS else ""
+    enough = f", or slots = {steps + UNSAFE_SLOTS}" if steps + UNSAFE_SLOTS <= MOST_SLOTS else ""
     return (
         f"ranks drift up to {steps} steps apart, and their slots have no step in common by themselves. All of them "
         "keep named steps meanwhile, and a fault costs what came after the last one. What helps: ranks that meet more "

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.pool.look_at_machines import LookAtMachines
     from activities.pool.provision_machines import ProvisionMachines
     from activities.pool.ready_standbys import ReadyStandbys
-    from everstep.decisions.pool import book, look, ready
+    from everstep.decisions.pool import book, poll, ready
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
         POOL_WORKFLOW,
@@ -123,7 +123,7 @@ class StandbyPoolWorkflow:
             self.waited_for = False
             began_ns = workflow.time_ns()
             looked = await self._look()
-            look.take(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
+            poll.apply(self.state, looked, began_ns=began_ns, now_ns=workflow.time_ns())
             self._show()
             await self._notify_jobs(looked)
             await self._provision()
@@ -141,7 +141,7 @@ class StandbyPoolWorkflow:
 
     def _pause(self) -> timedelta:
         now_ns = workflow.time_ns()
-        often = look.is_awaited(self.state, now_ns=now_ns) or look.is_to_be_cleaned(self.state, now_ns=now_ns)
+        often = poll.is_awaited(self.state, now_ns=now_ns) or poll.is_to_be_cleaned(self.state, now_ns=now_ns)
         return OFTEN if often else POLL_INTERVAL
 
     def _is_due(self) -> bool:
@@ -154,7 +154,7 @@ class StandbyPoolWorkflow:
     async def _look(self) -> PollAnswers:
         try:
             found: PollAnswers = await start_activity(
-                LookAtMachines(request=look.request_of(self.state), known=len(self.state.machines))
+                LookAtMachines(request=poll.questions(self.state), known=len(self.state.machines))
             )
         except ActivityError as error:
             return PollAnswers(listed=False, problem=f"the poll failed: {error.cause or error}"[:300])
@@ -162,7 +162,7 @@ class StandbyPoolWorkflow:
 
     async def _notify_jobs(self, looked: PollAnswers) -> None:
         """Ask jobs to evict the machines that an operator wants evicted, once there are replacements."""
-        for one in look.leaving(self.state, looked):
+        for one in poll.leaving(self.state, looked):
             job = workflow.get_external_workflow_handle(job_workflow_id(one.job))
             move = OperatorMove(machine=one.machine.name, operator=one.by, reason=one.why)
             with contextlib.suppress(FailureError):  # the job is over: the next poll shows that
@@ -170,7 +170,7 @@ class StandbyPoolWorkflow:
 
     async def _provision(self) -> None:
         """Ask the cluster for machines if it has too few and can grow."""
-        machines = look.wanted(self.state, now_ns=workflow.time_ns())
+        machines = poll.wanted(self.state, now_ns=workflow.time_ns())
         if not machines:
             if not self.state.short:
                 self.state.provisioned = ""

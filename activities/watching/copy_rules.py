@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from activities.watching.shown import Shown, distinct, kept_elsewhere, on_disk
 from everstep.decisions.keep.align_backups import Aligned, AlignRule, Backed
 from everstep.decisions.keep.disk_schedule import Agreed, PersistRule, agree, newest_of_all
-from everstep.decisions.keep.drift import DriftRule, Standing
+from everstep.decisions.keep.drift import DriftRule, RankPosition
 from everstep.model.job import JobSpec
 
 
@@ -59,7 +59,7 @@ class CopyRules:
     def _apart(self, generation: int, living: Sequence[Shown], now_ns: int) -> int:
         """Return by how many steps ranks drift apart; 0: their slots allow the distance."""
         standing = [
-            Standing(
+            RankPosition(
                 rank=shown_rank.progress.rank,
                 own_step=shown_rank.progress.saved.own_step,
                 completed_steps=shown_rank.progress.completed_steps,

@@ -320,7 +320,7 @@ class JobView:
         if generation not in self._steps:
             before = max((number for number in self._steps if number < generation), default=None)
             new = StepWatch(self.spec.topology().world_size)
-            self._steps[generation] = new if before is None else self._steps[before].begun_anew()
+            self._steps[generation] = new if before is None else self._steps[before].next_generation()
         return self._steps[generation]
 
     @property

@@ -134,7 +134,7 @@ def _pace(metrics: pb.Metrics) -> RankPace:
         step_s=metrics.step_s,
         typical_step_s=metrics.typical_step_s,
         slow_since=metrics.slow_since,
-        slow_looks=metrics.slow_looks,
+        slow_comparisons=metrics.slow_looks,
         tokens_per_s=metrics.tokens_per_s,
         typical_tokens_per_s=metrics.typical_tokens_per_s,
     )

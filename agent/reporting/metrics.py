@@ -78,11 +78,11 @@ class JobMetrics:
 def _look_at_cpu(read: _Read, report: ReportFile) -> None:
     """Once for each look at its pace: what it takes to compute a step belongs to the same steps, but for one."""
     pace = read.watch.pace
-    if pace.looks == read.looks:
+    if pace.comparisons == read.looks:
         return
-    read.looks = pace.looks
+    read.looks = pace.comparisons
     if (used := main_thread_s(report.snapshot().pid)) is not None:
-        read.cpu.observe(read.watch.step, *used, step_s=pace.step_s, slower=pace.slow_looks > 0)
+        read.cpu.observe(read.watch.step, *used, step_s=pace.step_s, slower=pace.slow_comparisons > 0)
 
 
 def _cpu(value: CpuPerStep) -> pb.CpuPerStep:
@@ -117,7 +117,7 @@ def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
         flops_per_token=flops.per_token,
         peak_flops=flops.peak,
         flops_derived=flops.derived,
-        slow_looks=pace.slow_looks,
+        slow_looks=pace.slow_comparisons,
         typical_tokens_per_s=pace.typical_tokens_per_s,
     )
 

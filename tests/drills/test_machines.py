@@ -28,7 +28,7 @@ async def test_a_whole_pipeline_of_the_mesh_is_lost(drill: DrillOf, went_on: Wen
     result = await drill("kill-group", kind="pp", index=0, **whole)
     went_on(result, {"own memory": 4, "backup": 4}, lost=1)
     assert result.emptied == ["m0", "m2"]
-    assert result.steps_promised == 1 and "every backup lies outside" in result.promise
+    assert result.steps_promised == 1 and "every backup is outside" in result.promise
 
 
 @pytest.mark.wide

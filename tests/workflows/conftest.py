@@ -215,7 +215,7 @@ class ScriptedCluster:
             generation=given.generation,
             resume_step=given.resume_step,
             started_ns=time.time_ns(),
-            backups="every backup lies outside its rank's groups",
+            backups="every backup is outside its rank's groups",
         )
 
     @activity.defn(name=ConfirmSteps.name)

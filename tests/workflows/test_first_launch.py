@@ -204,8 +204,8 @@ async def test_where_the_backups_lie_is_on_the_jobs_page(jobs: Any) -> None:
     state = await jobs.until(handle, lambda state: state.status == "running")
     page = await jobs.page(handle)
 
-    assert state.backups == "every backup lies outside its rank's groups"
-    assert "Backups: every backup lies outside its rank's groups." in page
+    assert state.backups == "every backup is outside its rank's groups"
+    assert "Backups: every backup is outside its rank's groups." in page
 
 
 async def test_a_job_leases_its_machines_first_and_gives_them_back_last(jobs: Any) -> None:

@@ -339,7 +339,7 @@ async def test_operators_keep_machines_away_and_let_them_come_back(pooled: Poole
     await pooled.until_at("m4", "standby")
     assert await pooled.move("evict", "m0") == "m0 is cordoned"
     refused = await (await pooled.start("gpt", 0)).result()
-    assert "m0: it is cordoned: a loud fan; 'everstep release m0' lets it come back" in refused.headline
+    assert "m0: it is cordoned: a loud fan; 'everstep release m0' lets jobs have it" in refused.headline
     assert await pooled.move("release", "m0") == "m0 is free"
     await pooled.running(await pooled.start("gpt", 0))
     with pytest.raises(WorkflowUpdateFailedError) as raised:

@@ -40,7 +40,7 @@ def test_of_many_copies_the_first_are_named() -> None:
     text = copies_text(many)
 
     assert text.startswith("ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more from backups on m0; ")
-    assert text.endswith("; and from 1 more place")
+    assert text.endswith("; and from 1 more")
     assert len(web_ui.summary(text)) <= web_ui.SUMMARY_CHARACTERS
 
 

@@ -23,7 +23,7 @@ from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS
+from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_STEP
 from everstep.decisions.keep.disk_schedule import StepRate
 from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
 from everstep.errors import AgentError, CorruptCheckpoint
@@ -121,7 +121,7 @@ class PeerSender:
         retry_s = FIRST_RETRY_S
         while True:
             # A sender that skips steps checks from time to time whether the job hangs at a skipped step.
-            self._due.wait(STILL_S if self._stride > 1 else None)
+            self._due.wait(HANG_S if self._stride > 1 else None)
             self._due.clear()
             if self._closing.is_set():
                 break
@@ -178,8 +178,8 @@ class PeerSender:
                 self.spare(rank)
         steps = {rank: list(slots) for rank, slots in held.items() if self._state(rank).backup_named == NO_NAMED_STEP}
         now_ns, resumed = time.monotonic_ns(), self._launch.resume_step
-        self._pace.look(now_ns, _newest(held))
-        stride = 1 if self._pace.stands_still(now_ns, STILL_S, STILL_STEPS) else self._stride
+        self._pace.observe(now_ns, _newest(held))
+        stride = 1 if self._pace.is_hung(now_ns, HANG_S, HANG_STEPS) else self._stride
         step = next_step_to_send(steps, self._sent, every=self._every, stride=stride, resumed=resumed)
         if step is not None:
             due |= {rank: held[rank][step] for rank in steps if step in held[rank] and self._sent[rank] < step}

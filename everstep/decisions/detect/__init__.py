@@ -1,1 +1,1 @@
-"""The detection of anomalies from the state of ranks and machines: ends, hangs, slow steps, stale checkpoints."""
+"""The detection of anomalies from the state of ranks and machines, e.g. of hangs, slow steps and failed ranks."""

@@ -1,7 +1,8 @@
-"""The detection of hangs: no rank completes a step any more. The time until then depends on the samples of the ranks.
+"""The detection of hangs: no rank completes a step any more.
 
-A rank whose process is stopped (state T) hangs the job at once. If all ranks are stopped, the job was paused on
-purpose: this is a hang only if it lasts. Ranks are stopped, and continued, one after the other.
+The number of seconds without a step that are a hang depends on samples of the ranks. A rank whose process is stopped
+(state T) hangs the job at once. If all ranks are stopped, the job was paused on purpose, which is no hang. Ranks are
+stopped and continued one after the other, which takes some time.
 """
 
 from __future__ import annotations
@@ -11,31 +12,32 @@ from everstep.decisions.blame.hang.progress import HangSign
 from everstep.decisions.blame.hang.verdict import names_of
 from everstep.decisions.detect.job_facts import JobFacts, Rule
 from everstep.model.incident import Anomaly, Symptom
-from everstep.model.recovery_policy import RecoveryPolicy
 
 PAUSES = 1.5
 """A pause for an evaluation or a checkpoint lasts at most this many times the longest pause seen before."""
 SAMPLES_APART_S = (1.0, 10.0)
-"""Between two samples of a job that makes no steps: a median step, at least and at most, seconds."""
+"""The shortest and the longest time between two samples of a job that makes no steps, seconds."""
 TWO_SAMPLES_S = 0.5
 """The time that two samples need, seconds; if they need longer, a hang is reported later."""
 SAMPLE_AGAIN = 2.0
-"""The ranks are sampled again after this many times as long without a step."""
+"""The ranks are sampled again when the job has made no step for this many times as long as at the last sample."""
 
 
 def hang_unseen_s(facts: JobFacts) -> float:
-    """Return the seconds without a step that are a hang if samples show nothing: the paper's ten minutes, or longer if
-    steps or pauses of this job were that long."""
+    """Return the seconds without a step that are a hang if samples show nothing.
+
+    It is the paper's ten minutes, or more if steps or pauses of this job were long.
+    """
     policy = facts.spec.policy
     learnt = min(PAUSES * facts.longest_step_s, policy.hang.ceiling_s)
     return max(learnt, policy.hang.factor * facts.typical_step_s, policy.hang.floor_s)
 
 
 def hang_seen_s(facts: JobFacts) -> float:
-    """Return the seconds without a step that are a hang if all ranks are seen to wait for some ranks that do nothing.
+    """Return the seconds without a step that are a hang if samples show that all ranks wait for idle ranks.
 
-    It is never longer than if samples show nothing, and equal to that time until the duration of a step is known: a
-    watcher that is new to the job may have begun in a usual pause.
+    It is never longer than :func:`hang_unseen_s`, and equal to it until the duration of a step is known, since the
+    watcher may have begun to watch the job in a usual pause.
     """
     return _learnt_hang_seen_s(facts) if facts.typical_step_s > 0 else hang_unseen_s(facts)
 
@@ -49,7 +51,7 @@ def _learnt_hang_seen_s(facts: JobFacts) -> float:
 
 
 def bound_s(facts: JobFacts) -> float:
-    """Return the seconds without a step that are a hang, from the samples of the ranks."""
+    """Return the seconds without a step that are a hang, by the samples of the ranks."""
     if facts.hang_check is None:
         return hang_unseen_s(facts)
     match facts.hang_check.sign:
@@ -63,29 +65,27 @@ def bound_s(facts: JobFacts) -> float:
 
 
 def apart_s(typical_step_s: float) -> float:
-    """Between two samples, seconds."""
+    """Return the time between two samples, seconds: the duration of a step, within bounds."""
     least, most = SAMPLES_APART_S
     return min(max(typical_step_s, least), most)
 
 
 def first_sample_s(facts: JobFacts) -> float | None:
-    """Return the seconds without a step until the first sample, early enough for a second sample before the hang is
-    due; None: the ranks are not sampled."""
-    early_s = apart_s(facts.typical_step_s) + TWO_SAMPLES_S
-    return max(_learnt_hang_seen_s(facts) - early_s, 0.0) if samples_ranks(facts.spec.policy) else None
+    """Return the seconds without a step after which the ranks are first sampled; None: they are not sampled.
 
-
-def samples_ranks(policy: RecoveryPolicy) -> bool:
-    """Return whether the ranks of a job that makes no steps are sampled."""
-    return policy.hang.trace_s > 0
+    A second sample follows before the job counts as hung.
+    """
+    if facts.spec.policy.hang.trace_s <= 0:
+        return None
+    return max(_learnt_hang_seen_s(facts) - apart_s(facts.typical_step_s) - TWO_SAMPLES_S, 0.0)
 
 
 RANKS_NAMED = 16
-"""Ranks and machines that an anomaly has."""
+"""The largest number of ranks, and of machines, that an anomaly names."""
 
 
 def find_hang(facts: JobFacts) -> Anomaly | None:
-    """The hang, once it is long enough; machines that are silent may hide that ranks step."""
+    """Return the hang once it has lasted long enough. If machines are silent, their ranks may step unseen."""
     if not facts.newest or facts.quiet_s <= bound_s(facts):
         return None
     headline = f"no rank completed a step for {facts.quiet_s:.0f} s, after step {facts.last_step}"
@@ -113,20 +113,21 @@ def find_hang(facts: JobFacts) -> Anomaly | None:
 HANG = Rule(
     name="hang",
     finds="no rank completes a step any more",
-    threshold="{policy.hang.idle_factor:g} median step times, at least {policy.hang.idle_floor_s:g} s, where "
-    "samples show that all wait for some that do nothing; {policy.hang.factor:g}, at least {policy.hang.floor_s:g} s, "
-    "where they do not; {policy.hang.ceiling_s:g} s where ranks are seen to compute",
-    source="where samples show nothing: hang threshold of ByteRobust, section 4.1",
+    threshold="{policy.hang.idle_factor:g} median step times, at least {policy.hang.idle_floor_s:g} s, if samples show "
+    "that all ranks wait for idle ranks; {policy.hang.factor:g} median step times, at least {policy.hang.floor_s:g} s, "
+    "if samples show nothing; {policy.hang.ceiling_s:g} s if samples show that ranks compute",
+    source="if samples show nothing: hang threshold of ByteRobust, section 4.1",
     find=find_hang,
 )
 
 
 CONTINUED_S = 2.0
-"""Agents report within this time that a rank was continued: by then all that were continued together are known."""
+"""Agents report within this time, seconds, that a rank was continued. Then all ranks that were continued together are
+known."""
 
 
 def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
-    """Return all stopped ranks, in one anomaly."""
+    """Return one anomaly of all stopped ranks, unless all ranks are stopped or have just been continued."""
     least_s = facts.spec.policy.hang.stopped_s
     if not facts.newest or facts.quiet_s < least_s:
         return None
@@ -155,7 +156,6 @@ def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
 STOPPED_RANK = Rule(
     name="stopped-rank",
     finds="the process of a rank is stopped, and no rank completes a step",
-    threshold="{policy.hang.stopped_s:g} s of both",
-    source="",
+    threshold="both for {policy.hang.stopped_s:g} s",
     find=find_stopped_rank,
 )

@@ -1,4 +1,4 @@
-"""The facts about one generation of a job at one moment, and the form of a detection rule.
+"""The facts about one generation of a job at one moment, and the type of a detection rule.
 
 Times are nanoseconds of the watcher's clock.
 """
@@ -17,7 +17,7 @@ from everstep.model.job import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class ObservedExit:
-    """One rank's end, as its agent observed it."""
+    """The end of one rank, as its agent observed it."""
 
     id: str
     """Id of the observation."""
@@ -30,14 +30,14 @@ class ObservedExit:
 
 @dataclass(frozen=True, slots=True)
 class ReportedNumber:
-    """The loss, or the gradient norm, as a rank reports it."""
+    """The loss or the gradient norm, as a rank reports it."""
 
     known: bool = False
-    """The rank reported a finite value before; without that, the script may not have the value at all."""
+    """The rank has reported a finite value; otherwise its script may not have such a value."""
     bad_steps: int = 0
     """The number of reports in a row, up to the newest, in which the value was NaN or infinite."""
     since: int = -1
-    """Step of the first of these; -1: there are none."""
+    """The step of the first of these reports; -1: there are none."""
 
 
 NOT_REPORTED = ReportedNumber()
@@ -45,46 +45,46 @@ NOT_REPORTED = ReportedNumber()
 
 @dataclass(frozen=True, slots=True)
 class RankPace:
-    """How fast a rank steps by its reports, against its own past (``everstep.decisions.detect.metric_watch``)."""
+    """The speed of a rank's steps by its reports, and its own past (``everstep.decisions.detect.metric_watch``)."""
 
     step_s: float
-    """Mean time of the last steps."""
+    """The mean time of the last steps."""
     typical_step_s: float
-    """Median before them; 0: not known yet."""
+    """The median time of earlier steps; 0: not known yet."""
     slow_since: int = -1
-    """Step from which on it is slower than it was; -1: it is not."""
-    slow_looks: int = 0
+    """The step from which on the rank is slower than before; -1: it is not slower."""
+    slow_comparisons: int = 0
     """The number of comparisons in a row in which most of the rank's steps were slower."""
     tokens_per_s: float = 0.0
-    """0: not known, or the script gives none."""
+    """The speed in tokens; 0: not known, or the script reports no tokens."""
     typical_tokens_per_s: float = 0.0
+    """The median speed of earlier steps; 0: not known yet, or the script reports no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """The state of one rank, as its machine showed it last."""
+    """The state of one rank, as its machine last showed it."""
 
     rank: int
     machine: str
     alive: bool
     completed_steps: int
-    """-1: the script does not count steps."""
+    """The number of completed steps; -1: the script does not count steps."""
     steps: int
-    """Completed steps, or reports or calls of the optimizer where the script does not count steps."""
+    """The number of completed steps; if the script does not count steps, of reports or of calls of the optimizer."""
     stepped: bool
     """The rank's process completed a step, as far as it shows steps."""
     steps_since: int
-    """Steps since its process was seen to step first."""
+    """The number of steps since the rank's process was first seen to step."""
     in_loop: bool
     """The rank is within ``run.steps``."""
     left_loop: bool
-    """The rank's training loop is over, at its end or by ``break``: its present work is not a step."""
+    """The rank's training loop is over, at its end or by ``break``, and its present work is not a step."""
     saved_step: int | None
-    """The newest step in the rank's own memory. If the rank saved in an earlier generation and not yet in this
-    generation: the step at which this generation began. -1: no step was ever saved. None: the agent does not report
-    it."""
+    """The newest step in the rank's own memory; -1: no step was ever saved; None: the agent does not report it. If the
+    rank saved only in an earlier generation, it is the step at which this generation began."""
     saved_ns: int
-    """When that step was saved, perhaps by an earlier generation. 0: never."""
+    """When that step was saved, perhaps by an earlier generation; 0: never."""
     first_step_ns: int
     """When the rank's process completed its first step; 0: not yet."""
     heard_ns: int
@@ -93,73 +93,73 @@ class RankFacts:
     """When the rank completed its newest step, by the watcher's clock and never too early; 0: the agent does not report
     it."""
     stopped_ns: int = 0
-    """Since when its process was seen to be stopped (state T), by the watcher's clock; 0: it is not."""
+    """Since when the rank's process is seen to be stopped (state T), by the watcher's clock; 0: it is not stopped."""
     continued_ns: int = 0
     """When the rank's process was seen to continue after it had been stopped, by the watcher's clock; 0: never."""
     reported_step: int = -1
-    """The step of the newest report; -1: there was none, or its agent does not report it."""
+    """The step of the newest report; -1: there was none, or the agent does not report it."""
     loss: ReportedNumber = NOT_REPORTED
     grad_norm: ReportedNumber = NOT_REPORTED
     pace: RankPace | None = None
-    """The rank's pace; None: the rank does not report, or its agent does not pass it on."""
+    """The rank's pace; None: the rank does not report its steps, or the agent does not pass the reports on."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindingSeen:
-    """A finding of an inspection of a machine of the job that no incident has reported yet."""
+    """A finding about a machine of the job that no incident has reported yet."""
 
     id: str
-    """Id of the observation; of what was asked for: machine, finding, and since when."""
+    """The id of the observation; for a requested inspection it is made from machine, finding and time."""
     machine: str
     finding: Finding
     heard_ns: int
-    """When the watcher learned of the observation."""
+    """When the watcher learned of the finding."""
     sequence: int = 0
-    """The number of the observation in its agent's log; 0: it is from an inspection that was requested."""
+    """The number of the observation in its agent's log; 0: the inspection was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """The facts about one generation of a job now."""
+    """The facts about one generation of a job at one moment."""
 
     spec: JobSpec
     generation: int
     now_ns: int
     exits: Mapping[int, ObservedExit] = field(default_factory=dict)
-    """Rank → how it ended."""
+    """Rank → its end."""
     ranks: Sequence[RankFacts] = ()
-    """Those that were shown so far."""
+    """The ranks that were shown so far."""
     newest: bool = True
-    """No later generation was seen. For an earlier generation only ends of ranks count: the rest is over."""
+    """No later generation was seen; False: only ends of ranks count, since the generation is over."""
     quiet_s: float = 0.0
-    """How long no rank has completed a step, as far as that was watched, seconds; 0 also if no step is expected."""
+    """How long no rank has completed a step while the watcher watched, seconds; 0 also if no step is expected."""
     typical_step_s: float = 0.0
-    """Median time of a step of the job; 0: not known yet."""
+    """The median time of a step of the job; 0: not known yet."""
     longest_step_s: float = 0.0
     """The longest time between two steps of this generation; 0: not known yet."""
     last_step: int = 0
-    """The most steps that any rank has shown."""
+    """The largest number of steps of any rank."""
     slower_s: float = 0.0
-    """How long most ranks have been slower than before, as far as that was watched."""
+    """How long most ranks have been slower than before while the watcher watched, seconds."""
     hang_check: HangCheck | None = None
     """The result of samples of the ranks since the last step; None: there were none."""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Machine that ran this generation and knows nothing of the job any more → the ranks that it ran."""
+    """Machine that ran this generation and lost its memory → the ranks that it ran."""
     machine_names: Sequence[str] = ()
     """The names of all machines of the job, in order."""
     silent: Sequence[str] = ()
     """Machines whose agents have been silent for a while."""
     unheard_s: Mapping[str, float] = field(default_factory=dict)
-    """Machine → how long its agent has been silent, as far as that was watched, seconds."""
+    """Machine → how long its agent has been silent while the watcher watched, seconds."""
     findings: Sequence[FindingSeen] = ()
-    """The observations in the order in which the watcher learned of them."""
+    """The findings in the order in which the watcher learned of them."""
     faults_accepted: Mapping[str, int] = field(default_factory=dict)
-    """Reason code → when such a fault of a machine was reported to the job last."""
+    """Reason code → when the job last accepted such a fault of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A detection rule: it maps the facts of one generation to an anomaly, or to none."""
+    """A detection rule: it maps the facts about one generation to an anomaly, or to None."""
 
     name: str
     """The stable name that is kept with each anomaly of the rule."""
@@ -167,7 +167,7 @@ class Rule:
     """The anomaly that the rule detects, in one line."""
     threshold: str
     """The condition for the anomaly; ``{policy.…}`` and ``{checkpoint.…}`` are replaced by the numbers of a job."""
-    source: str
-    """The source of the threshold; empty: the papers leave it open."""
     find: Callable[[JobFacts], Anomaly | None]
-    """Keeps nothing between two calls."""
+    """The function of the rule; it has no state."""
+    source: str = ""
+    """The source of the threshold; empty: the papers do not state one."""

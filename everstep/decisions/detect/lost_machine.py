@@ -1,8 +1,8 @@
-"""A machine that lost its ranks, or that has gone silent while no rank of the job steps.
+"""The detection of a machine that lost its ranks, or that is silent while no rank of the job steps.
 
-Ranks on other machines need not notice: collectives can wait for ten minutes. A silent agent alone is no fault: as long
-as the ranks step, its machine works. If all other ranks have ended with success, the job may be over on the silent
-machine too.
+Ranks on other machines may not notice it for ten minutes, since collectives can wait that long. A silent agent alone is
+no fault: as long as the ranks step, its machine works. If all other ranks have ended with success, the job may be over
+on the silent machine too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from everstep.model.incident import Anomaly, Symptom
 
 
 def find_silent_machine(facts: JobFacts) -> Anomaly | None:
-    """Return all silent machines in one anomaly; None if all are silent, since the watcher itself may be
-    cut off then."""
+    """Return one anomaly of all silent machines; None if all are silent, since then the watcher may be cut off."""
     policy = facts.spec.policy
     if not facts.newest or facts.longest_step_s <= 0:
         return None
@@ -31,12 +30,11 @@ def find_silent_machine(facts: JobFacts) -> Anomaly | None:
         patience_s = max(patience_s, policy.stop.exit_grace_s)
     if facts.quiet_s < patience_s:
         return None
-    verb = "says" if len(silent) == 1 else "say"
     return Anomaly(
         id=f"silent-{facts.spec.name}-{facts.generation}",
         generation=facts.generation,
         symptom=Symptom.MACHINE_SILENT,
-        headline=f"{listed(sorted(silent), 4)} {verb} nothing, and no rank completed a step for {facts.quiet_s:.0f} s",
+        headline=f"no answer of {listed(sorted(silent), 4)}, and no rank completed a step for {facts.quiet_s:.0f} s",
         machines=sorted(silent),
         seen_ns=facts.now_ns,
         quiet_s=facts.quiet_s,
@@ -44,27 +42,24 @@ def find_silent_machine(facts: JobFacts) -> Anomaly | None:
 
 
 def _others_ended_well(facts: JobFacts, silent: Collection[str]) -> bool:
+    if not facts.machine_names:
+        return False
     topology = facts.spec.topology()
-    others = (
-        [rank for rank in range(topology.world_size) if facts.machine_names[topology.machine(rank)] not in silent]
-        if facts.machine_names
-        else []
-    )
+    others = [rank for rank in range(topology.world_size) if facts.machine_names[topology.machine(rank)] not in silent]
     return bool(others) and all(rank in facts.exits and is_success(facts.exits[rank]) for rank in others)
 
 
 SILENT_MACHINE = Rule(
     name="silent-machine",
-    finds="nothing is heard of a machine, and no rank completes a step",
-    threshold="{policy.silence.detect_s:g} s of both, and 1.5 times the longest time between steps so far; "
-    "{policy.stop.exit_grace_s:g} s where all other ranks ended with code 0",
-    source="",
+    finds="a machine does not answer, and no rank completes a step",
+    threshold="both for {policy.silence.detect_s:g} s; no step for 1.5 times the longest time between steps so far, "
+    "and for {policy.stop.exit_grace_s:g} s if all other ranks ended with code 0",
     find=find_silent_machine,
 )
 
 
 def find_lost_machine(facts: JobFacts) -> Anomaly | None:
-    """Return all machines that lost their ranks, in one anomaly."""
+    """Return one anomaly of all machines that lost their ranks."""
     if not facts.lost:
         return None
     return Anomaly(
@@ -81,8 +76,7 @@ def find_lost_machine(facts: JobFacts) -> Anomaly | None:
 
 LOST_MACHINE = Rule(
     name="lost-machine",
-    finds="a machine came back and knows nothing of the ranks that it ran",
+    finds="a machine lost its memory, and so the ranks that it ran",
     threshold="at once",
-    source="",
     find=find_lost_machine,
 )

@@ -1,10 +1,9 @@
-"""The training state in the reports of one rank: losses that are not finite, jumps, and the speed of its steps.
+"""The facts in the reports of one rank: losses that are not finite, jumps of the loss, and the speed of the steps.
 
-Each report has the same cost, however long the job runs. This module only records facts; the rules
-decide about them.
+The cost of a report does not grow with the length of the job. The detection rules decide about the facts.
 
-ByteRobust (section 4.1) treats a loss or gradient norm that jumps by a factor of five, or is NaN, as an anomaly, and
-does not state the reference: here the reference is the median of the rank's own last ``WINDOW`` values.
+ByteRobust (section 4.1) treats a loss or gradient norm that is NaN, or that jumps by a factor of five, as an anomaly.
+It does not state to what a jump is compared. Here it is the median of the rank's own last ``WINDOW`` values.
 """
 
 from __future__ import annotations
@@ -21,51 +20,51 @@ from typing import NamedTuple
 from everstep.rank.step_reports import GRAD_NORM, LOSS, StepRecord
 
 WINDOW = 64
-"""The number of values of the median; before that, no value is a jump."""
+"""The number of values of the median; with fewer values nothing is a jump."""
 JUMP_FACTOR = 5.0
 """The multiple of the median that is a jump (ByteRobust, section 4.1)."""
 JUMP_STEPS = 3
-"""The number of values in a row that are a jump; a single value may be an outlier."""
+"""The number of high values in a row that are a jump; a single one may be an outlier."""
 PACE_STEPS = 32
 """The number of steps over which a speed is measured."""
 PACES_KEPT = 32
-"""The number of earlier speeds that the newest speed is compared with."""
+"""The number of earlier speeds with which the newest speed is compared."""
 PACES_KNOWN = 4
-"""The number of earlier speeds below which no comparison is made."""
+"""The number of earlier speeds that a comparison needs."""
 SLOW_FACTOR = 1.25
-"""The factor by which steps have to be slower than earlier steps to be a decline."""
+"""Steps that take this many times as long as earlier steps are a decline."""
 
 
 @dataclass(slots=True)
 class Series:
-    """One number of the reports: the loss, or the norm of the gradient."""
+    """The values of one number in the reports: of the loss, or of the norm of the gradient."""
 
     not_finite: int = 0
-    """Reports of this generation in which it was NaN or infinite."""
+    """The number of reports of this generation in which the value was NaN or infinite."""
     streak: int = 0
-    """The number of these reports in a row, up to the newest report."""
+    """The number of such reports in a row, up to the newest report."""
     since: int = -1
-    """Step of the first of these; -1: the newest was finite."""
+    """The step of the first report of this streak; -1: the newest value was finite."""
     jump_step: int = -1
     """The step at which the newest jump of this generation began; -1: there was none."""
     jump_steps: int = 0
     """The number of steps that the jump has lasted."""
     jump_ratio: float = 0.0
-    """The largest value of the jump, in medians."""
+    """The largest value of the jump, as a multiple of the median."""
     known: bool = False
-    """A finite value was seen; without that, the script may not have the value at all."""
+    """A finite value was seen; otherwise the script may not have such a value."""
     _window: deque[float] = field(default_factory=deque)
     _sorted: list[float] = field(default_factory=list)
     _high: list[tuple[int, float]] = field(default_factory=list)
-    """Steps and values that may be the beginning of a jump."""
+    """Steps and values that may be the begin of a jump."""
 
     @property
     def typical(self) -> float:
-        """Median of the last values; NaN: not known yet."""
+        """The median of the last values; NaN: not known yet."""
         return self._sorted[len(self._sorted) // 2] if len(self._sorted) == WINDOW else math.nan
 
     def begin(self) -> None:
-        """Another generation: its own counts, the same past."""
+        """Begin a new generation: reset the counts, and keep the earlier values."""
         self.not_finite = self.streak = self.jump_steps = 0
         self.since = self.jump_step = -1
         self.jump_ratio = 0.0
@@ -77,7 +76,7 @@ class Series:
         Args:
             step: The step of the report.
             value: The value; NaN if the report has none.
-            given: The script gave it.
+            given: Whether the script reported a value.
         """
         if math.isfinite(value):
             self.known = True
@@ -94,10 +93,10 @@ class Series:
             self._high.clear()
             self._keep(value)
             return
-        # Not among the values that it is measured against, or a jump would soon be no jump any more.
+        # A high value is kept out of the median, which would otherwise soon be as high.
         self._high.append((step, value))
         if len(self._high) >= WINDOW:
-            for _, high in self._high:  # it stays there: that is its level now
+            for _, high in self._high:  # the values stay high: that is the usual level now
                 self._keep(high)
             self._high.clear()
         elif len(self._high) >= JUMP_STEPS:
@@ -117,44 +116,44 @@ class PaceKept(NamedTuple):
     """The speed of some steps in a row."""
 
     step_s: float
-    """Mean time of a step."""
-    most_s: float
-    """Median time of a step."""
+    """The mean time of a step."""
+    median_s: float
+    """The median time of a step."""
     tokens_per_s: float
 
 
 @dataclass(slots=True)
 class Pace:
-    """The speed of a rank's steps, against its own past."""
+    """The speed of a rank's steps, compared with its own past."""
 
     tokens_per_s: float = 0.0
-    """Over the last steps; 0: not known, or the script gives no tokens."""
+    """The speed of the last steps; 0: not known, or the script reports no tokens."""
     step_s: float = 0.0
-    """Mean time of the last steps; 0: not known."""
+    """The mean time of the last steps; 0: not known."""
     slow_since: int = -1
-    """Step from which on it is slower than it was; -1: it is not, as far as known."""
-    slow_looks: int = 0
-    """The number of samples in a row in which most of the steps were slower, not only their mean, as with a
-    checkpoint."""
-    looks: int = 0
-    """The number of times that the last steps were compared with earlier steps, or kept for that."""
+    """The step from which on the rank is slower than before; -1: it is not slower, or that is not known."""
+    slow_comparisons: int = 0
+    """The number of comparisons in a row in which most of the steps were slower, and not only their mean."""
+    comparisons: int = 0
+    """The number of comparisons of the last steps with earlier steps."""
     _records: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
-    """Step, time in ns and tokens of the last reports."""
+    """Step, time in nanoseconds and tokens of the last reports."""
     _tokens: int = 0
-    """The tokens of all but the oldest of these reports."""
-    _since_look: int = 0
+    """The tokens of all these reports but the oldest."""
+    _not_compared: int = 0
+    """The number of reports since the last comparison."""
     _past: deque[PaceKept] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
     _slow: list[PaceKept] = field(default_factory=list)
-    """Since the decline at hand began."""
+    """The speeds since the current decline began."""
 
     @property
     def typical_step_s(self) -> float:
-        """Median time of a step of this rank's past; 0: not known yet."""
+        """The median time of an earlier step; 0: not known yet."""
         return self._typical([pace.step_s for pace in self._past])
 
     @property
     def typical_tokens_per_s(self) -> float:
-        """Median speed of its past; 0: not known yet, or the script gives no tokens."""
+        """The median of the earlier speeds; 0: not known yet, or the script reports no tokens."""
         return self._typical([pace.tokens_per_s for pace in self._past])
 
     @staticmethod
@@ -162,11 +161,11 @@ class Pace:
         return median(past) if len(past) >= PACES_KNOWN else 0.0
 
     def begin(self) -> None:
-        """Another generation: the time between the two was no step."""
+        """Begin a new generation: the time between the generations is no step."""
         self._records.clear()
-        self._tokens = self._since_look = 0
+        self._tokens = self._not_compared = 0
         self.tokens_per_s = self.step_s = 0.0
-        self.slow_since, self.slow_looks = -1, 0
+        self.slow_since, self.slow_comparisons = -1, 0
         self._slow.clear()
 
     def observe(self, step: int, time_ns: int, tokens: int) -> None:
@@ -178,32 +177,32 @@ class Pace:
         self._records.append((step, time_ns, tokens))
         seconds = (time_ns - self._records[0][1]) / 1e9
         if len(self._records) > 1 and seconds > 0:
-            # A rank that reports every tenth step has made ten steps from one report to the next.
+            # A rank that reports every tenth step makes ten steps between two reports.
             steps = max(step - self._records[0][0], len(self._records) - 1)
             self.step_s, self.tokens_per_s = seconds / steps, self._tokens / seconds
-        self._since_look += 1
-        if len(self._records) > PACE_STEPS and self._since_look >= PACE_STEPS:
-            self._since_look = 0
-            self._look()
+        self._not_compared += 1
+        if len(self._records) > PACE_STEPS and self._not_compared >= PACE_STEPS:
+            self._not_compared = 0
+            self._compare()
 
-    def _look(self) -> None:
-        """Compare the last steps with those before, once for each ``PACE_STEPS`` of them."""
-        typical, most = self.typical_step_s, self._typical([pace.most_s for pace in self._past])
-        kept = PaceKept(self.step_s, self._most_s(), self.tokens_per_s)
-        is_slower = bool(typical) and kept.step_s > SLOW_FACTOR * typical
-        most_are = is_slower and kept.most_s > SLOW_FACTOR * most
+    def _compare(self) -> None:
+        """Compare the last ``PACE_STEPS`` steps with earlier steps."""
+        typical_s, median_s = self.typical_step_s, self._typical([pace.median_s for pace in self._past])
+        pace = PaceKept(self.step_s, self._median_s(), self.tokens_per_s)
+        is_slower = bool(typical_s) and pace.step_s > SLOW_FACTOR * typical_s
+        most_are = is_slower and pace.median_s > SLOW_FACTOR * median_s
         since = self._records[0][0] if self.slow_since < 0 else self.slow_since
-        self.slow_since, self.slow_looks = (since if is_slower else -1), (self.slow_looks + 1 if most_are else 0)
-        self.looks += 1
-        # Not among what it is measured against, or a decline would soon be none any more; unless it stays there.
-        self._slow = [*self._slow, kept] if most_are else []
+        self.slow_since = since if is_slower else -1
+        self.slow_comparisons = self.slow_comparisons + 1 if most_are else 0
+        self.comparisons += 1
+        # Slow steps are kept out of the past, which would otherwise soon be as slow, unless they stay slow.
+        self._slow = [*self._slow, pace] if most_are else []
         if len(self._slow) == PACES_KEPT:
             self._past, self._slow = deque(self._slow, PACES_KEPT), []
         elif not most_are:
-            self._past.append(kept)
+            self._past.append(pace)
 
-    def _most_s(self) -> float:
-        """Return the median time of one of the last steps."""
+    def _median_s(self) -> float:
         return median(
             (time_ns - before_ns) / 1e9 / max(step - before, 1)
             for (before, before_ns, _), (step, time_ns, _) in pairwise(self._records)
@@ -212,7 +211,7 @@ class Pace:
 
 @dataclass(slots=True)
 class MetricWatch:
-    """The reports of one rank, in order. A job's next generation continues with the same watch."""
+    """The facts in the reports of one rank, also of the next generations of its job."""
 
     loss: Series = field(default_factory=Series)
     grad_norm: Series = field(default_factory=Series)
@@ -221,7 +220,7 @@ class MetricWatch:
     """The step of the newest report of this generation; -1: there is none."""
 
     def begin(self) -> None:
-        """Another generation."""
+        """Begin a new generation."""
         self.step = -1
         self.loss.begin()
         self.grad_norm.begin()

@@ -1,7 +1,7 @@
-"""The detection of rank ends: success, a failure, or a rank that left with code 0 while other ranks continue training.
+"""The detection of failures by the ends of ranks: a rank failed, or left with code 0 while other ranks train.
 
-A rank that left before the end of its loop has broken out of it together with all others, or has left them alone. Ranks
-that stay in their loops were left alone. If they fail because of it, ``failed-rank`` reports that.
+If a rank leaves before the end of its loop, either all ranks leave by ``break``, or the rank leaves the others alone.
+Ranks that then stay in their loops were left alone. If they fail, the rule ``failed-rank`` reports the rank that left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def is_success(seen: ObservedExit) -> bool:
     """Return whether a rank ended with success: with code 0, as under torchrun."""
     if seen.end.code == 0:
         return True
-    # The status is lost when the parent died first; the rank's own word is enough, and nothing less.
+    # The exit status is lost if the parent died first. Then only the rank's own report counts.
     return seen.end.code is None and not seen.end.signal and seen.finished
 
 
@@ -28,7 +28,7 @@ def has_finished(exits: Collection[ObservedExit], world_size: int) -> bool:
 
 
 def anomaly_of(facts: JobFacts, seen: ObservedExit) -> Anomaly:
-    """The anomaly that a rank's end is reported as."""
+    """Return the anomaly of a rank's end."""
     end = seen.end
     return Anomaly(
         id=seen.id,
@@ -43,7 +43,7 @@ def anomaly_of(facts: JobFacts, seen: ObservedExit) -> Anomaly:
 
 
 def find_failed_rank(facts: JobFacts) -> Anomaly | None:
-    """Return the first failure, once any rank failed; an early exit with success may be its cause."""
+    """Return the first failure, once any rank failed. It may be a rank that left early with success."""
     ends = facts.exits.values()
     if all(map(is_success, ends)):
         return None
@@ -62,7 +62,7 @@ FAILED_RANK = Rule(
 
 
 def find_early_exit(facts: JobFacts) -> Anomaly | None:
-    """Return the rank that left first, once the other ranks did not follow in time."""
+    """Return the rank that left first, if the other ranks did not follow in time."""
     ends = facts.exits.values()
     early = [seen for seen in ends if not seen.finished]
     if not early or len(ends) >= facts.spec.topology().world_size or not all(map(is_success, ends)):
@@ -76,9 +76,9 @@ def find_early_exit(facts: JobFacts) -> Anomaly | None:
 
 
 def follow_s(policy: RecoveryPolicy, *, others_in_loop: bool | None) -> float:
-    """Return the seconds in which the other ranks have to follow a rank that left with code 0.
+    """Return the seconds within which the other ranks have to follow a rank that left with code 0.
 
-    Ranks without an everstep loop may hang, or may have something left to do: they have as long as a hang.
+    Ranks without a loop of everstep may still have work to do, so they have as long as for a hang.
     """
     return policy.stop.exit_grace_s if others_in_loop else max(policy.stop.exit_grace_s, policy.hang.floor_s)
 
@@ -94,8 +94,7 @@ def _others_in_loop(facts: JobFacts) -> bool | None:
 EARLY_EXIT = Rule(
     name="early-exit",
     finds="a rank left with code 0 and the others did not follow",
-    threshold="{policy.stop.exit_grace_s:g} s where others are in their loop, {policy.hang.floor_s:g} s where "
-    "it is not known",
-    source="",
+    threshold="{policy.stop.exit_grace_s:g} s if other ranks are in their loops, {policy.hang.floor_s:g} s if that is "
+    "not known",
     find=find_early_exit,
 )

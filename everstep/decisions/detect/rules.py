@@ -1,4 +1,4 @@
-"""All rules of detection. A new rule needs a function and a line here."""
+"""The list of all detection rules. A new rule needs a function and a line here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def anomalies(facts: JobFacts) -> Iterator[Anomaly]:
-    """The anomalies that the rules detect, each with the name of its rule; the job accepts the first."""
+    """Return the anomalies of all rules, each with the name of its rule; the job accepts the first anomaly."""
     for rule in RULES:
         if anomaly := rule.find(facts):
             yield anomaly.model_copy(update={"rule": rule.name})

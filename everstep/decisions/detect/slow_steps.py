@@ -1,9 +1,9 @@
-"""The detection of a job whose steps continue, but last longer than before.
+"""The detection of a job whose steps take longer than before.
 
-Its own recent past says what is slow: most ranks find most of their last steps a quarter longer than those before
-(``metric_watch``), twice in a row. So an occasional checkpoint or evaluation is not a decline, and a short noisy
-neighbour is gone before it is reported. A rank that reports tokens is measured by its tokens: a step with more work is
-not slow.
+A job is slow if most of its ranks are, compared with their own recent past: most of a rank's last steps took a quarter
+longer than earlier steps (``metric_watch``), twice in a row. So an occasional checkpoint or evaluation is no decline,
+and a short disturbance is over before it is reported. A rank that reports tokens is also compared by its tokens, since
+a step with more work is not slow.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from statistics import median
 
 from everstep.decisions.detect.job_facts import JobFacts, RankFacts, RankPace, Rule
 from everstep.decisions.detect.metric_watch import SLOW_FACTOR
-from everstep.decisions.detect.step_watch import LOOK_LIMIT_S
+from everstep.decisions.detect.step_watch import SAMPLE_GAP_S
 from everstep.model.incident import Anomaly, Symptom
 
-LOOKS = 2
-"""The number of comparisons of a rank's pace, each of other steps, that have to be slower."""
+COMPARISONS = 2
+"""The number of comparisons in a row, each of other steps, in which a slow rank was slower."""
 MOST_RANKS = 0.5
-"""The share of reporting ranks above which a decline is reported: ranks wait for each other."""
+"""A decline is reported if more than this share of the reporting ranks is slow, since ranks wait for each other."""
 QUIET_STEPS = 10.0
-"""The number of step times without a step after which the job hangs; another rule reports that."""
+"""A job without a step for this many step times is not slow but may hang, which another rule reports."""
 
 
 def is_slower(pace: RankPace) -> bool:
-    """Return whether a rank became slower, beyond noise, and not because of more work in each step."""
-    if pace.slow_looks < LOOKS or pace.typical_step_s <= 0:
+    """Return whether a rank became slower, and not because of noise or of more work in each step."""
+    if pace.slow_comparisons < COMPARISONS or pace.typical_step_s <= 0:
         return False
     return pace.typical_tokens_per_s <= 0 or pace.tokens_per_s * SLOW_FACTOR < pace.typical_tokens_per_s
 
@@ -44,17 +44,17 @@ class SlowWatch:
     """The time for which the ranks of one generation have been slower than before."""
 
     slower_s: float = 0.0
-    _looked_ns: int = 0
+    _sampled_ns: int = 0
 
     def observe(self, ranks: Sequence[RankFacts], now_ns: int) -> None:
-        """Look at all ranks. Call it often."""
-        since_s = min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S) if self._looked_ns else 0.0
-        self._looked_ns = now_ns
+        """Add a sample of all ranks. Call this often."""
+        since_s = min(max((now_ns - self._sampled_ns) / 1e9, 0.0), SAMPLE_GAP_S) if self._sampled_ns else 0.0
+        self._sampled_ns = now_ns
         self.slower_s = self.slower_s + since_s if slower_ranks(ranks) else 0.0
 
 
 def find_slow_steps(facts: JobFacts) -> Anomaly | None:
-    """Return the decline once it has lasted; other rules report faults that end or block ranks."""
+    """Return the decline once it has lasted long enough; other rules report faults that end or block ranks."""
     policy = facts.spec.policy
     if not facts.newest or facts.exits or facts.lost or not policy.slow.after_s or facts.slower_s < policy.slow.after_s:
         return None
@@ -75,10 +75,9 @@ def find_slow_steps(facts: JobFacts) -> Anomaly | None:
 
 SLOW_STEPS = Rule(
     name="slow-steps",
-    finds="steps go on, and take longer than they did",
-    threshold="most ranks find most of 64 steps in a row a quarter longer than those before, "
-    "for {policy.slow.after_s:g} s; "
-    "the slow machine is looked for while the job goes on",
+    finds="the steps of the job take longer than before",
+    threshold="on most ranks, most of 64 steps in a row take a quarter longer than earlier steps, for "
+    "{policy.slow.after_s:g} s; the slow machine is searched for while the job runs",
     source="ByteRobust, section 5.1: MFU decline",
     find=find_slow_steps,
 )

@@ -1,4 +1,4 @@
-"""The detection of a job that stopped saving; otherwise a stale checkpoint is noticed only when it is needed."""
+"""The detection of a job that steps but does not save: otherwise its old checkpoint is noticed only when needed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from everstep.model.incident import Anomaly, Symptom
 
 
 def find_stale_checkpoint(facts: JobFacts) -> Anomaly | None:
-    """Return the anomaly of stopped saves, with the rank that is furthest behind.
+    """Return one anomaly of all ranks that do not save; its headline names the rank with the oldest save.
 
-    A rank that never saved is ignored: its script keeps no state with everstep. Both limits must be passed, so that
-    neither a long step nor a burst of short steps is mistaken for stopped saves.
+    A rank that never saved is ignored, since its script saves no state with everstep. Both limits must be exceeded, so
+    that neither a long step nor many short steps count as missing saves.
     """
     if not facts.newest:
         return None
@@ -26,7 +26,7 @@ def find_stale_checkpoint(facts: JobFacts) -> Anomaly | None:
         id=f"unsaved-{facts.spec.name}-{facts.generation}",
         generation=facts.generation,
         symptom=Symptom.UNSAVED,
-        headline=f"rank {worst.rank} on {worst.machine} goes on and does not save: its newest checkpoint, "
+        headline=f"rank {worst.rank} on {worst.machine} steps and does not save: its newest checkpoint, "
         f"of step {worst.saved_step}, is {_unsaved_steps(worst)} steps and {_unsaved_s(worst):.0f} s old{more}",
         ranks=sorted(rank.rank for rank in stale),
         machines=sorted({rank.machine for rank in stale}),
@@ -40,19 +40,18 @@ def _is_stale(rank: RankFacts, policy: CheckpointPolicy) -> bool:
 
 
 def _unsaved_steps(rank: RankFacts) -> int:
-    """Steps that are completed and not saved."""
+    """Return the number of steps since the newest save."""
     return rank.completed_steps - (rank.saved_step or 0)
 
 
 def _unsaved_s(rank: RankFacts) -> float:
-    """Return the age of the newest save, without the time before this process stepped."""
+    """Return the age of the newest save, seconds, without the time before this process first stepped."""
     return (rank.heard_ns - max(rank.saved_ns, rank.first_step_ns)) / 1e9
 
 
 STALE_CHECKPOINT = Rule(
     name="stale-checkpoint",
-    finds="steps go on and a rank does not save them",
+    finds="a rank completes steps and does not save them",
     threshold="the newest save is over {checkpoint.max_unsaved_steps} steps and {checkpoint.max_unsaved_s:g} s old",
-    source="",
     find=find_stale_checkpoint,
 )

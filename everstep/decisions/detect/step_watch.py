@@ -1,4 +1,4 @@
-"""The time for which a job has not stepped, and the duration of its steps."""
+"""The watch over the steps of a job: how long no rank has stepped, and how long a step takes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from statistics import median
 from everstep.decisions.detect.job_facts import RankFacts
 
 RUNS_FREE_STEPS = 3
-"""A rank that is this many steps ahead of another rank does not wait for it: ranks that wait are at most one ahead."""
-LOOK_LIMIT_S = 5.0
-"""Time between two looks counts as at most this much of a hang: who was stopped meanwhile, or suspended with the
-whole machine, has seen nothing of it."""
+"""A rank that is this many steps ahead of another rank does not wait for it. A rank that waits is at most one ahead."""
+SAMPLE_GAP_S = 5.0
+"""The time between two samples counts at most this much, seconds, since the watcher itself may have been stopped, or
+suspended with its machine."""
 
-TOLD_WITHIN_S = 2.0
-"""A rank that steps all the time is seen within this many seconds. Steps that are reported together after a longer time
-count as one step: a script may call several optimizers in a step, or the same optimizer often."""
+SEEN_WITHIN_S = 2.0
+"""A step is seen at most this many seconds after its end. Steps that are first seen together after a longer time count
+as one step: they are calls of several optimizers, or of one optimizer many times."""
 
 
 @dataclass(slots=True)
 class StepWatch:
-    """The steps of all ranks of one generation, sampled again and again.
+    """The steps of all ranks of one generation, by many samples.
 
     Args:
         world_size: The number of ranks of the job.
@@ -30,36 +30,36 @@ class StepWatch:
 
     world_size: int
     last_step: int = 0
-    """The most steps that any rank has shown."""
+    """The largest number of steps of any rank."""
     _all_stepped: bool = False
     _total: int = -1
     _shown: int = 0
-    """The number of ranks that were shown."""
-    _looked_ns: int = 0
+    """The number of ranks in the last sample."""
+    _sampled_ns: int = 0
     _newest: tuple[int, int] = (0, 0)
-    """The most steps, and when they were completed; of step 0 it is not known."""
+    """The largest number of steps, and when it was reached; (0, 0): not known."""
     _quiet_s: float = 0.0
     longest_s: float = 0.0
-    """The longest time without a step that ended with a step, seconds; 0: not known yet."""
+    """The longest time between two steps, seconds; 0: not known yet."""
     _step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
-    def begun_anew(self) -> StepWatch:
-        """A watch for the next generation of the same job: how long a step and a pause may be is known."""
+    def next_generation(self) -> StepWatch:
+        """Return a watch for the next generation of the job, which knows the durations of steps and pauses."""
         return StepWatch(self.world_size, longest_s=self.longest_s, _step_times_s=self._step_times_s.copy())
 
     @property
     def total(self) -> int:
-        """Steps of all ranks together; it changes with each that is seen."""
+        """The sum of the steps of all ranks; it changes with each new step."""
         return self._total
 
     @property
     def quiet_s(self) -> float:
-        """Return how long no rank advanced, as far as it was watched, seconds; 0 before the first step."""
+        """How long no rank has stepped while the watcher watched, seconds; 0 before the first step."""
         return self._quiet_s if self._total > 0 else 0.0
 
     @property
     def typical_step_s(self) -> float:
-        """Median time of a step; 0: not known yet."""
+        """The median time of a step, seconds; 0: not known yet."""
         return median(self._step_times_s) if self._step_times_s else 0.0
 
     def observe(self, ranks: Sequence[RankFacts], now_ns: int, *, known_step: int = 0) -> None:
@@ -68,48 +68,48 @@ class StepWatch:
         Args:
             ranks: The ranks that were shown.
             now_ns: The current time.
-            known_step: If no rank was shown: the step that the job's workflow knows; 0: none.
+            known_step: The step that the job's workflow knows, used if no rank was shown; 0: none.
         """
         if ranks and not self._steps_expected(ranks):
-            self._forget()
+            self._reset()
             return
         newest = max(ranks, key=lambda rank: rank.steps, default=None)
         self.last_step = newest.steps if newest else known_step
         total = sum(rank.steps for rank in ranks) if newest else known_step
         last_ns = max((rank.stepped_ns for rank in ranks), default=0)
         same_ranks, self._shown = len(ranks) == self._shown, len(ranks)
-        self._look(total, newest.stepped_ns if newest else 0, last_ns, now_ns, same_ranks=same_ranks)
+        self._add(total, newest.stepped_ns if newest else 0, last_ns, now_ns, same_ranks=same_ranks)
 
-    def _look(self, total: int, at_ns: int, last_ns: int, now_ns: int, *, same_ranks: bool) -> None:
-        """Add the reported sum of all steps, the time of the newest step, and the time of the last step of any rank."""
-        unseen_s = min(max((now_ns - self._looked_ns) / 1e9, 0.0), LOOK_LIMIT_S)
+    def _add(self, total: int, at_ns: int, last_ns: int, now_ns: int, *, same_ranks: bool) -> None:
+        """Add the sum of all steps, the time of the newest step, and the time of the last step of any rank."""
+        unseen_s = min(max((now_ns - self._sampled_ns) / 1e9, 0.0), SAMPLE_GAP_S)
         self._quiet_s += unseen_s
-        self._looked_ns = now_ns
+        self._sampled_ns = now_ns
         if total == self._total:
             return
-        if self._total > 0 and same_ranks:  # the steps of a rank that is shown for the first time are no step now
+        if self._total > 0 and same_ranks:  # a rank that is shown for the first time changes the sum without a step
             self.longest_s = max(self.longest_s, self._quiet_s)
             self._learn(at_ns or now_ns)
-            # Steps are reported at intervals: the last step may be over for as long as the time since the last sample.
+            # The last step may have ended at any time since the last sample.
             self._quiet_s = min(max((now_ns - last_ns) / 1e9, 0.0), unseen_s) if last_ns else 0.0
         else:
             self._newest, self._quiet_s = (self.last_step, at_ns or now_ns), 0.0
         self._total = total
 
     def _learn(self, at_ns: int) -> None:
-        """Learn the durations of steps: several may be reported at once, and each step by several machines."""
+        """Learn the duration of a step. Several steps may be seen at once, and several machines show each step."""
         steps, before_ns = self._newest
         if self.last_step <= steps:
             return
         took_s = (at_ns - before_ns) / 1e9
         if took_s > 0:
-            self._step_times_s.append(took_s if took_s > TOLD_WITHIN_S else took_s / (self.last_step - steps))
+            self._step_times_s.append(took_s if took_s > SEEN_WITHIN_S else took_s / (self.last_step - steps))
         self._newest = (self.last_step, at_ns)
 
     def _steps_expected(self, ranks: Sequence[RankFacts]) -> bool:
-        """Return whether steps are expected: the ranks are past their first step, and still in their loops.
+        """Return whether steps are expected: the ranks are past their first step, and have not left their loops.
 
-        The confirmation of the launch limits the duration of the first step.
+        The confirmation of the launch limits the time until the first step.
         """
         if all(rank.left_loop for rank in ranks if rank.alive):
             return False
@@ -120,6 +120,6 @@ class StepWatch:
                 return False
         return True
 
-    def _forget(self) -> None:
-        self._total, self._looked_ns, self._quiet_s, self._newest = -1, 0, 0.0, (0, 0)
+    def _reset(self) -> None:
+        self._total, self._sampled_ns, self._quiet_s, self._newest = -1, 0, 0.0, (0, 0)
         self._step_times_s.clear()

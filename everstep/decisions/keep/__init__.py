@@ -1,2 +1,1 @@
-"""Decisions about copies of training state: their locations, the steps to copy, and the copies that a job
-resumes from."""
+"""Decisions about copies of training state: their locations, the steps to copy, and the copies to resume from."""

@@ -1,22 +1,19 @@
 """The steps that machines back up together, so that after the loss of a machine all ranks still have a common step.
 
-A machine that keeps up backs up every step, without any coordination: ranks are never more than a step apart, so the
-other machines still hold the step that a machine has sent. Once some machine falls behind, that is no longer so. Then
-the machines are *aligned*: a coming step is named; each of them reserves a slot for it before its ranks reach it, sends
-that step and no other, and keeps the one before, in its own memory and at its peer, until it is notified that the new
-step is *whole*: backed up by every rank. Only then the next step is named.
+While every machine keeps up, each backs up every step without coordination: ranks are never more than a step apart, so
+the machines have a common step. Once some machine falls behind, the machines are *aligned*. The watchers name a coming
+step. Each machine reserves a slot for it before its ranks reach it, and sends only that step. It keeps the named step
+before, in its own memory and at its peer, until it is notified that the new step is *complete*, i.e. that every rank
+has backed it up. Only then the next step is named. The fields ``whole`` have the newest complete step.
 
-If a job hangs before it reaches the first named step, no step is whole, and nothing would be backed up: then each
-machine backs up on its own again.
+If a job hangs before it reaches the first named step, that step is never complete. Then each machine backs up on its
+own again, since otherwise no step would be backed up. Machines are also aligned while ranks drift apart by more steps
+than their slots hold (``everstep/decisions/keep/drift.py``).
 
-Machines are also aligned if ranks drift apart by more steps than their slots hold
-(``everstep/decisions/keep/drift.py``), for as long as they do.
-
-So there may be several watchers, messages may be late, lost or repeated, and agents and workers may be restarted: every
-conclusion is made from facts that stay true. A rank that adopted a named step sends no older step any more, and adopts
-no step that its saves have passed. A step is *settled* when it is whole, or can never be, because some rank passed it
-without having adopted it or has adopted a later one. A rank that backed up a step does nothing else until that is
-settled.
+There may be several watchers, messages may be late, lost or repeated, and agents and workers may be restarted. So every
+conclusion rests on facts that stay true. A rank that adopted a named step sends no older step, and never adopts a step
+that its saves have passed. A step is *settled* if it is complete, or can never be: some rank passed it without adopting
+it, or has adopted a later step. A rank that backed up a named step backs up no other step until that one is settled.
 """
 
 from __future__ import annotations
@@ -29,21 +26,22 @@ from everstep.decisions.keep.disk_schedule import StepRate, steps_ahead
 BEHIND_S = 1.0
 """Machines are aligned when one machine has been behind by at least two due steps for this long, seconds."""
 LEAD_S = 1.5
-"""How far ahead a named step lies, seconds: within this time every machine receives the name."""
+"""How far ahead a named step is, seconds: within this time every machine should receive the name."""
 MOST_LEAD_S = 12.0
-"""The largest lead, seconds. Each name that arrives too late doubles the lead, since messages are slow or
-steps short."""
+"""The largest lead, seconds. The lead doubles with each name that arrives too late, since messages are slow or steps
+are short."""
 EASE = 0.9
-"""The factor by which the lead shrinks after each whole step, down to ``LEAD_S``."""
-STILL_S, STILL_STEPS = 3.0, 3
-"""A job hangs, for backups, when its next step takes longer than this many seconds and than this many steps took."""
+"""The factor by which the lead shrinks after each complete step, down to ``LEAD_S``."""
+HANG_S, HANG_STEPS = 3.0, 3
+"""For backups a job hangs if its next step takes longer than this many seconds, and longer than this many steps
+took."""
 CALM = 3
-"""Named steps in a row with which every machine kept up, after which each backs up on its own again."""
+"""The number of named steps in a row with which every machine keeps up before each backs up on its own again."""
 GIVEN_UP_S = 15.0
-"""A rank whose backups fail for this long, seconds, is not waited for any more; slow backups do not count."""
+"""A rank whose backups fail for this long, seconds, is not waited for any more; slow backups are no failures."""
 
 NO_NAMED_STEP = 0
-"""Instead of a name: each backs up on its own."""
+"""The name that means that each machine backs up on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +50,33 @@ class Backed:
 
     rank: int
     own_step: int
-    """The newest in own memory; -1: none."""
+    """The newest step in the rank's own memory; -1: none."""
     backup_step: int
-    """The newest that the peer has; -1: none."""
+    """The newest step at the rank's peer; -1: none."""
     named: int
-    """The name that it adopted last; ``NO_NAMED_STEP``: it backs up on its own."""
+    """The named step that the rank adopted last; ``NO_NAMED_STEP``: it backs up on its own."""
     whole: int
-    """The newest step that the rank was notified to be whole; 0: none."""
+    """The newest complete step of which the rank was notified; 0: none."""
     calm: int
     """The number of named steps in a row that the rank backed up before the next step was due."""
     failing: bool
     """The rank's backups fail at the moment."""
     apart: int = 0
-    """How many steps ranks are apart, as a watcher reported it to the machine."""
+    """By how many steps ranks drift apart, as the machine was last notified."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """The message that machines should receive."""
+    """The message of the watchers to all machines about their backups."""
 
     whole: int
-    """The newest step that every rank has in its own memory and at its peer; 0: none is known."""
+    """The newest complete step: every rank has it in its own memory and at its peer; 0: none is known."""
     settled: int
-    """Every step up to this step is whole, or never will be."""
+    """Every step up to this step is complete, or never will be."""
     named: int
-    """The step to back up next; ``NO_NAMED_STEP``: each for itself."""
+    """The step to back up next; ``NO_NAMED_STEP``: each machine backs up on its own."""
     apart: int = 0
-    """By how many steps ranks drift apart, if more than their slots hold; 0: they do not."""
+    """By how many steps ranks drift apart, if that is more than their slots hold; 0: it is not."""
 
 
 @dataclass(slots=True)
@@ -87,27 +85,27 @@ class AlignRule:
 
     world_size: int
     every: int = 1
-    """``backup_every_steps``."""
+    """The setting ``backup_every_steps``."""
     _pace: StepRate = field(default_factory=StepRate)
     _target_step: int = 0
-    """The step that was named last, adopted or not."""
+    """The step that was last named, whether ranks adopted it or not."""
     _lead_s: float = LEAD_S
     _complete_step: int = 0
     _behind: dict[int, int] = field(default_factory=dict)
     """Rank that is behind → since when."""
     _failing: dict[int, int] = field(default_factory=dict)
-    """Rank → since when its backups fail."""
+    """Rank whose backups fail → since when."""
 
     def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0) -> Aligned | None:
-        """Return the message for every machine; None: every machine has it already. Call this often.
+        """Return the message for all machines; None: all machines have it already. Call this often.
 
         Args:
-            ranks: The ranks of one generation, as their machines showed them last.
+            ranks: The ranks of one generation, as their machines last showed them.
             now_ns: The current time.
             apart: The number of steps by which ranks drift apart (``DriftRule``); 0: their slots have a common step.
         """
         newest = max((rank.own_step for rank in ranks), default=-1)
-        self._pace.look(now_ns, newest)
+        self._pace.observe(now_ns, newest)
         if len(ranks) < self.world_size or any(rank.own_step < 0 for rank in ranks):
             return None
         behind, given_up = self._is_behind(ranks, now_ns) or apart > 0, self._given_up(ranks, now_ns)
@@ -116,9 +114,9 @@ class AlignRule:
         if self._complete_step > before:
             self._lead_s = max(EASE * self._lead_s, LEAD_S)
         on_time = all(rank.calm >= CALM for rank in ranks if rank.named != NO_NAMED_STEP and rank.rank not in given_up)
-        still = not self._complete_step and self._pace.stands_still(now_ns, STILL_S, STILL_STEPS)
-        # If no step is made, no further step is named either: the job would not reach it.
-        if still and (adopted == NO_NAMED_STEP or adopted > newest):
+        hung = not self._complete_step and self._pace.is_hung(now_ns, HANG_S, HANG_STEPS)
+        # A job that hangs would not reach another named step.
+        if hung and (adopted == NO_NAMED_STEP or adopted > newest):
             aligned = Aligned(0, max(adopted - 1, 0), NO_NAMED_STEP, apart)
         elif adopted > self._complete_step and not _missed(ranks, adopted):
             aligned = Aligned(self._complete_step, adopted - 1, adopted, apart)
@@ -131,16 +129,16 @@ class AlignRule:
         return None if all(_knows(rank, aligned) for rank in ranks) else aligned
 
     def _conclude(self, ranks: Sequence[Backed], adopted: int, given_up: set[int]) -> int:
-        """The newest whole step."""
+        """Return the newest complete step; 0: none is known."""
         if adopted and all(_has(rank, adopted, given_up) for rank in ranks):
             return adopted
         complete_step = max(self._complete_step, *(rank.whole for rank in ranks))
-        # Who backs up on its own promises nothing, and who did so until it adopted a later name has promised nothing.
+        # A rank that backs up on its own, or did so until it adopted a later name, has not promised to keep the step.
         kept = all(rank.named != NO_NAMED_STEP and (rank.whole or complete_step >= rank.named) for rank in ranks)
         return complete_step if kept else 0
 
     def _next(self, ranks: Sequence[Backed], newest: int, adopted: int) -> int | None:
-        """A coming step, the same until ranks have passed it; None: it is not known yet how fast they are."""
+        """Return the coming step to name, the same until ranks have passed it; None: the pace is not known yet."""
         step_s = self._pace.step_s()
         if step_s is None:
             return None
@@ -152,7 +150,7 @@ class AlignRule:
         return self._target_step
 
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
-        """Return whether backups of a rank on its own do not fail, but take longer than steps."""
+        """Return whether a rank that backs up on its own lags although its backups do not fail."""
         for rank in ranks:
             if rank.failing or rank.named != NO_NAMED_STEP or self._late(rank) < 2:
                 self._behind.pop(rank.rank, None)
@@ -161,7 +159,7 @@ class AlignRule:
         return any(now_ns - since_ns >= BEHIND_S * 1e9 for since_ns in self._behind.values())
 
     def _late(self, rank: Backed) -> int:
-        """Steps that were due and are not at the peer; there is none before the first."""
+        """Return the number of due steps that are not at the rank's peer."""
         return rank.own_step // self.every - max(rank.backup_step, 0) // self.every
 
     def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
@@ -170,13 +168,13 @@ class AlignRule:
 
 
 def _has(rank: Backed, step: int, given_up: set[int]) -> bool:
-    """Return whether a rank adopted a step and keeps it, here and at its peer."""
-    there = rank.own_step >= step if rank.rank in given_up else rank.backup_step == step
-    return rank.named == step and there
+    """Return whether a rank adopted a step and keeps it, in its own memory and at its peer."""
+    kept = rank.own_step >= step if rank.rank in given_up else rank.backup_step == step
+    return rank.named == step and kept
 
 
 def _missed(ranks: Sequence[Backed], step: int) -> bool:
-    """Return whether a rank has passed a step that it had not adopted, and now cannot adopt."""
+    """Return whether some rank has passed a step without adopting it, so that it never will."""
     return any(rank.own_step >= step > rank.named for rank in ranks)
 
 

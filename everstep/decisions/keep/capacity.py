@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from everstep.base.text import listed
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.slots.footprint import footprint, refusal
@@ -23,7 +24,7 @@ class Room:
 
 
 def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str, Room]) -> str:
-    """Return why the job cannot start, with numbers; empty: it can, or the size of its state is not set.
+    """Return why the job cannot start, with sizes; empty: it can, or the size of its state is not set.
 
     Args:
         spec: The job; ``checkpoint.state_mb_per_rank`` is the size of a rank's state.
@@ -33,19 +34,18 @@ def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str,
     policy = spec.checkpoint
     if not policy.state_mb_per_rank:
         return ""
-    together: dict[str, list[str]] = defaultdict(list)
+    by_host: dict[str, list[str]] = defaultdict(list)
     for machine in machines:
         if machine.name in rooms:
-            together["this host" if machine.host.startswith("127.") else f"machine {machine.name}"].append(machine.name)
+            by_host["this host" if machine.host.startswith("127.") else f"machine {machine.name}"].append(machine.name)
     backup_slots = policy.backup_slots if policy.backup and spec.machines > 1 else 0
     refusals = []
-    for where, names in together.items():
+    for host, names in by_host.items():
         ranks = spec.ranks_per_machine * len(names)
         need = footprint(round(policy.state_mb_per_rank * 1e6), ranks, policy.slots, backup_slots)
         shm_free = min(rooms[name].shm_free for name in names)
         memory = min(rooms[name].memory_available for name in names)
-        shown = where if len(names) == 1 else f"{where}, which stands for {len(names)} machines"
-        refusals.append(refusal(need, shm_free, memory, shown))
-    lacking = [text for text in refusals if text]
-    more = f"; and {len(lacking) - SHOWN} machines more" if len(lacking) > SHOWN else ""
-    return "; ".join(lacking[:SHOWN]) + more
+        shown = host if len(names) == 1 else f"{host}, on which {len(names)} machines of the job are"
+        if text := refusal(need, shm_free, memory, shown):
+            refusals.append(text)
+    return listed(refusals, SHOWN, noun="machines", separator="; ")

@@ -17,15 +17,13 @@ SOURCES = {
 
 
 def copies_text(copies: Iterable[CopyToRestore]) -> str:
-    """``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
+    """Return the sources of copies as text, e.g. ``ranks 4, 5 from backups on m1; rank 6 from disk of m3``."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for copy in copies:
         source = SOURCES.get(copy.tier, f"{copy.tier} of {{}}")
         ranks[source.format(copy.machine)].append(copy.rank)
     parts = [f"{'rank' if len(own) == 1 else 'ranks'} {listed(own)} from {source}" for source, own in ranks.items()]
-    return "; ".join(parts[:4]) + (
-        f"; and from {len(parts) - 4} more {'place' if len(parts) == 5 else 'places'}" if len(parts) > 4 else ""
-    )
+    return "; ".join(parts[:4]) + (f"; and from {len(parts) - 4} more" if len(parts) > 4 else "")
 
 
 def wanted_text(copies: Sequence[CopyToRestore], unverified: Sequence[CopyToRestore]) -> str:

@@ -1,7 +1,6 @@
-"""The steps that a machine keeps on its disk; pure.
+"""The steps that a machine keeps on its disk.
 
-``everstep/decisions/keep/disk_schedule.py`` describes how the machines agree on them through the
-watchers.
+``everstep/decisions/keep/disk_schedule.py`` describes how all machines agree on a step to keep.
 """
 
 from __future__ import annotations
@@ -12,35 +11,35 @@ from dataclasses import dataclass, replace
 from everstep.decisions.keep.next_copy import roundness
 
 OPEN_STEPS = 2
-"""Steps that are kept because all ranks may yet have them, besides the newest ``disk_keep``."""
+"""The number of steps that are kept since all ranks may get them, besides the newest ``disk_keep`` steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The reports of watchers to this machine, and the step that it has promised to keep; a step of 0:
-    there is none."""
+    """The facts about the steps on all disks that this machine knows, and the step that it promised to keep. The step 0
+    means that there is none."""
 
     settled: int = 0
-    """Every rank keeps it: what is older may go."""
+    """The newest step that every machine keeps: older steps may be deleted."""
     promised: int = 0
-    """The step that is kept until it is settled or gone; ``settled`` if no other step is promised."""
+    """The step that this machine keeps until it is settled or gone; ``settled`` if no other step is promised."""
     named: int = 0
-    """The newest that a watcher asked all machines to write."""
+    """The newest step that the watchers requested from all machines."""
     gone: frozenset[int] = frozenset()
-    """Steps on this disk that some rank does not have and never will."""
+    """Steps on this disk that some rank does not have and never will have."""
     passed: int = 0
     """Every step up to this step is on this disk, or never will be."""
 
 
 def agreed(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: Collection[int]) -> Kept:
-    """Return the state after the message of a watcher.
+    """Return the state after a message of a watcher (``everstep.decisions.keep.disk_schedule.Agreed``).
 
     Args:
-        kept: The state until now.
+        kept: The state before the message.
         held: Steps that all ranks of this machine have on disk.
-        keep: As in ``Agreed``.
-        settled: Likewise.
-        gone: Likewise.
+        keep: The step to keep, by the message.
+        settled: The newest settled step, by the message.
+        gone: The steps that are gone, by the message.
     """
     newest = max(kept.settled, settled) if settled in held else kept.settled
     promised = kept.promised
@@ -50,21 +49,21 @@ def agreed(kept: Kept, held: Collection[int], *, keep: int, settled: int, gone: 
 
 
 def went_back(kept: Kept, resume_step: int) -> Kept:
-    """Return the state after a job resumes from a step: later steps belong to a future that it abandons."""
+    """Return the state after the job resumed from a step: later steps do not belong to its line any more."""
     settled = kept.settled if kept.settled <= resume_step else 0
     return Kept(settled, kept.promised if kept.promised <= resume_step else settled)
 
 
 def steps_to_keep(held: Collection[int], kept: Kept, *, newest: int) -> set[int]:
-    """Return the steps that stay; all other steps of ``held`` may be deleted.
+    """Return the steps to keep; all other steps of ``held`` may be deleted.
 
-    Among the steps that all ranks may or may not get, the requested step stays, then the roundest: a slow disk gets a
-    part of the steps of a faster disk, and the rounder part.
+    Of the later steps that all ranks may still get, the requested step is kept first, and then the roundest steps,
+    since a slower disk gets only the rounder steps.
 
     Args:
         held: Steps that all ranks of this machine have on disk.
-        kept: The reported and promised steps.
-        newest: How many of the newest steps stay, ``disk_keep``.
+        kept: The facts about steps on all disks, and the promised step.
+        newest: How many of the newest steps are kept: ``disk_keep``.
     """
     still_open = [step for step in held if step > kept.settled and step not in kept.gone]
     likeliest_last = sorted(still_open, key=lambda step: (step == kept.named, roundness(step), step))

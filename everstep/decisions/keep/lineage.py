@@ -1,10 +1,10 @@
 """The copies that belong to the line of steps which led to the job's current state.
 
-A generation that begins at step 20 disowns all copies that earlier generations saved beyond step 20, and a generation
-that begins from nothing disowns all copies. Agents delete such copies when they launch a generation; but a machine may
-have been away then, remote storage is not cleaned, and a job's name may be used again for another job. So every copy is
-compared with the line before it is used. Between runs of the name ids tell (``everstep/model/run_id.py``), within one
-run generations.
+If a generation begins at step 20, copies of later steps that earlier generations saved do not belong to the line any
+more. If it begins from nothing, no earlier copy does. Agents delete such copies when they launch a generation. But a
+machine may have been away then, remote storage is not cleaned, and a job's name may be used for another job. So every
+copy is compared with the line before it is used: with the run's id (``everstep/model/run_id.py``), and within the run
+with its generations.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
 FROM_NOTHING = -1
 """The step of a generation that restored no copy of everstep."""
 KEPT = 100
-"""The number of launches that are remembered separately; older launches are merged, on the safe side."""
+"""The number of launches that are remembered separately; older launches are merged."""
 
 Lineage = Sequence[tuple[int, int]]
-"""The launched generations, oldest first: the number of each, and the completed steps that it began with."""
+"""The launched generations of a run, oldest first: number and step at which each began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Runs:
     """The identity of a job's run among the runs of the job's name."""
 
     own: str = ""
-    """The id of the run; empty: it began before there were ids, and its generations identify it."""
+    """The id of the run; empty: it began before runs had ids, and only its generations count."""
     origins: tuple[str, ...] = ()
     """Ids of the earlier runs that saved the copies from which this run was started; empty: none, or not known."""
 
@@ -41,8 +41,8 @@ UNKNOWN = Runs()
 def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the line after further launches.
 
-    If the line grows too long, its two oldest entries after the first become one entry with the lower step: some usable
-    copies between them are refused, but an unusable copy is never used.
+    If the line is too long, the two oldest entries after the first become one entry with the lower step. Then some
+    copies of the line count as not usable, but no copy outside of the line counts as usable.
     """
     line = [*lineage, *launches]
     while len(line) > KEPT:
@@ -52,12 +52,12 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
 
 
 def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
-    """Return whether the job's current state descends from this copy.
+    """Return whether a copy belongs to the line of the job.
 
-    Of the runs from which it was started that is all files up to where it began (what is left of it in memory is thrown
-    away), of any other run nothing. Within its own run, or where ids are not known, every generation after the one that
-    saved it must have begun at its step or later; one that was never launched is of another run of the name, and ours
-    only at the step from which this run was started. A copy without a generation counts as ours.
+    A copy of an earlier run belongs to it if this run was started from that run, the copy is a file, and no generation
+    began before its step. A copy of the own run, or without a run's id, belongs to it if every later generation began
+    at its step or later. A copy of a generation that was never launched is of another run of the name, and belongs to
+    the line only at the step from which this run was started. A copy without a generation always does.
     """
     if runs.own and copy.run not in {"", runs.own}:
         led_here = all(copy.completed_steps <= step for _, step in lineage)
@@ -66,8 +66,8 @@ def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
         return True
     if copy.generation > lineage[-1][0]:
         first, origin = lineage[0]
-        started_from_it = first == 1 and 0 < origin == copy.completed_steps
-        return started_from_it and all(origin <= step for _, step in lineage)
+        is_origin = first == 1 and 0 < origin == copy.completed_steps
+        return is_origin and all(origin <= step for _, step in lineage)
     return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
 
 
@@ -79,45 +79,44 @@ def usable(
     *,
     verified: Iterable[CopyToRestore] = (),
 ) -> list[StateCopy]:
-    """Return the copies of the line, which may be restored; copies that failed since they were listed are marked not
-    valid.
+    """Return the copies of the job's line; copies that failed since they were listed are marked as not valid.
 
-    All of them count as the job's own run: the state at the step from which it
-    was started is the same, whichever of the two runs keeps it.
+    All of them are marked as copies of the job's own run, since the step from which the run was started has the same
+    state in both runs.
 
     Args:
         held: The copies that the machines listed.
         lineage: The line of the job.
-        bad: Copies that could not be used, with reasons; a later one wins.
+        bad: Copies that could not be used, with reasons; of several reasons the last counts.
         runs: The run of the job.
-        verified: Copies whose contents were compared since they were listed.
+        verified: Copies whose contents were compared with their checksums since they were listed.
     """
     verified_keys = {copy.key for copy in verified}
     reasons = {copy.key: copy.reason for copy in bad}
-    ours: dict[tuple[str, int, int, bool], bool] = {}
-    """Cache of ``is_ours``, by what all copies of a generation's step have in common."""
-    found = []
+    belongs: dict[tuple[str, int, int, bool], bool] = {}
+    """A cache of ``is_ours``; its key is equal for all copies of a step of a generation."""
+    ours = []
     for copy in held:
-        common = (copy.run, copy.generation, copy.completed_steps, copy.tier in MEMORY)
-        if common not in ours:
-            ours[common] = is_ours(copy, lineage, runs)
-        if ours[common]:
+        group = (copy.run, copy.generation, copy.completed_steps, copy.tier in MEMORY)
+        if group not in belongs:
+            belongs[group] = is_ours(copy, lineage, runs)
+        if belongs[group]:
             key = copy.key
             reason = reasons.get(key, reasons.get((*key[:-1], 0))) if reasons else None
-            mine = {"run": runs.own} if runs.own and copy.run != runs.own else {}
+            own = {"run": runs.own} if runs.own and copy.run != runs.own else {}
             failed = {} if reason is None else {"valid": False, "reason": reason}
             compared = {"verified": True} if key in verified_keys else {}
-            changed = mine | failed | compared
-            found.append(copy.model_copy(update=changed) if changed else copy)
-    return found
+            changed = own | failed | compared
+            ours.append(copy.model_copy(update=changed) if changed else copy)
+    return ours
 
 
 CORRUPT = "CorruptCheckpoint"
-"""End of the name of what a rank raises when the state that it restores is damaged."""
+"""The end of the name of the exception that a rank raises if the state that it restores is damaged."""
 
 
 def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
-    """Return the own slots that their ranks could not restore, as the ranks reported when they ended.
+    """Return the own slots that are damaged, as the ranks that could not restore them reported when they ended.
 
     Args:
         evidence: The evidence of the stop of the generation that restored.
@@ -130,7 +129,7 @@ def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
     }
     return [
         copy.model_copy(
-            update={"valid": False, "reason": f"its rank found it damaged: {exceptions[copy.rank, copy.machine]}"}
+            update={"valid": False, "reason": f"its rank could not restore it: {exceptions[copy.rank, copy.machine]}"}
         )
         for copy in evidence.held
         if copy.valid and copy.tier is Tier.OWN and copy.completed_steps == resume_step > 0

@@ -1,14 +1,13 @@
 """The next step that a machine writes to disk, or sends to a peer.
 
-All machines of a job must write, and send, the same steps, or no step is complete for all ranks, and they do not talk
-about it. So a step is due by its number alone: every ``disk_every_steps``-th (or ``backup_every_steps``-th), and each
-step that a ``Persist`` requested from all machines. A machine that is too slow does not use whichever step is newest
-when it is ready, but doubles the distance until it keeps up: its steps are then a part of the steps of every faster
-machine.
+All machines of a job have to copy the same steps, since otherwise no step is complete, and they do not communicate
+about that. So a step is due only by its number (``disk_every_steps`` or ``backup_every_steps``), or if the watchers
+requested it from all machines (``Persist``). A machine that is too slow copies every 2nd, 4th, … due step, so its steps
+are also steps of every faster machine.
 
-If a machine that sends still has a choice, it sends the *roundest* step, the step with the most trailing zero bits:
-machines that are behind by a different amount choose the same step. If the job makes no steps, e.g. in a hang, the
-distance is one again: its last step is the one that has to be backed up.
+If a machine can choose among several steps to send, it sends the *roundest* step, i.e. the step with the most trailing
+zero bits. So machines that lag by different amounts choose the same step. If the job hangs, the distance between due
+steps is one again, since its last step has to be backed up.
 """
 
 from __future__ import annotations
@@ -17,52 +16,53 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Held = Mapping[int, Sequence[int]]
-"""For each rank of this machine the steps in its own slots; none if nothing was saved yet."""
+"""Rank of this machine → the steps in its own slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextDiskStep:
-    """The step to write, or none, with the reason."""
+    """The next step to write to disk, with the reason."""
 
     step: int | None
     """The step to write now for all ranks of this machine; None: none."""
     reason: str
     gone: Mapping[int, str]
-    """Steps that were asked for and can be written no more, each with the reason."""
+    """Requested steps that cannot be written any more → the reason."""
 
 
 def is_due(step: int, every: int, stride: int = 1) -> bool:
-    """Return whether a step is written by its number: multiples of ``every`` times ``stride``; ``every`` 0: none."""
+    """Return whether a step is a multiple of ``every`` times ``stride``; if ``every`` is 0, no step is due."""
     return every > 0 and step > 0 and step % (every * stride) == 0
 
 
 def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int], done: int) -> NextDiskStep:
     """Return the step that this machine writes next.
 
-    A step can be written when every rank either holds it or has yet to reach it. Steps that were asked for go first,
-    the oldest first, since they are overwritten first; then the newest that is due by its number.
+    A step can be written if every rank either has it or has not reached it yet. Requested steps are written first, the
+    oldest of them first, since slots are overwritten in that order; then the newest step that is due by its number.
 
     Args:
         held: The steps in the own slots of this machine's ranks.
-        every: ``disk_every_steps``; 0: only what is asked for.
+        every: The setting ``disk_every_steps``; 0: only requested steps are written.
         stride: The result of ``stride_after``.
-        asked: Steps that a Persist asked for and that are not written yet.
-        done: The newest step that is written, or was given up; steps due by number up to it are not looked at again.
+        asked: Requested steps that are not written yet.
+        done: The newest step that was written or given up; a step that is due by its number has to be later.
     """
     newest = {rank: max(steps, default=-1) for rank, steps in held.items()}
     reached = {step for steps in held.values() for step in steps}
 
     def without(step: int) -> list[int]:
+        """Return the ranks that have passed the step and do not have it."""
         return [rank for rank, steps in held.items() if step not in steps and newest[rank] > step]
 
     gone = {
-        step: f"step {step} was asked for and rank {late[0]}, now at step {newest[late[0]]}, holds it no more"
+        step: f"step {step} was requested, and rank {late[0]}, now at step {newest[late[0]]}, does not have it any more"
         for step in sorted(asked)
         if (late := without(step))
     }
     for step in sorted(asked):
         if step in reached and step not in gone:
-            return NextDiskStep(step, f"step {step} was asked for", gone)
+            return NextDiskStep(step, f"step {step} was requested", gone)
     for step in sorted(reached, reverse=True):
         if step > done and is_due(step, every, stride) and not without(step):
             return NextDiskStep(step, f"step {step} is a multiple of {every * stride}", gone)
@@ -70,11 +70,11 @@ def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int
 
 
 def stride_after(every: int, lasted: int) -> int:
-    """Return the distance in due steps with which a machine keeps up: the smallest power of two that is enough.
+    """Return the stride with which a machine keeps up: the smallest sufficient power of two, in due steps.
 
     Args:
-        every: ``disk_every_steps``.
-        lasted: Steps that training completed while the machine wrote one.
+        every: The setting ``disk_every_steps``.
+        lasted: The number of steps that training completed while the machine wrote one step.
     """
     stride = 1
     while every * stride <= lasted:
@@ -85,16 +85,16 @@ def stride_after(every: int, lasted: int) -> int:
 def next_step_to_send(
     held: Mapping[int, Collection[int]], sent: Mapping[int, int], *, every: int, stride: int = 1, resumed: int = -1
 ) -> int | None:
-    """The step to send for all ranks that hold it and have not sent it; None: nothing to do.
+    """Return the step to send to a peer, for all ranks that have it and have not sent it; None: none.
 
-    A step is chosen when each rank either holds it, has sent it, or has yet to reach it.
+    A step can be sent if every rank either has it, has sent it, or has not reached it yet.
 
     Args:
-        held: For each rank that has this peer, the steps in its own slots.
-        sent: For each of them the newest step that the peer has; -1: none.
-        every: ``backup_every_steps``.
-        stride: Every which multiple of that; from ``next_stride``.
-        resumed: The step from which the generation began: it counts too, for a new peer may not have it yet.
+        held: Rank with this peer → the steps in its own slots.
+        sent: Rank with this peer → the newest step at the peer; -1: none.
+        every: The setting ``backup_every_steps``.
+        stride: The distance between the steps to send, in due steps; the result of ``next_stride``.
+        resumed: The step at which the generation began; it is always due, since a new peer may not have it yet.
     """
     newest = {rank: max(steps, default=-1) for rank, steps in held.items()}
 
@@ -111,18 +111,16 @@ def next_step_to_send(
 
 
 def next_stride(stride: int, every: int, lasted: int) -> int:
-    """Return the stride after a further step was sent.
-
-    It grows by doubling only, so that a single delay does not cost more than one step more.
+    """Return the stride after another step was sent; it at most doubles, so that one delay has little effect.
 
     Args:
-        stride: The stride until now.
-        every: ``backup_every_steps``.
-        lasted: Steps that were saved while it was sent.
+        stride: The stride before.
+        every: The setting ``backup_every_steps``.
+        lasted: The number of steps that were saved while the step was sent.
     """
     return min(2 * stride, stride_after(every, lasted))
 
 
 def roundness(step: int) -> int:
-    """Trailing zero bits; a step of 0 is as round as can be."""
+    """Return the number of trailing zero bits of a step; the step 0 is the roundest."""
     return (step & -step).bit_length() - 1 if step else 64

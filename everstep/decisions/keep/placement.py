@@ -1,13 +1,13 @@
-"""The location of the backup of each rank's state: a machine that shares none of the rank's parallel groups.
+"""The placement of backups: each rank's backup is on a machine that shares none of the rank's parallel groups.
 
-ByteRobust evicts whole parallel groups on purpose and survives it because a rank's backup lies outside all of its
-groups (section 7, figure 9). To lose a group means here to lose *all machines that hold any rank of it*, so owner and
-peer are compared by machine: two machines conflict when some group has ranks on both. Ranks move together with their
-machine. Nothing is lost by that: an equal load of ranks over machines splits into permutations of the machines, so
-where ranks could be placed without a conflict, machines can.
+ByteRobust may evict a complete parallel group, and survives that since each rank's backup is outside all of its groups
+(section 7, figure 9). Here the loss of a group means the loss of *all machines that run any rank of it*. So owner and
+peer are compared by machine: two machines conflict if some group has ranks on both. All ranks of a machine have their
+peers on the same machine. That excludes no solution: if ranks can be placed without a conflict and with an equal load,
+machines can.
 
-Tried in turn: steps along two or more axes of the machines' mesh, exchanges and shifts of machines, and then a
-bipartite matching, which finds a placement whenever one exists.
+The search tries steps along two or more axes of the machines' mesh first, then exchanges and shifts of machines, and
+last a bipartite matching, which always finds a placement if one exists.
 """
 
 from __future__ import annotations
@@ -24,32 +24,29 @@ from everstep.errors import TopologyError
 from everstep.model.topology import Topology
 
 DOMAIN = "failure domain"
-"""A kind of group that is none of the mesh: machines that fail together."""
+"""The kind of group that is no axis of the mesh: machines that fail together."""
 Spans = Mapping[str, Mapping[tuple[int, ...], int]]
-"""For each kind of group: the machines that a group spans (two or more), and how many groups span exactly these."""
+"""Kind of group → the machines of a group (two or more) → the number of groups on exactly these machines."""
 Hit = Mapping[str, Mapping[tuple[int, ...], int]]
-"""For each kind of group: the groups whose loss takes an owner together with its peer."""
+"""The part of ``Spans`` with the groups whose loss takes an owner together with its peer."""
 Move = Callable[[int], int]
-"""Machine → the machine that holds its backups."""
+"""Machine → the machine with its backups."""
 FEW = 6
-"""Up to this many machines every permutation is tried if no perfect one exists; with more machines, the best
-permutation of the search is used."""
-
-
+"""With at most this many machines, every permutation is tried if none without a conflict exists."""
 MOST_TOLERATED = 4
-"""Up to this many kinds of groups are tried in all combinations; more kinds are only tried all at once."""
+"""Combinations of up to this many kinds of groups are tried as kinds that may conflict; then all kinds at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placement of backups: for each rank the machine that holds its backup."""
+    """The placement of backups, and the losses that it does not survive."""
 
     peers: tuple[int | None, ...]
-    """Rank → rank on whose machine its backup lies; None: there is no other machine."""
+    """Rank → its peer, the rank whose machine has its backup; None: there is no other machine."""
     involution: bool
     """The ranks back each other up in pairs."""
     shared: tuple[str, ...]
-    """Kinds of groups in which the loss of a single group takes an owner together with its peer."""
+    """Kinds of groups in which the loss of one group takes an owner together with its peer."""
     reason: str
     """The possible loss, and why it cannot be smaller, as text for people."""
     domains: tuple[str, ...] = ()
@@ -57,17 +54,17 @@ class Placement:
 
 
 def place_backups(topology: Topology, domains: Sequence[str] = ()) -> Placement:
-    """Give every rank a peer on another machine, outside its parallel groups where that is possible.
+    """Choose a peer on another machine for every rank, outside its parallel groups if that is possible.
 
-    Every machine holds as many backups as it has ranks. If a group or a domain cannot be avoided, avoiding parallel
-    groups comes first, with the fewest groups whose loss would take owner and peer together.
+    Every machine has as many backups as ranks. If conflicts cannot be avoided, the number of parallel groups with a
+    conflict is the smallest possible, and then the number of failure domains.
 
     Args:
         topology: Ranks and machines.
-        domains: Failure domain of each machine, e.g. its switch or rack; ``""``: not known.
+        domains: The failure domain of each machine, e.g. its switch or rack; ``""``: not known.
 
     Raises:
-        TopologyError: ``domains`` does not name a domain for each machine.
+        TopologyError: ``domains`` does not have an entry for each machine.
     """
     if domains and len(domains) != topology.machines:
         raise TopologyError(f"{len(domains)} failure domains are named for {topology.machines} machines: name each")
@@ -111,7 +108,7 @@ def _spans(topology: Topology, domains: Sequence[str]) -> Spans:
 
 
 def _best(topology: Topology, spans: Spans) -> list[int]:
-    """The machine that holds each machine's backups."""
+    """Return machine → the machine with its backups, for the best placement."""
     machines = topology.machines
     moves = [*_steps_in_mesh(topology), *_exchanges(machines), *_shifts(machines)]
     strict: list[int | None] = [None] * machines
@@ -123,7 +120,7 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
             found.append(_costed(spans, [regular(machine) for machine in range(machines)]))
         if not (regular and not tolerated):
             matched = _matching(allowed, strict)
-            # What avoids everything, as far as it goes, is kept when more is tolerated.
+            # Later searches, which tolerate more, extend the matching without a conflict.
             strict = strict if tolerated else matched
             complete = [machine for machine in matched if machine is not None]
             found += [_costed(spans, complete)] if len(complete) == machines else []
@@ -137,7 +134,7 @@ def _best(topology: Topology, spans: Spans) -> list[int]:
 
 
 def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
-    """Return what may be shared, from nothing to everything; the failure domain before any parallel group."""
+    """Return the sets of kinds that may conflict, from none to all; failure domains come before parallel groups."""
     kinds = sorted(spans, key=lambda kind: (kind != DOMAIN, kind))
     for size in range(len(kinds) + 1):
         if size <= MOST_TOLERATED or size == len(kinds):
@@ -145,8 +142,7 @@ def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
 
 
 def _costed(spans: Spans, target: list[int]) -> tuple[tuple[int, int, int], list[int]]:
-    """Count the groups, then the domains, whose loss takes an owner together with its peer, and the owners for each
-    domain."""
+    """Return the cost of a placement, with the placement: parallel groups, domains and machines with a conflict."""
     counts = {kind: sum(_hit(groups, target).values()) for kind, groups in spans.items()}
     domains = counts.pop(DOMAIN, 0)
     owners = sum(target[machine] in group for group in spans.get(DOMAIN, ()) for machine in group)
@@ -173,9 +169,9 @@ def _allowed(machines: int, avoid: Iterable[Iterable[tuple[int, ...]]]) -> list[
 
 
 def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
-    """Steps along two axes of the machines' mesh at once, or more: outside all groups when machines tile the mesh.
+    """Return the steps along two or more axes of the machines' mesh. They avoid all groups if machines tile the mesh.
 
-    Figure 9 of ByteRobust is the step along pp and dp.
+    Figure 9 of ByteRobust shows the step along pp and dp.
     """
     rest, sizes = topology.ranks_per_machine, {}
     for axis, size in reversed(topology.mesh):
@@ -183,7 +179,7 @@ def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
         if inside < size and inside != rest:
             return  # a machine holds parts of several rows of the mesh
         sizes[axis], rest = size // inside, rest // inside
-    # Those first whose ranks lie farthest apart: what is lost together is near, as a rule.
+    # Axes whose ranks are far apart come first, since machines that are near each other are often lost together.
     across = sorted(topology.axes, key=lambda axis: (axis != "pp", axis not in topology.data_axes, axis == "tp"))
     wide = [axis for axis in across if sizes[axis] > 1]
     for count in range(2, len(wide) + 1):
@@ -192,18 +188,18 @@ def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
 
 
 def _step(sizes: Sequence[tuple[str, int]], moved: Sequence[str]) -> Move:
-    """Shift machines: neighbours exchange along even axes; along odd axes one half steps up and the other half down
-    again."""
+    """Return the step along some axes: neighbours exchange along even axes; along odd axes machines move by one, up or
+    down by their position on the first even axis."""
 
     def move(machine: int) -> int:
-        place, rest = {}, machine
+        position, rest = {}, machine
         for axis, size in sizes:
-            rest, place[axis] = divmod(rest, size)
+            rest, position[axis] = divmod(rest, size)
         even = [axis for axis, size in sizes if axis in moved and size % 2 == 0]
-        direction = -1 if even and place[even[0]] % 2 else 1
+        direction = -1 if even and position[even[0]] % 2 else 1
         to = 0
         for axis, size in reversed(sizes):
-            at = place[axis]
+            at = position[axis]
             if axis in moved:
                 at = at ^ 1 if size % 2 == 0 else (at + direction) % size
             to = to * size + at
@@ -213,57 +209,62 @@ def _step(sizes: Sequence[tuple[str, int]], moved: Sequence[str]) -> Move:
 
 
 def _exchanges(machines: int) -> Iterator[Move]:
-    """Neighbouring blocks of machines change places."""
+    """Return the moves that exchange neighbouring blocks of machines."""
     for block in range(1, machines // 2 + 1):
         if machines % (2 * block) == 0:
             yield lambda machine, block=block: (machine // block ^ 1) * block + machine % block  # type: ignore[misc]
 
 
 def _shifts(machines: int) -> Iterator[Move]:
-    """Each machine's backups go a fixed number of machines on."""
+    """Return the moves by a fixed number of machines."""
     for by in range(1, machines):
         yield lambda machine, by=by: (machine + by) % machines  # type: ignore[misc]
 
 
 def _matching(allowed: Sequence[int], start: Sequence[int | None]) -> list[int | None]:
-    """A largest matching of machines to machines that are allowed to them, grown from ``start`` by shortest paths."""
+    """Return a largest matching of machines to allowed machines, grown from ``start`` by shortest augmenting paths."""
     target = list(start)
     owner = {to: machine for machine, to in enumerate(target) if to is not None}
-    everything = (1 << len(allowed)) - 1
-    open_to_all, taken = everything, 0
+    all_bits = (1 << len(allowed)) - 1
+    candidates, used = all_bits, 0
     for to in owner:
-        taken |= 1 << to
+        used |= 1 << to
     for root in range(len(allowed)):
         if target[root] is None:
-            # What a failed search has seen leads nowhere for later ones either.
-            seen, found = _augment(root, allowed, (open_to_all, everything & ~taken), target, owner)
-            open_to_all, taken = open_to_all & ~seen, taken | found
+            # Machines that a failed search has visited are dead ends for later searches too.
+            visited, added = _augment(root, allowed, (candidates, all_bits & ~used), target, owner)
+            candidates, used = candidates & ~visited, used | added
     return target
 
 
 def _augment(
-    root: int, allowed: Sequence[int], to_look_at: tuple[int, int], target: list[int | None], owner: dict[int, int]
+    root: int, allowed: Sequence[int], search: tuple[int, int], target: list[int | None], owner: dict[int, int]
 ) -> tuple[int, int]:
-    """Match one more machine, if other machines can give way to it.
+    """Match one more machine along an augmenting path, if there is one.
 
-    ``to_look_at`` are the machines that the search may come by, and those that nobody has yet, a bit for each.
+    Args:
+        root: The machine to match.
+        allowed: Machine → the machines that it may be matched to, as bits.
+        search: The machines that the search may visit, and those of them that are not matched, as bits.
+        target: Machine → its match; changed in place.
+        owner: Matched machine → the machine that it is matched to; changed in place.
 
     Returns:
-        What was seen on the way in vain, and the free machine that is taken now, a bit for each; one of them is 0.
+        The machines that a failed search visited, and the machine that is newly matched, as bits; one of them is 0.
     """
     reached_from: dict[int, int] = {}
-    unseen, free = to_look_at
+    unseen, free = search
     before_search = unseen
     waiting = deque([root])
     while waiting:
         machine = waiting.popleft()
         reach = allowed[machine] & unseen
         unseen &= ~reach
-        if at_once := reach & free:  # one look, however many others are there
-            to = (at_once & -at_once).bit_length() - 1
+        if free_now := reach & free:
+            to = (free_now & -free_now).bit_length() - 1
             reached_from[to] = machine
             _give_way(to, reached_from, target, owner)
-            return 0, at_once & -at_once
+            return 0, free_now & -free_now
         while reach:
             to = (reach & -reach).bit_length() - 1
             reach &= reach - 1
@@ -273,7 +274,7 @@ def _augment(
 
 
 def _give_way(to: int | None, reached_from: Mapping[int, int], target: list[int | None], owner: dict[int, int]) -> None:
-    """Go back along the path to a free machine: each machine gives its position to the machine before it."""
+    """Apply the path to a free machine: each machine on it gets the next match, and gives its own to the one before."""
     while to is not None:
         at = reached_from[to]
         before, target[at], owner[to] = target[at], to, at
@@ -284,19 +285,19 @@ COSTS = "costs the steps since the last disk checkpoint"
 
 
 def _reason(topology: Topology, spans: Spans, hit: Hit, lost: Sequence[str], target: Sequence[int]) -> str:
-    everybody = tuple(range(topology.machines))
+    all_machines = tuple(range(topology.machines))
     shared = [kind for kind in topology.kinds if hit.get(kind)]
-    common = next((kind for kind in shared if everybody in spans[kind]), None)
+    common = next((kind for kind in shared if all_machines in spans[kind]), None)
     if common:
         near = all(abs(to - machine) in {1, topology.machines - 1} for machine, to in enumerate(target))
-        where = "the neighbouring machine" if near else "another machine"
-        text = f"all {topology.machines} machines are in one {common} group: backups go to {where}; losing both {COSTS}"
+        peer = "the neighbouring machine" if near else "another machine"
+        text = f"all {topology.machines} machines are in one {common} group: backups go to {peer}; losing both {COSTS}"
     elif shared:
         counts = [(sum(hit[kind].values()), topology.world_size // topology.size(kind), kind) for kind in shared]
-        which = [f"{'any' if n == all_ else n} of the {all_} {kind} groups" for n, all_, kind in counts]
-        text = f"losing all machines of {' or '.join(which)} takes owner and peer together and {COSTS}"
+        groups = [f"{'any' if count == total else count} of the {total} {kind} groups" for count, total, kind in counts]
+        text = f"losing all machines of {' or '.join(groups)} takes owner and peer together and {COSTS}"
     else:
-        text = "every backup lies outside its rank's parallel groups: the machines of any one group may be lost"
+        text = "every backup is outside its rank's parallel groups: the machines of any one group may be lost"
     if lost:
         return f"{text}; losing failure domain {' or '.join(lost[:4])} takes owner and peer together and {COSTS}"
     return f"{text}, and so may any one failure domain" if DOMAIN in spans and not shared else text

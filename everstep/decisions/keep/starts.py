@@ -1,4 +1,4 @@
-"""The copies that a job may start from: the folder of a disk checkpoint, or copies of an earlier run of its name."""
+"""The copies from which a job may start: the folder of a disk checkpoint, or copies of earlier runs of its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from everstep.model.topology import Topology
 from everstep.shards.manifest import data_name, manifest_name
 
 NAMED = 8
-"""The number of ranks that a message names; further ranks are counted."""
+"""The number of ranks that a message names; the rest is counted."""
 STEP = re.compile(r"step-([0-9]{9,})")
 
 
@@ -33,7 +33,7 @@ class Folder:
 
 
 def folder_of(path: str) -> Folder | None:
-    """The parts of such a path; None when it is none."""
+    """Return the parts of a checkpoint's path; None: the path is not that of a checkpoint."""
     pure = PurePosixPath(path)
     match = STEP.fullmatch(pure.name)
     if not pure.is_absolute() or len(pure.parts) < 3 or match is None:
@@ -48,21 +48,20 @@ def judge_folder(
 
     Args:
         path: The folder.
-        seen: Of each machine of the job: the ranks that it sees in the folder, each with what is wrong with its files,
-            empty when nothing is.
-        saved_by: Rank → run and topology of the job that saved its files, each empty where the files do not say it. The
-            sizes need not be those of the job that starts, and say how many ranks there have to be.
+        seen: Machine of the job → rank that it sees in the folder → the problem of its files; empty: there is none.
+        saved_by: Rank → run and topology of the job that saved its files; empty: not known. The topology gives the
+            number of ranks that the checkpoint must have, which may differ from the job that starts.
     """
-    everything = {rank for ranks in seen.values() for rank in ranks}
-    if not everything:
+    seen_ranks = {rank for ranks in seen.values() for rank in ranks}
+    if not seen_ranks:
         return f"no machine sees a checkpoint in {path}"
     for machine, ranks in seen.items():
         for rank, problem in sorted(ranks.items()):
             if problem:
-                return f"{machine} finds {path} damaged: rank {rank}: {problem}"
-        if len(ranks) < len(everything):
+                return f"{path} is damaged, as seen by {machine}: rank {rank}: {problem}"
+        if len(ranks) < len(seen_ranks):
             return (
-                f"{machine} sees {len(ranks)} of the {len(everything)} ranks in {path}: "
+                f"{machine} sees {len(ranks)} of the {len(seen_ranks)} ranks in {path}: "
                 "the folder must be on a file system that all machines share"
             )
     for name, which in (("run", 0), ("sizes", 1)):
@@ -71,16 +70,15 @@ def judge_folder(
         }
         if len(ranks_by_value) > 1:
             (value, first), (other, second) = sorted(ranks_by_value.items(), key=lambda item: item[1])[:2]
-            return f"{path} is no checkpoint of one job: rank {first} is of {name} {value}, rank {second} of {other}"
+            return f"{path} has files of two jobs: rank {first} is of {name} {value}, rank {second} of {other}"
     sizes = next((topology for _, topology in (saved_by or {}).values() if topology), "")
-    count = Topology.parse(sizes).world_size if sizes else max(everything) + 1
-    lacking = [rank for rank in range(count) if rank not in everything]
+    count = Topology.parse(sizes).world_size if sizes else max(seen_ranks) + 1
+    lacking = [rank for rank in range(count) if rank not in seen_ranks]
     if not lacking:
         return ""
     return (
-        f"{path} is not complete: of {count} ranks it lacks rank {listed(lacking, NAMED)}. Bring "
-        f"{data_name(lacking[0])} and {manifest_name(lacking[0])}, and those of the others, from the "
-        "machines that wrote them"
+        f"{path} is not complete: of {count} ranks it lacks rank {listed(lacking, NAMED)}. Copy their files "
+        f"({data_name(lacking[0])}, {manifest_name(lacking[0])}, …) from the machines that wrote them"
     )
 
 
@@ -94,23 +92,23 @@ def choose_start(
 ) -> tuple[Restore, list[str]]:
     """Choose the copies from which a new run starts; return them with the ids of the runs that saved them.
 
-    Copies that the last run used as its own come before copies of still older runs that it did not resume from.
+    Copies of the last run's line are preferred to copies of older runs that do not belong to that line.
 
     Args:
         held: The copies that the machines reported.
-        assignment: Which machines, by name, are going to run its ranks.
+        assignment: The machines, by name, that will run the job's ranks.
         earlier_run: The last run of the name.
         at: The step to start from; None: the latest.
         bad: Copies that could not be used, with reasons.
 
     Raises:
-        CheckpointError: not every rank can restore step ``at``; says which steps exist.
+        CheckpointError: Not every rank can restore step ``at``; the message names the steps that exist.
     """
     files = usable(left_by_earlier_run(held, assignment.topology, at), [], bad)
     older = [file for file in files if file.run != earlier_run.run]
     if earlier_run.run:
-        theirs = Runs(earlier_run.run, tuple(earlier_run.origin_runs))
-        chosen = _chosen(usable(files, earlier_run.lineage, runs=theirs), older, assignment, at)
+        runs = Runs(earlier_run.run, tuple(earlier_run.origin_runs))
+        chosen = _chosen(usable(files, earlier_run.lineage, runs=runs), older, assignment, at)
     else:
         chosen = choose_restore(files, assignment, at=at)
     saved_by = {copy_of(file): file.run for file in files}
@@ -118,10 +116,10 @@ def choose_start(
 
 
 def _chosen(
-    theirs: Iterable[StateCopy], older: Iterable[StateCopy], assignment: Assignment[str], at: int | None
+    preferred: Iterable[StateCopy], older: Iterable[StateCopy], assignment: Assignment[str], at: int | None
 ) -> Restore:
     try:
-        chosen = choose_restore(theirs, assignment, at=at)
+        chosen = choose_restore(preferred, assignment, at=at)
     except CheckpointError:
         with contextlib.suppress(CheckpointError):
             return choose_restore(older, assignment, at=at)
@@ -130,10 +128,10 @@ def _chosen(
 
 
 def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int | None = None) -> list[StateCopy]:
-    """Return the copies that may be chosen.
+    """Return the copies of earlier runs from which a new run may start.
 
-    Copies that are still in memory are not among them: they are left from an unclean end, and are deleted when the new
-    run prepares its machines.
+    Copies in memory are left out: they remain only if the earlier run did not end properly, and the new run deletes
+    them when it prepares its machines.
 
     Args:
         held: The copies that the machines reported.
@@ -144,13 +142,13 @@ def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int |
         CheckpointError: the step was saved with other parallel sizes.
     """
     files = [copy for copy in held if copy.tier not in MEMORY]
-    theirs = {copy.topology for copy in files if copy.completed_steps == at and copy.valid and copy.topology}
+    saved_with = {copy.topology for copy in files if copy.completed_steps == at and copy.valid and copy.topology}
     alike = {text: topology.same_numbering(text) for text in {copy.topology for copy in files}}
     fits = [copy for copy in files if not copy.topology or alike[copy.topology]]
-    if theirs and not any(alike[text] for text in theirs):
+    if saved_with and not any(alike[text] for text in saved_with):
         raise CheckpointError(
-            f"step {at} was saved with the sizes {max(theirs)}, and the job has {topology} now (machines, ranks on "
-            "each, then tp, pp, order or the axes). Start it with the sizes that it had, or give the step's folder on "
+            f"step {at} was saved with the sizes {max(saved_with)}, and the job has {topology} now (machines, ranks on "
+            "each, then tp, pp, order or the axes). Start the job with the earlier sizes, or give the step's folder on "
             "disk to --resume-path"
         )
     return fits

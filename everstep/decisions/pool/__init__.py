@@ -1,1 +1,1 @@
-"""Decisions about the machine pool: the number of standbys, and the machine that replaces an evicted machine."""
+"""Decisions about the machine pool: which job has each machine, replacements, and the number of standbys."""

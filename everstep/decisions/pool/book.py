@@ -1,14 +1,14 @@
-"""The pool's book: the state and the job of every machine. Pure: times are arguments, and the state is changed in
-place.
+"""The book of the machine pool: the state and the job of every machine. Its functions change the state in place.
 
-A machine has one state at a time, so two jobs never have the same machine; a job never gets an evicted machine before
-it passed its tests or an operator released it.
+A machine has one state at a time, so two jobs never have the same machine. A job never gets an evicted machine before
+the machine passed its tests, or an operator released it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from everstep.decisions.act.evict.rules import BY_NAME
 from everstep.model.eviction import Eviction
@@ -30,28 +30,32 @@ from everstep.model.pool import (
 def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str, str]:
     """Return evicted machine → its replacement; fewer entries if there are too few machines.
 
-    Machines that the job already has and does not use come first, then standbys, then free machines; among them a
-    machine outside the failure domain of the evicted machine is preferred, in a domain where the job has few machines.
+    The order of preference is machines that the job has and does not use, standbys, free machines. Among these a
+    machine outside the failure domain of the evicted machine comes first, and then one in a domain where the job has
+    few machines.
 
     Args:
         machines: All machines of the pool.
         request: The request for replacements.
     """
-    known = {one.machine.name: one for one in machines}
-    out = {eviction.machine for eviction in request.evict}
-    in_use = {machine.name for machine in request.keep} | out
+    by_name = {machine.machine.name: machine for machine in machines}
+    in_use = {machine.name for machine in request.keep} | {eviction.machine for eviction in request.evict}
     domains = Counter(machine.domain for machine in request.keep)
-    rest = [one for name, one in known.items() if name not in in_use and not one.fault and _is_there(one, request)]
+    rest = [
+        machine
+        for name, machine in by_name.items()
+        if name not in in_use and not machine.fault and _is_available(machine, request)
+    ]
     chosen: dict[str, str] = {}
     for old in (eviction.machine for eviction in request.evict):
         if not rest:
             break
-        lost = known[old].machine.domain if old in known else ""
+        lost = by_name[old].machine.domain if old in by_name else ""
 
-        def weight(one: PoolMachine, lost: str = lost) -> tuple[int, bool, int, str]:
-            domain = one.machine.domain
-            order = [PoolPlace.ACTIVE, PoolPlace.STANDBY, PoolPlace.FREE].index(one.place)
-            return order, bool(lost) and domain == lost, domains[domain] if domain else 0, one.machine.name
+        def weight(candidate: PoolMachine, lost: str = lost) -> tuple[int, bool, int, str]:
+            domain = candidate.machine.domain
+            order = [PoolPlace.ACTIVE, PoolPlace.STANDBY, PoolPlace.FREE].index(candidate.place)
+            return order, bool(lost) and domain == lost, domains[domain] if domain else 0, candidate.machine.name
 
         best = min(rest, key=weight)
         rest.remove(best)
@@ -60,16 +64,16 @@ def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str
     return chosen
 
 
-def _is_there(one: PoolMachine, request: ReplaceRequest) -> bool:
-    if one.place is PoolPlace.ACTIVE:  # The machine was assigned to an incident that was closed before it could use it.
-        return (one.job, one.run) == (request.job, request.run) and not one.wanted_out
-    return one.place in {PoolPlace.STANDBY, PoolPlace.FREE}
+def _is_available(machine: PoolMachine, request: ReplaceRequest) -> bool:
+    if machine.place is PoolPlace.ACTIVE:  # an incident got the machine, and was closed before it used the machine
+        return (machine.job, machine.run) == (request.job, request.run) and not machine.wanted_out
+    return machine.place in IDLE
 
 
 EVICTIONS_KEPT = 10
 """The number of eviction times that are kept for one machine."""
 ANSWERS_KEPT = 200
-"""Answers to replacements."""
+"""The number of answers to requests for replacements that are kept."""
 TWICE_S = 24 * 3600.0
 """A machine that is evicted twice within this time, seconds, does not return without an operator."""
 IDLE = frozenset({PoolPlace.STANDBY, PoolPlace.FREE})
@@ -77,18 +81,26 @@ UNUSED = IDLE | {PoolPlace.PROVISIONING}
 
 
 def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, why: str = "", **more: object) -> None:
-    """Set the state of a machine, with the time and the reason. Fields that are not in ``more`` are as for a new
-    machine."""
-    known = state.machines[name]
+    """Set the state of a machine, with the time and the reason.
+
+    The machine keeps its address, its fault and its evictions. All other fields are those of a new machine, or are in
+    ``more``.
+    """
+    before = state.machines[name]
     state.machines[name] = PoolMachine(
-        machine=known.machine,
+        machine=before.machine,
         place=place,
         since_ns=now_ns,
         by=by,
         why=why[:300],
-        fault=known.fault,
-        **({"evicted_ns": known.evicted_ns} | more),
+        fault=before.fault,
+        **({"evicted_ns": before.evicted_ns} | more),
     )
+
+
+def _activate(state: PoolState, name: str, request: LeaseRequest | ReplaceRequest, **fields: Any) -> None:
+    """Give a machine to the run of a request."""
+    put(state, name, PoolPlace.ACTIVE, job=request.job, run=request.run, **fields)
 
 
 def add(state: PoolState, machines: Iterable[Machine], *, now_ns: int) -> None:
@@ -104,63 +116,61 @@ def add(state: PoolState, machines: Iterable[Machine], *, now_ns: int) -> None:
 
 
 def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
-    """Give a job the machines that it names: all of them, or none.
+    """Lease the machines that a job names: all of them, or none.
 
     Args:
-        state: Of the pool, changed in place.
-        request: Of the job.
-        now_ns: Now.
+        state: The state of the pool, changed in place.
+        request: The request of the job.
+        now_ns: The current time.
     """
     refused = taken_out(state, request)
     for machine in request.machines:
         known = state.machines.get(machine.name)
-        if known is not None and (why := _why_not(known, request.job)):
+        if known is not None and (why := _why_refused(known, request.job)):
             refused[machine.name] = why
     if refused:
-        given = [state.machines[name] for name in refused]
-        return Leased(refused=refused, may_change=all(one.place is PoolPlace.ACTIVE for one in given))
+        return Leased(
+            refused=refused, may_change=all(state.machines[name].place is PoolPlace.ACTIVE for name in refused)
+        )
     add(state, request.machines, now_ns=now_ns)
     for machine in request.machines:
         known = state.machines[machine.name]
         if (known.place, known.job, known.run) != (PoolPlace.ACTIVE, request.job, request.run):
-            put(
-                state,
-                machine.name,
-                PoolPlace.ACTIVE,
-                now_ns=now_ns,
-                by=f"job {request.job}",
-                job=request.job,
-                run=request.run,
-            )
+            _activate(state, machine.name, request, now_ns=now_ns, by=f"job {request.job}")
     return Leased()
 
 
 def taken_out(state: PoolState, request: LeaseRequest) -> dict[str, str]:
-    """Return the requested machines that an operator removes from an earlier run whose end is not known yet → the
-    reason."""
+    """Return the requested machines that an operator evicts from an earlier run → the reason.
+
+    The pool does not know yet that this run has ended.
+    """
     wanted = [state.machines[machine.name] for machine in request.machines if machine.name in state.machines]
     return {
-        one.machine.name: f"{one.by} takes it out: {one.why}; 'everstep release {one.machine.name}' lets jobs have it"
-        for one in wanted
-        if one.wanted_out and one.run != request.run
+        known.machine.name: f"evicted by {known.by}: {known.why}; {_release_hint(known)}"
+        for known in wanted
+        if known.wanted_out and known.run != request.run
     }
 
 
-def _why_not(known: PoolMachine, job: str) -> str:
+def _why_refused(known: PoolMachine, job: str) -> str:
     if known.place is PoolPlace.ACTIVE and known.job != job:  # only one job of a name runs
         return f"job {known.job} has it"
     if known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}:
-        return f"it is {known.place}: {known.why}; 'everstep release {known.machine.name}' lets it come back"
+        return f"it is {known.place}: {known.why}; {_release_hint(known)}"
     return ""
+
+
+def _release_hint(machine: PoolMachine) -> str:
+    return f"'everstep release {machine.machine.name}' lets jobs have it"
 
 
 def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replaced:
     """Evict machines of a job and replace all of them, or none. A repeated request gets the same answer."""
-    if known := state.replaced.get(request.id):
-        return known
+    if answered := state.replaced.get(request.id):
+        return answered
     chosen = choose(state.machines.values(), request)
-    missing = len(request.evict) - len(chosen)
-    if missing:
+    if len(chosen) < len(request.evict):
         state.short[request.job] = Shortage(machines=len(request.evict), asked_ns=now_ns)
         asked = "; the cluster is asked for more" if state.listed < state.at_most else ""
         why = f"{len(request.evict)} needed and {state.spare} to spare{asked}"
@@ -171,21 +181,12 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
         return _answered(state, request, request.back, why, now_ns=now_ns)
     state.short.pop(request.job, None)
     for old, name in chosen.items():
-        put(
-            state,
-            name,
-            PoolPlace.ACTIVE,
-            now_ns=now_ns,
-            by=request.id,
-            why=f"in the place of {old}",
-            job=request.job,
-            run=request.run,
-        )
+        _activate(state, name, request, now_ns=now_ns, by=request.id, why=f"it replaces {old}")
     return _answered(state, request, chosen, "", now_ns=now_ns)
 
 
 def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str], why: str, *, now_ns: int) -> Replaced:
-    """Evict the machines that leave, and keep the answer."""
+    """Evict the machines that leave; record and return the answer."""
     for eviction in request.evict:
         _evict(state, eviction, request, now_ns=now_ns)
     answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()}, why=why)
@@ -194,57 +195,57 @@ def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str],
 
 
 def _can_go_back(state: PoolState, request: ReplaceRequest) -> bool:
-    """Return whether each unfit machine replaced a machine that left this job and that no job has had since."""
+    """Return whether each unfit replacement can leave again, and the evicted machine before it return.
+
+    The evicted machine must have left this job, and no job may have had it since.
+    """
     away = {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
-    left = [state.machines.get(old) for old in request.back.values()]
+    evicted = [state.machines.get(old) for old in request.back.values()]
     return request.back.keys() == {eviction.machine for eviction in request.evict} and all(
-        one is not None and one.place in away and one.uncleaned and (one.job, one.run) == (request.job, request.run)
-        for one in left
+        old is not None and old.place in away and old.uncleaned and (old.job, old.run) == (request.job, request.run)
+        for old in evicted
     )
 
 
 def _go_back(state: PoolState, name: str, request: ReplaceRequest, why: str, *, now_ns: int) -> None:
-    """A machine that was to leave stays in its job: its ranks were not stopped."""
+    """Return an evicted machine to its job, whose ranks there were not stopped."""
     known = state.machines[name]
-    put(
+    _activate(
         state,
         name,
-        PoolPlace.ACTIVE,
+        request,
         now_ns=now_ns,
         by=request.id,
         why=f"it stays: {why}; {known.why}",
-        job=request.job,
-        run=request.run,
         wanted_out=known.place is PoolPlace.CORDONED,
         evicted_ns=known.evicted_ns[:-1],
     )
-    # A look may have found its ranks there, which are to be there now.
+    # A poll may have reported the machine's ranks as a fault; now they belong there.
     state.machines[name] = state.machines[name].model_copy(update={"fault": ""})
 
 
-def _evict(state: PoolState, one: Eviction, request: ReplaceRequest, *, now_ns: int) -> None:
-    """Put a machine into quarantine, or cordon it if an operator asked for that."""
-    known = state.machines.get(one.machine)
+def _evict(state: PoolState, eviction: Eviction, request: ReplaceRequest, *, now_ns: int) -> None:
+    """Put a machine into quarantine, or cordon it if an operator evicted it."""
+    known = state.machines.get(eviction.machine)
     if known is None:
         return
-    place = PoolPlace.CORDONED if known.wanted_out else PoolPlace.QUARANTINED
     put(
         state,
-        one.machine,
-        place,
+        eviction.machine,
+        PoolPlace.CORDONED if known.wanted_out else PoolPlace.QUARANTINED,
         now_ns=now_ns,
         by=request.id,
-        why=f"{one.reason}: {one.why}",
+        why=f"{eviction.reason}: {eviction.why}",
         job=request.job,
         run=request.run,
         uncleaned=True,
-        until_released=one.rule in BY_NAME and BY_NAME[one.rule].until_released,
+        until_released=eviction.rule in BY_NAME and BY_NAME[eviction.rule].until_released,
         evicted_ns=[*known.evicted_ns, now_ns][-EVICTIONS_KEPT:],
     )
 
 
 def give_back(state: PoolState, request: GiveBack, *, now_ns: int) -> int:
-    """A job left its machines; returns how many."""
+    """Free all machines of a run that ended; return their number."""
     left = [
         name
         for name, known in state.machines.items()
@@ -256,7 +257,8 @@ def give_back(state: PoolState, request: GiveBack, *, now_ns: int) -> int:
 
 
 def free(state: PoolState, name: str, *, now_ns: int, by: str, why: str) -> None:
-    """Release a machine from its job: it becomes a standby if there are too few, and if it returned from repair."""
+    """Free a machine. It becomes a standby if it returns from repair and there are too few standbys. If an operator
+    evicted it, it is cordoned."""
     known = state.machines[name]
     if known.wanted_out:
         put(state, name, PoolPlace.CORDONED, now_ns=now_ns, by=known.by, why=known.why)
@@ -268,14 +270,14 @@ def free(state: PoolState, name: str, *, now_ns: int, by: str, why: str) -> None
 
 
 def operator_evicts(state: PoolState, move: OperatorMove, *, now_ns: int) -> str:
-    """Keep a machine away from jobs; returns what becomes of it, for people; empty: the pool does not know it."""
+    """Keep a machine away from jobs; return the result for people, empty if the pool does not know the machine."""
     known = state.machines.get(move.machine)
     if known is None:
         return ""
-    why = move.reason or "an operator says so"
+    why = move.reason or f"evicted by {move.operator}"
     if known.place is PoolPlace.ACTIVE:
         state.machines[move.machine] = known.model_copy(update={"wanted_out": True, "by": move.operator, "why": why})
-        return f"{move.machine} leaves job {known.job} once there is another in its place, and is cordoned then"
+        return f"{move.machine} leaves job {known.job} once there is a replacement, and is then cordoned"
     put(
         state,
         move.machine,
@@ -291,7 +293,7 @@ def operator_evicts(state: PoolState, move: OperatorMove, *, now_ns: int) -> str
 
 
 def operator_releases(state: PoolState, move: OperatorMove, *, now_ns: int) -> str:
-    """Let jobs have a machine again; returns what becomes of it, for people; empty: the pool does not know it."""
+    """Let jobs have a machine again; return the result for people, empty if the pool does not know the machine."""
     known = state.machines.get(move.machine)
     if known is None:
         return ""
@@ -299,14 +301,12 @@ def operator_releases(state: PoolState, move: OperatorMove, *, now_ns: int) -> s
         state.machines[move.machine] = known.model_copy(update={"wanted_out": False})
         return f"{move.machine} stays with job {known.job}"
     if known.place in IDLE:
-        return f"{move.machine} is {known.place} already"
+        return f"{move.machine} is already {known.place}"
     if known.uncleaned and known.unlisted_ns and known.fault:
         del state.machines[move.machine]
-        return f"{move.machine} does not answer and is not in the list of the cluster any more: it is forgotten"
+        return f"{move.machine} does not answer and left the list of the cluster: it is forgotten"
     if known.uncleaned:
-        return (
-            f"{move.machine} may still run ranks of job {known.job}, and does not answer: release it when it does again"
-        )
-    free(state, move.machine, now_ns=now_ns, by=move.operator, why=move.reason or "an operator released it")
+        return f"{move.machine} may still run ranks of job {known.job}, and does not answer: release it once it answers"
+    free(state, move.machine, now_ns=now_ns, by=move.operator, why=move.reason or "released by an operator")
     state.machines[move.machine] = state.machines[move.machine].model_copy(update={"evicted_ns": [], "fault": ""})
     return f"{move.machine} is {state.machines[move.machine].place}"

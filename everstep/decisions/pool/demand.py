@@ -1,7 +1,7 @@
-"""The number of standbys that past failures would have needed, day by day.
+"""The number of standbys that past failures would have needed on each day.
 
-Days are counted from the begin of the record; only complete days count. If the record is made from
-evictions, a machine counts as back once it was seen in a job again, so it counts as away for longer than it was.
+Days are counted from the begin of the record, and only complete days count. In a record that is made from evictions a
+machine counts as repaired once a job has it again, which is later than its repair.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from enum import StrEnum
 DAY_NS = 86_400 * 10**9
 
 MachineTime = tuple[str, int]
-"""A machine, and when something was seen of it, nanoseconds of the wall clock."""
+"""A machine and a time, nanoseconds of the wall clock."""
 
 
 def record_from(
     evicted: Iterable[MachineTime], seen: Iterable[MachineTime], *, machines: int, start_ns: int, until_ns: int
 ) -> FailureRecord:
-    """The record of a cluster.
+    """Make the record of a cluster from the evictions of its jobs.
 
     Args:
         evicted: Machines that left a job, and when.
         seen: Machines that were in a job, and when.
-        machines: That could fail.
-        start_ns: Since when failures would have been seen.
-        until_ns: Until when.
+        machines: The number of machines that could fail.
+        start_ns: The begin of the record.
+        until_ns: The end of the record.
     """
     in_a_job: dict[str, list[int]] = defaultdict(list)
-    for machine, time_ns in sorted(seen, key=lambda one: one[1]):
+    for machine, time_ns in sorted(seen, key=lambda machine_time: machine_time[1]):
         in_a_job[machine].append(time_ns)
 
     def day(time_ns: int) -> float:
@@ -44,35 +44,36 @@ def record_from(
 
     failures = [
         MachineFailure(machine, day(failed_ns), back_day(machine, failed_ns))
-        for machine, failed_ns in sorted(evicted, key=lambda one: (one[1], one[0]))
+        for machine, failed_ns in sorted(evicted, key=lambda machine_time: machine_time[::-1])
         if start_ns <= failed_ns <= until_ns
     ]
     return FailureRecord(machines, max(0.0, day(until_ns)), tuple(failures))
 
 
 AGAIN_DAYS = 7.0
-"""A machine that fails again within this many days was not repaired: it counts as away in between (in the trace of
-InfiniteHBD 34 % of the repaired machines do)."""
+"""A machine that fails again within this many days was not repaired, and counts as away in between. In the trace of
+InfiniteHBD 34 % of the repaired machines fail again so soon."""
 
 
 class Refill(StrEnum):
     """The source of the machines that refill the pool."""
 
     REPAIR = "repair"
-    """From repair only: a standby is in use until the machine that it replaces is back."""
+    """Only repair: a standby is in use until the machine that it replaces is repaired."""
     DAILY = "daily"
-    """From outside: the pool is full again every day, however long repairs last. A quantile of the failures of one day
-    supposes this (ByteRobust, table 5)."""
+    """Other machines: the pool is full again every day, however long repairs last. ByteRobust (table 5) assumes this,
+    since it uses a quantile of the failures of one day."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFailure:
-    """A machine failed, so that a job could not keep it."""
+    """A failure of a machine, because of which its job lost it."""
 
     machine: str
     failed_day: float
+    """When the machine failed, days after the begin of the record."""
     back_day: float | None = None
-    """When the machine could be used again; None: not yet."""
+    """When the machine could be used again, days after the begin of the record; None: not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def daily_demand(record: FailureRecord, refill: Refill) -> list[int]:
     """Return the largest number of standbys in use at once, for each day of a record.
 
     Args:
-        record: The failures, and when each machine was back.
+        record: The failures, and when each machine could be used again.
         refill: The source of the machines that refill the pool.
     """
     days = int(record.days)
@@ -110,7 +111,7 @@ def daily_demand(record: FailureRecord, refill: Refill) -> list[int]:
 
 
 def _absences(record: FailureRecord) -> Iterator[tuple[float, float]]:
-    """Return the begin and end of each absence; absences of one machine do not overlap."""
+    """Return the begin and end of each absence of a machine; absences of one machine do not overlap."""
     of_machine: dict[str, list[MachineFailure]] = defaultdict(list)
     for failure in sorted(record.failures, key=lambda failure: failure.failed_day):
         of_machine[failure.machine].append(failure)
@@ -129,8 +130,8 @@ def _back(failure: MachineFailure) -> float:
 
 
 def _away_at_once(absences: list[tuple[float, float]], days: int) -> Iterator[int]:
-    """Return the highest number of simultaneous absences of each day; an absence that ends as another begins does not
-    overlap with it."""
+    """Return the largest number of simultaneous absences on each day. An absence does not overlap with another one that
+    begins when it ends."""
     changes = deque(sorted(change for begin, end in absences for change in ((begin, 1), (end, -1))))
     away = 0
     for day in range(days):

@@ -1,7 +1,6 @@
-"""The code versions that idle machines get ahead of time, and the comparison of a machine's libraries with its job's.
+"""The code versions that idle machines get in advance, and the comparison of libraries between machines.
 
-ByteRobust keeps code and libraries of its standbys in place (section 6.2); it does not state for which
-jobs, and how many.
+ByteRobust keeps code and libraries ready on its standbys (section 6.2). It does not state for which jobs.
 """
 
 from __future__ import annotations
@@ -12,26 +11,25 @@ from everstep.model.pool import PollAnswers, PoolPlace, PoolState, ReadyRequest,
 
 
 def differing(here: Mapping[str, str], elsewhere: Iterable[Mapping[str, str]]) -> str:
-    """Return the libraries of a machine whose versions differ from all other machines, for people; empty: none is
-    known.
+    """Return the libraries of which a machine has another version than all other machines, as text; empty: none.
 
     Args:
-        here: The libraries of the machine, by name, with versions.
-        elsewhere: The libraries of the other machines.
+        here: Library of the machine → version.
+        elsewhere: The libraries of each other machine.
     """
     others = list(elsewhere)
-    found = []
+    differences = []
     for name, version in sorted(here.items()):
         versions = {other[name] for other in others if name in other}
         if versions and version not in versions:
-            found.append(f"{name} {version} instead of {' or '.join(sorted(versions))}")
-    return ", ".join(found)
+            differences.append(f"{name} {version} instead of {' or '.join(sorted(versions))}")
+    return ", ".join(differences)
 
 
 KEPT = 8
-"""Versions of which a machine's pool remembers that they are there: agents keep 20 snapshots."""
+"""The number of versions on a machine that the pool remembers; agents keep 20 snapshots."""
 MACHINES = 16
-"""The number of machines that get a version at a time; the rest follow after the next inspection."""
+"""The number of machines that get a version at a time; the others get it after the next poll."""
 WHY_CHARACTERS = 200
 """The number of characters after which the reason why a version cannot run on a machine is cut."""
 

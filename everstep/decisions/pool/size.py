@@ -1,9 +1,9 @@
-"""The number of standbys that a cluster should have, and why.
+"""The number of standbys that a cluster should have, with the reason.
 
-The size is the larger result of two rules. The paper's rule is a quantile of the binomial over machines and failure
-rate (ByteRobust, table 5); it assumes that failures are independent and that repairs are done by the next day. Our rule
-computes how many standbys the real failures of this cluster would have used: failures in bursts, during the repair of
-other machines, and again on repaired machines.
+The size is the larger result of two rules. The paper's rule is a quantile of the binomial distribution, by the number
+of machines and the failure rate (ByteRobust, table 5). It assumes that failures are independent, and that repairs end
+within a day. Our rule computes how many standbys the recorded failures of this cluster would have used. So it includes
+bursts of failures, failures during the repair of other machines, and failures of repaired machines.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 from everstep.decisions.pool.demand import FailureRecord, Refill, daily_demand
 
 PAPER_RATE = 0.0012
-"""Failures of one machine in a day: the rate that gives the pool sizes of ByteRobust, table 5 (derived)."""
+"""The failures of one machine in a day, derived from the pool sizes in table 5 of ByteRobust."""
 PAPER_MACHINE_DAYS = 1 / PAPER_RATE
-"""The paper's rate counts as one failure in this many machine-days. A short record, or a record without a failure,
-changes the rate little; a long record replaces it."""
+"""The paper's rate counts as one failure in this many machine-days of a record. So a short record changes the rate
+little, and a long record replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,13 @@ class FailureRate:
 
     per_day: float
     source: Literal["paper", "record", "given"]
-    """The source: ``paper``: no failures were recorded here; ``given``: the rate was set."""
+    """``paper``: there is no record; ``record``: the failures of this cluster; ``given``: the rate was set."""
     failures: int = 0
     machine_days: float = 0.0
 
 
 def failure_rate(record: FailureRecord | None) -> FailureRate:
-    """The failure rate of a cluster.
-
-    Args:
-        record: What is known of its failures; None: nothing.
-    """
+    """Return the failure rate of a cluster; ``record`` has its past failures, None if they are not known."""
     machine_days = record.machines * record.days if record else 0.0
     if record is None or machine_days <= 0:
         return FailureRate(PAPER_RATE, "paper")
@@ -49,15 +45,15 @@ def failure_rate(record: FailureRecord | None) -> FailureRate:
 SHARE = 0.99
 """The share of days on which the standbys are to be enough (ByteRobust, table 5)."""
 FLOOR = 1
-"""The smallest number of standbys, unless it is set."""
+"""The smallest number of standbys, unless another floor is set."""
 WINDOW_DAYS = 180
-"""The days that our rule looks back: machines of a year ago were perhaps worse."""
+"""The number of past days that our rule uses; older failures say little about the machines of today."""
 SHORT_DAYS = 7
-"""The number of days below which a record shows nothing about peaks."""
+"""A record of fewer days than this shows nothing about peaks."""
 MARGIN = 1.5
-"""Our rule adds this many square roots of the peak, since the next peak is often higher than all before. Without the
-margin the standbys were enough on 98.0 % of days of the InfiniteHBD trace, with 1 on 99.1 %, with 1.5 on 99.7 %
-(pool filled daily)."""
+"""Our rule adds the square root of the peak, multiplied by this number, since the next peak is often higher than all
+before. On the InfiniteHBD trace with a pool that is filled daily, the standbys were enough on 98.0 % of the days
+without a margin, on 99.1 % with a factor of 1, and on 99.7 % with 1.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,10 @@ class RecordSize:
     days: int
     """The number of days that the rule used."""
     peak: float
-    """Standbys that would have been enough on 99 % of them, for as many machines as are asked about."""
+    """The number of standbys that would have been enough on 99 % of these days, scaled to the number of machines."""
     margin: int
     standbys: int
+    """The peak and the margin together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ def pool_size(
 
 
 def record_size(record: FailureRecord, machines: int, refill: Refill) -> RecordSize | None:
-    """Apply our rule: the number of standbys that was enough on 99 % of the last days, and a margin.
+    """Return the result of our rule: the standbys that were enough on 99 % of the last days, and a margin.
 
     Args:
         record: The failures of the past.
@@ -128,7 +125,7 @@ def record_size(record: FailureRecord, machines: int, refill: Refill) -> RecordS
         refill: The source of the machines that refill the pool.
 
     Returns:
-        None: the record is too short.
+        None if the record is too short.
     """
     peaks = daily_demand(record, refill)[-WINDOW_DAYS:]
     if len(peaks) < SHORT_DAYS or record.machines < 1:
@@ -139,10 +136,10 @@ def record_size(record: FailureRecord, machines: int, refill: Refill) -> RecordS
 
 
 def binomial_quantile(machines: int, rate: float, share: float = SHARE) -> int:
-    """Return the smallest number that a binomial count does not exceed with this probability.
+    """Return the smallest number that the count of failures does not exceed with the required probability.
 
     Args:
-        machines: The number of machines; each fails independently.
+        machines: The number of machines, which fail independently.
         rate: The probability that a machine fails.
         share: The required probability.
     """
@@ -151,7 +148,7 @@ def binomial_quantile(machines: int, rate: float, share: float = SHARE) -> int:
     if rate >= 1:
         return machines
     mean = machines * rate
-    # Less than 1e-20 lies below, and the float of the whole sum's begin does not become 0.
+    # The probability of lower counts is below 1e-20. From this count on, the probabilities do not round to 0.
     count = max(0, math.floor(mean - 12 * math.sqrt(mean * (1 - rate)) - 12))
     ways = math.lgamma(machines + 1) - math.lgamma(count + 1) - math.lgamma(machines - count + 1)
     probability = math.exp(ways + count * math.log(rate) + (machines - count) * math.log1p(-rate))
@@ -168,14 +165,14 @@ class RuleResult:
     """The result and the cost of a rule on a record."""
 
     rule: Literal["binomial", "record"]
-    """The paper's rule, or ours, which is never below it."""
+    """``binomial``: the paper's rule alone; ``record``: the larger result of both rules."""
     refill: Refill
     days: int
     held: int
-    """Days on which the standbys were enough at every moment."""
+    """The number of days on which the standbys were enough at every moment."""
     mean_standbys: float
     mean_idle: float
-    """Standbys beyond the highest need of the day, on average."""
+    """The mean number of standbys that were not needed on a day."""
 
     @property
     def share(self) -> float:
@@ -184,7 +181,9 @@ class RuleResult:
 
 
 def walk_forward(record: FailureRecord, refill: Refill, *, floor: int = FLOOR) -> tuple[RuleResult, RuleResult]:
-    """Return the results of the paper's rule and of ours on a record.
+    """Return the results of the paper's rule and of both rules, if they had chosen the standbys of each day.
+
+    For each day the rules know only the failures before it.
 
     Args:
         record: The failures of the past.

@@ -1,1 +1,1 @@
-"""How a job's time was spent: its effective training time ratio, and what the lost time went into."""
+"""The use of a job's time: its effective training time ratio, and the causes of lost time."""

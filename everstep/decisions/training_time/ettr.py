@@ -1,13 +1,13 @@
-"""Effective training time ratio: productive time over wall time.
+"""The effective training time ratio (ETTR) of a job: productive time over wall time.
 
-ByteRobust section 4.2 reports it cumulatively and over a sliding window of one
-hour; MegaScale calls the same ratio the effective training time rate.
+ByteRobust (section 4.2) reports it for the complete job and for a sliding window of one hour. MegaScale calls it the
+effective training time rate.
 
-A job that has stepped is taken to go on stepping until the last step before an incident, or
-until the last step that its agents tell of, where the incident of a hang is yet to be opened.
-When it steps again before that, the time between counts as productive: it may have evaluated.
-What was *not* productive is what ``unproductive`` says, and what was noted besides. Where intervals overlap each moment
-counts once, for the gravest kind. A kind that a newer release noted counts as a recovery.
+The time of a job that has stepped is productive until the last step before an incident. If no rank steps and no
+incident is open yet, it is productive until the last step that agents reported. A pause that ends with a step is
+productive too, e.g. an evaluation. The function ``unproductive`` returns the times that are not productive; the ledger
+has others, such as lost steps. If intervals overlap, each moment counts once, for the gravest kind. A kind of a later
+release counts as a recovery.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ K = TypeVar("K", bound=str)
 def time_by_kind(
     spans: Iterable[tuple[int, int | None, K]], kinds: Sequence[K], *, begin_ns: int, end_ns: int
 ) -> dict[K, int]:
-    """Nanoseconds of each kind; together they are all of the time.
+    """Split a period into the time of each kind, nanoseconds; the sum is the length of the period.
 
     Args:
-        spans: Begin, end (None: still going on) and kind, in any order; they may reach beyond the time.
-        kinds: From the least to the gravest; the first one is what nothing covers.
-        begin_ns: Of the time.
-        end_ns: Of the time, not before its begin.
+        spans: Begin, end (None: it has not ended) and kind, in any order; they may reach beyond the period.
+        kinds: The kinds from the least grave to the gravest; the first kind is that of time without a span.
+        begin_ns: The begin of the period.
+        end_ns: The end of the period, not before its begin.
     """
     spent = dict.fromkeys(kinds, 0)
     changes: list[tuple[int, int, K]] = []
@@ -49,13 +49,13 @@ def time_by_kind(
 
 Kind = Literal["productive", "lost steps", "launch", "recovery", "parked"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""From the least to the gravest: the gravest wins where two overlap."""
+"""The kinds of time, from the least grave to the gravest: if intervals overlap, the gravest kind counts."""
 UNKNOWN: Kind = "recovery"
 
 START = "start"
-"""Cause of the time before the first step of a job."""
+"""The cause of the time before the first step of a job."""
 QUIET = "no rank steps"
-"""Cause of the time in which no rank steps and no incident is open yet."""
+"""The cause of the time in which no rank steps and no incident is open yet."""
 
 WINDOW_S = 3600.0
 """The sliding window, seconds (ByteRobust, section 4.2)."""
@@ -63,7 +63,7 @@ WINDOW_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How a job spent the time from ``start_ns`` to ``end_ns`` (None: still going on)."""
+    """A part of a job's time, and its kind; ``end_ns`` is None if it has not ended."""
 
     start_ns: int
     end_ns: int | None
@@ -77,52 +77,52 @@ class Launch:
 
     launched_ns: int
     stepped_ns: int | None = None
-    """When all its ranks had stepped, or counted as alive where steps do not show; None: that was never seen."""
+    """When all ranks had stepped, or counted as running without steps; None: that was never seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An incident, as far as it is known."""
+    """The time of an incident, as far as it is known."""
 
     cause: str
     start_ns: int
-    """The last step that was seen before it, or when it was seen."""
+    """The time of the last step that was seen before the incident, or when its fault was seen."""
     closed_ns: int | None = None
-    """None: it is open, or its end was never noted."""
+    """The end of the incident; None: it is open, or its end was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ettr:
-    """Where the wall time of a job went; ``seconds`` has every kind and sums up to ``wall_s``."""
+    """The wall time of a job by kind; ``seconds`` has every kind and sums up to ``wall_s``."""
 
     wall_s: float
     seconds: dict[Kind, float]
     unknown: tuple[str, ...] = ()
-    """What may have cost productive time and is not known: the ratio is that much at most."""
+    """Further losses of productive time whose length is not known; with them the ratio is an upper bound."""
 
     @property
     def ratio(self) -> float | None:
-        """Productive over wall time, 0 to 1; None: no time has passed, or whether any was productive is not known."""
+        """Productive time over wall time, 0 to 1; None: no time has passed, or no time is known to be productive."""
         if self.wall_s <= 0 or (self.unknown and not self.seconds["productive"]):
             return None
         return self.seconds["productive"] / self.wall_s
 
 
 def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[Outage]) -> list[Interval]:
-    """When a job did not step: before its first step, from each launch and from each incident to the next step.
+    """Return the intervals in which a job did not step: from its start, each launch and each incident to the next step.
 
-    No interval outlives a step that was seen after its begin: who forgot to note the end of one
-    does not make the time after it unproductive. Without any step nothing was productive.
+    An interval ends at the latest with a step of a later generation, so an incident whose end was not recorded does not
+    make all later time unproductive. A job without any step has no productive time.
 
     Args:
-        started_ns: Start of the job.
+        started_ns: The start of the job.
         launches: All generations.
         outages: All incidents.
     """
     generations = list(launches)
 
     def stepped_after(begin_ns: int, *ends_ns: int | None) -> int | None:
-        """When a generation that was launched since had stepped, or one of ``ends_ns``, whichever is first."""
+        """Return the first step of a generation launched since, or the first of ``ends_ns`` if that is earlier."""
         steps_ns = [launch.stepped_ns for launch in generations if launch.launched_ns >= begin_ns]
         return min((time_ns for time_ns in (*steps_ns, *ends_ns) if time_ns and time_ns >= begin_ns), default=None)
 
@@ -145,18 +145,18 @@ def ettr(
     """Split the wall time of a job by kind.
 
     Args:
-        intervals: in any order; they may overlap and may reach beyond the job's time.
-        start_ns: start of the job.
-        now_ns: the present, or the end of the job.
-        window_s: length of a sliding window that ends at ``now_ns``; None: since the start.
-        unknown: what may have cost productive time beside the intervals, in words.
+        intervals: The times that are not productive, in any order; they may overlap, and reach beyond the job's time.
+        start_ns: The start of the job.
+        now_ns: The current time, or the end of the job.
+        window_s: The length of a sliding window that ends at ``now_ns``; None: the time since the start.
+        unknown: Further losses of productive time whose length is not known, as text.
     """
     begin = start_ns if window_s is None else max(start_ns, now_ns - round(window_s * 1e9))
     end = max(begin, now_ns)
-    known = (
+    spans = (
         (interval.start_ns, interval.end_ns, interval.kind if interval.kind in KINDS else UNKNOWN)
         for interval in intervals
     )
-    spent = time_by_kind(known, KINDS, begin_ns=begin, end_ns=end)
+    spent = time_by_kind(spans, KINDS, begin_ns=begin, end_ns=end)
     seconds = {kind: ns / 1e9 for kind, ns in spent.items()}
     return Ettr(wall_s=(end - begin) / 1e9, seconds=seconds, unknown=tuple(unknown))

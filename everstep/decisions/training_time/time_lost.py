@@ -1,9 +1,9 @@
-"""Which part of an incident cost a job how much of its productive time.
+"""The lost time of a job by cause: detection, decisions, evictions, restarts, lost steps, and others.
 
-ByteRobust (section 4.2) counts as unproductive what it takes to detect a fault, to find out what to do, to replace
-machines, to restart and to compute lost steps again. The causes together are exactly what
-``everstep.decisions.training_time.ettr``
-counts as not productive; where they overlap each moment counts once, for the gravest.
+ByteRobust (section 4.2) counts the time as unproductive in which a fault is detected, the next action is decided,
+machines are replaced, the job is restarted, and lost steps are computed again. The sum of the causes is exactly the
+time that ``everstep.decisions.training_time.ettr`` counts as not productive. If causes overlap, each moment counts
+once, for the gravest cause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from everstep.model.stage import Stage
 
 Cause = Literal["productive", "recompute", "unknown", "restart", "start", "detect", "decide", "evict", "parked"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""From the least to the gravest. ``start`` is the time before the first step of a job."""
+"""The causes from the least grave to the gravest. ``start`` is the time before the first step of a job."""
 
 OF_STAGE: dict[str, Cause] = {
     Stage.ALIGN: "restart",
@@ -35,39 +35,39 @@ OF_STAGE: dict[str, Cause] = {
     Stage.CONFIRM: "restart",
     Stage.PARKED: "parked",
 }
-"""What the time in a stage counts as: until it is known what to do, to decide."""
+"""Stage of an incident → the cause of the time in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentTimes:
-    """What is known of where the time of an incident went."""
+    """The known times of an incident."""
 
     opened_ns: int | None
-    """None: not known."""
+    """When the incident was opened; None: not known."""
     stages: tuple[tuple[str, float], ...] = ()
-    """Name and seconds, as the report has them; empty: it is open, or has no report."""
+    """The stages in its report, with their seconds; empty: it is open, or has no report."""
     parked: tuple[tuple[int, int], ...] = ()
-    """Begin and end of each time that the job was parked, in order."""
+    """The begin and end of each time that the job was parked, in order."""
     noted: tuple[tuple[str, int], ...] = ()
-    """Stages at whose end something was written down, and when, in order."""
+    """The stages of its notes in the ledger, with the time of each note, in order. A note is made at a stage's end."""
     parked_now: bool | None = None
     """Whether an open incident is parked; None: not known."""
 
 
 Span = tuple[int, int | None, Cause]
-"""Begin, end (None: still going on) and cause."""
+"""Begin, end (None: it has not ended) and cause."""
 
 
 def time_lost(
     intervals: Iterable[Interval], incidents: Mapping[str, IncidentTimes], *, begin_ns: int, end_ns: int
 ) -> dict[Cause, float]:
-    """Seconds of a job by cause, productive ones too; together they are all of the time.
+    """Split a period of a job into the time of each cause, seconds, with the productive time.
 
     Args:
-        intervals: How the job spent its time, as for its ETTR.
-        incidents: By the cause that their intervals name.
-        begin_ns: Of the time.
-        end_ns: Of the time: the present, or the end of the job.
+        intervals: The times that are not productive, as for the ETTR.
+        incidents: Cause in the intervals of an incident → the times of the incident.
+        begin_ns: The begin of the period.
+        end_ns: The end of the period: the current time, or the end of the job.
     """
     spans = [span for interval in intervals for span in _spans(interval, incidents)]
     spent = time_by_kind(spans, CAUSES, begin_ns=begin_ns, end_ns=max(begin_ns, end_ns))
@@ -101,12 +101,12 @@ def _within(begin_ns: int, end_ns: int | None, spans: Iterable[Span]) -> Iterato
 
 
 def incident_spans(begin_ns: int, end_ns: int | None, times: IncidentTimes) -> list[Span]:
-    """Where the time of an incident went; what is in no span is not known.
+    """Return the time of an incident by cause; the cause of time in no span is not known.
 
     Args:
-        begin_ns: The last step that was seen before it.
-        end_ns: The first step after it, or its end; None: it is open.
-        times: What is known of it.
+        begin_ns: The time of the last step before the incident.
+        end_ns: The time of the first step after the incident, or of its end; None: it is open.
+        times: The known times of the incident.
     """
     if times.opened_ns is None:
         return []
@@ -117,24 +117,28 @@ def incident_spans(begin_ns: int, end_ns: int | None, times: IncidentTimes) -> l
 
 
 def _of_stages(opened_ns: int, end_ns: int, times: IncidentTimes) -> Iterator[Span]:
-    """Stages in their order; of those in which the job was parked begin and end are known, of others how long."""
+    """Return the spans of the stages in a report. The begin and end are known only of stages in which the job was
+    parked; of others only the duration is known."""
     parked = iter(times.parked)
     at_ns = opened_ns
     before: list[tuple[str, float]] = []
     for name, seconds in times.stages:
-        known = next(parked, None) if name == Stage.PARKED else None
-        if known is None:
+        period = next(parked, None) if name == Stage.PARKED else None
+        if period is None:
             before.append((name, seconds))
             continue
-        yield from _laid_out(before, at_ns, known[0], "decide")
-        yield *known, "parked"
-        at_ns, before = known[1], []
-    yield from _laid_out(before, at_ns, end_ns, None)
+        yield from _in_sequence(before, at_ns, period[0], "decide")
+        yield *period, "parked"
+        at_ns, before = period[1], []
+    yield from _in_sequence(before, at_ns, end_ns, None)
 
 
-def _laid_out(stages: Sequence[tuple[str, float]], begin_ns: int, end_ns: int, rest: Cause | None) -> Iterator[Span]:
-    """One after the other. What they leave was waited before the last try to restart; without a try it counts
-    as ``rest``, at the end."""
+def _in_sequence(stages: Sequence[tuple[str, float]], begin_ns: int, end_ns: int, rest: Cause | None) -> Iterator[Span]:
+    """Return the spans of stages one after the other, between two times.
+
+    Time that the stages do not fill was waited before the last reattempt. Without a reattempt it is at the end, with
+    the cause ``rest``; None: with no cause.
+    """
     left_ns = end_ns - begin_ns - sum(round(seconds * 1e9) for _, seconds in stages)
     last_try = max((index for index, (name, _) in enumerate(stages) if name == Stage.REATTEMPT), default=None)
     at_ns = begin_ns
@@ -147,11 +151,11 @@ def _laid_out(stages: Sequence[tuple[str, float]], begin_ns: int, end_ns: int, r
 
 
 def _of_notes(opened_ns: int, end_ns: int | None, times: IncidentTimes) -> Iterator[Span]:
-    """The stages of an incident without a report: from one note to the next."""
+    """Return the spans of an incident without a report, each from one note to the next."""
     at_ns, last = opened_ns, ""
     for stage, time_ns in times.noted:
         cause = OF_STAGE.get(stage, "unknown")
-        # After a decision the next stop comes from a try to restart that failed.
+        # A stop after a decision or a restore follows a restart that failed.
         yield at_ns, time_ns, "restart" if cause == "decide" and last in {Stage.DECIDE, Stage.RESTORE} else cause
         at_ns, last = time_ns, stage
     if end_ns is not None:

@@ -86,7 +86,7 @@ def test_a_rank_counts_once_in_a_tier_however_many_copies_it_has() -> None:
 
 def test_the_placement_is_said_in_one_line() -> None:
     assert lines(report(everywhere(5, Tier.OWN)), None) == [
-        "backups   m0 <-> m3, m1 <-> m2: every backup lies outside its rank's parallel groups: "
+        "backups   m0 <-> m3, m1 <-> m2: every backup is outside its rank's parallel groups: "
         "the machines of any one group may be lost"
     ]
 

@@ -339,7 +339,7 @@ def test_checkpoints_are_listed_and_a_job_that_has_ended_goes_on_from_one(everst
 
     code, out, err = outcome(everstep("run", path, "--resume-from", "20"))
     assert code == 0, err
-    assert "step 20 is the one asked for, which all 2 ranks can restore: all 2 from disk (m0, m1)" in out
+    assert "step 20 was requested, and all 2 ranks can restore: all 2 from disk (m0, m1)" in out
     code, out, _ = outcome(everstep("logs", "saving", "--stream", "stdout", "--rank", "0"))
     assert out.splitlines()[-1] == "begins with step 20"
 

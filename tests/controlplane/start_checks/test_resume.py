@@ -111,7 +111,7 @@ async def test_a_step_that_all_ranks_have_will_do() -> None:
     step, said = await checked(10, [[10, 20], [10]])
 
     assert step == 10
-    assert said.startswith("step 10 is the one asked for, which all 2 ranks can restore: all 2 from disk")
+    assert said.startswith("step 10 was requested, and all 2 ranks can restore: all 2 from disk")
 
 
 async def test_a_step_that_some_rank_lacks_is_refused_with_what_exists() -> None:
@@ -125,7 +125,7 @@ async def test_the_latest_is_the_newest_that_all_ranks_have() -> None:
     step, said = await checked("latest", [[10, 20, 30], [10, 20]])
 
     assert step == 20
-    assert said.startswith("step 20 is the latest that all 2 ranks can restore: all 2 from disk")
+    assert said.startswith("step 20 is the latest step that all 2 ranks can restore: all 2 from disk")
 
 
 async def test_what_the_last_run_had_disowned_is_not_gone_on_from() -> None:
@@ -137,9 +137,9 @@ async def test_what_the_last_run_had_disowned_is_not_gone_on_from() -> None:
 
 
 async def test_there_is_no_latest_where_no_step_is_complete() -> None:
-    with pytest.raises(ConfigError, match=r"has no step to go on from: no step is held by all ranks: .* lacks rank"):
+    with pytest.raises(ConfigError, match=r"no step has a copy of every rank: .* lacks rank"):
         await checked("latest", [[20], [10]])
-    with pytest.raises(ConfigError, match="has no step to go on from: no rank holds a checkpoint"):
+    with pytest.raises(ConfigError, match="has no step to go on from: no rank has a checkpoint"):
         await checked("latest", [[], []])
 
 

@@ -15,9 +15,9 @@ from functools import partial
 from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
 from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.align_backups import NO_NAMED_STEP, STILL_S, STILL_STEPS, AlignRule, Backed
+from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_STEP, AlignRule, Backed
 from everstep.decisions.keep.disk_schedule import StepRate
-from everstep.decisions.keep.drift import DriftRule, Standing
+from everstep.decisions.keep.drift import DriftRule, RankPosition
 from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
 from everstep.slots.format import Pin
 
@@ -98,7 +98,7 @@ class Machine:
                 self.stride = next_stride(self.stride, 1, max(self.own.held) - self.began_at)
                 self.sending = -1
             self.spare()
-        self.pace.look(now * UNIT_NS, max(self.own.held, default=-1))
+        self.pace.observe(now * UNIT_NS, max(self.own.held, default=-1))
         if self.sending < 0 and (step := self.choose(now)) is not None:
             newest = max(self.backup.held, default=-1)
             if step in self.backup.held or newest > step:
@@ -119,7 +119,7 @@ class Machine:
             return named if named in self.own.held else None
         if self.state.backup_named != NO_NAMED_STEP:
             return None
-        stride = 1 if self.pace.stands_still(now * UNIT_NS, STILL_S, STILL_STEPS) else self.stride
+        stride = 1 if self.pace.is_hung(now * UNIT_NS, HANG_S, HANG_STEPS) else self.stride
         return next_step_to_send({0: self.own.held}, {0: self.state.backup_step}, every=1, stride=stride)
 
 
@@ -167,7 +167,7 @@ class Job:
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
-    def watcher(self) -> tuple[AlignRule, DriftRule, dict[int, Backed], dict[int, Standing]]:
+    def watcher(self) -> tuple[AlignRule, DriftRule, dict[int, Backed], dict[int, RankPosition]]:
         """A new one, which knows nothing yet."""
         return AlignRule(len(self.machines)), DriftRule(self.slots), {}, {}
 
@@ -232,7 +232,7 @@ class Job:
                 apart=state.apart,
             )
             heard = (self.now + TICK) * UNIT_NS
-            stands = Standing(machine.rank, state.own_step, self.completed(machine), heard)
+            stands = RankPosition(machine.rank, state.own_step, self.completed(machine), heard)
             # What a stream shows comes late, but in order.
             self._later(TICK, partial(shown.__setitem__, backed.rank, backed))
             self._later(TICK, partial(standing.__setitem__, backed.rank, stands))

@@ -100,7 +100,7 @@ def test_a_persist_writes_what_is_held_or_comes_and_says_what_is_gone(machine_of
     machine.on_disk(6)
     machine.save(8, 9, 10)
     machine.persist(7)
-    assert machine.problem() == "step 7 was asked for and rank 0, now at step 10, holds it no more"
+    assert machine.problem() == "step 7 was requested, and rank 0, now at step 10, does not have it any more"
     assert machine.saved.of(0).disk_wanted == -1
     assert machine.steps() == {0: [3, 6], 1: [3, 6]}
 

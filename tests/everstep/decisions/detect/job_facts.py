@@ -1,4 +1,4 @@
-"""Facts for the rules: a job of two machines with a rank each that trains well, unless told otherwise."""
+"""Facts for the detection rules: a job of two machines, with one rank on each, that trains without faults."""
 
 from __future__ import annotations
 

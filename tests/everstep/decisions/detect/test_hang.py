@@ -1,4 +1,4 @@
-"""A job in which nobody steps any more is noticed, and one that works is left alone."""
+"""Hangs are detected, and jobs that work are not taken for hung."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everstep.decisions.detect.hang import (
 )
 from everstep.decisions.detect.job_facts import JobFacts, RankFacts
 from everstep.decisions.detect.lost_machine import find_lost_machine
-from everstep.decisions.detect.step_watch import TOLD_WITHIN_S, StepWatch
+from everstep.decisions.detect.step_watch import SEEN_WITHIN_S, StepWatch
 from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.incident import Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -33,11 +33,11 @@ BEGUN = replace(RANK, steps=0, stepped=False, steps_since=0)
 
 
 def ranks(steps: int, *others: RankFacts) -> list[RankFacts]:
-    """One that has done so many steps, and the others as they are."""
+    """A rank with this number of steps, and the other ranks."""
     return [replace(RANK, steps=steps), *others]
 
 
-def test_how_long_no_step_was_seen() -> None:
+def test_the_time_without_a_step() -> None:
     watch = StepWatch(world_size=1)
 
     for second in (0, 100):
@@ -51,19 +51,19 @@ def test_how_long_no_step_was_seen() -> None:
     assert watch.quiet_s == 11.0
 
 
-def test_a_watcher_that_was_paused_itself_saw_nothing_of_a_hang() -> None:
+def test_time_in_which_the_watcher_was_paused_does_not_count() -> None:
     watch = StepWatch(world_size=1)
     for second in range(1, 5):
         watch.observe(ranks(8 * second), second * S)
 
     watch.observe(ranks(32), 3600 * S)
-    assert watch.quiet_s == 5.0, "nothing was heard yet since it goes on"
+    assert watch.quiet_s == 5.0, "a gap between samples counts 5 s at most"
     watch.observe(ranks(40), 3601 * S)
     watch.observe(ranks(40), 100 * S)
     assert watch.quiet_s == 0.0, "the clock was set back"
 
 
-def test_where_no_rank_was_shown_the_step_counts_that_the_workflow_knows() -> None:
+def test_if_no_rank_was_shown_the_step_of_the_workflow_counts() -> None:
     watch = StepWatch(world_size=2)
     for second in range(3):
         watch.observe([], second * S, known_step=7)
@@ -74,7 +74,7 @@ def test_where_no_rank_was_shown_the_step_counts_that_the_workflow_knows() -> No
 @pytest.mark.parametrize(
     ("others", "expected"),
     [
-        ([BEGUN], False),  # the first step of all takes its time
+        ([BEGUN], False),  # a first step may take long
         ([replace(RANK, rank=1)], True),
         ([replace(RANK, rank=1, alive=False, left_loop=True)], True),
     ],
@@ -105,12 +105,12 @@ def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
     assert (watch.quiet_s, watch.typical_step_s) == (0.0, 0.0)
 
 
-def told(
+def sampled(
     step_s: float, steps: int, tick_s: float, *, hangs_s: float = 0.0, at_once: int = 1
 ) -> tuple[StepWatch, float]:
-    """One rank that steps, each step ``at_once`` calls of an optimizer, and is looked at now and again; then it hangs.
+    """Sample a rank that steps and then hangs; return the watch, and how long the rank has hung.
 
-    Returns the watch, and how long it has hung.
+    Each step consists of ``at_once`` calls of an optimizer.
     """
     watch, now_s = StepWatch(world_size=1), 0.0
     while now_s < step_s * steps + hangs_s:
@@ -126,42 +126,42 @@ def told(
     st.floats(0.05, 1.0),
     st.floats(2.0, 10.0),
 )
-def test_however_seldom_steps_are_told_a_step_takes_as_long_as_it_does(
+def test_the_duration_of_a_step_is_right_however_rarely_the_rank_is_sampled(
     step_s: float, tick_s: float, hangs_s: float
 ) -> None:
-    watch, hung_s = told(step_s, 40, tick_s, hangs_s=hangs_s)
+    watch, hung_s = sampled(step_s, 40, tick_s, hangs_s=hangs_s)
 
-    assert step_s * 0.999 <= watch.typical_step_s <= max(step_s * 1.001, TOLD_WITHIN_S + tick_s)
-    assert hung_s - tick_s <= watch.quiet_s <= hung_s + 1e-6, "never longer than it is"
+    assert step_s * 0.999 <= watch.typical_step_s <= max(step_s * 1.001, SEEN_WITHIN_S + tick_s)
+    assert hung_s - tick_s <= watch.quiet_s <= hung_s + 1e-6, "never longer than the hang"
     assert watch.longest_s <= step_s + 2 * tick_s + 1e-6
 
 
 def test_many_calls_of_an_optimizer_at_once_are_one_step() -> None:
-    watch, _ = told(10.0, 6, 0.5, at_once=300)
+    watch, _ = sampled(10.0, 6, 0.5, at_once=300)
 
     assert watch.typical_step_s == pytest.approx(10.0)
 
 
-def test_a_step_of_long_ago_that_is_told_now_began_no_hang_while_nobody_looked() -> None:
+def test_a_step_that_is_seen_long_after_its_end_does_not_make_a_hang() -> None:
     watch = StepWatch(world_size=1)
     for second in range(1, 5):
         watch.observe([replace(RANK, steps=second, stepped_ns=second * S)], second * S)
     watch.observe([replace(RANK, steps=5, stepped_ns=5 * S)], 3600 * S)
 
-    assert watch.quiet_s == 5.0, "as long as between two samples at most"
+    assert watch.quiet_s == 5.0, "a gap between samples counts 5 s at most"
 
 
-def test_who_comes_after_the_others_steps_as_well() -> None:
+def test_a_step_of_a_rank_that_is_behind_ends_the_time_without_a_step() -> None:
     watch = StepWatch(world_size=2)
     ahead = replace(RANK, steps=5, stepped_ns=5 * S)
     watch.observe([ahead, replace(RANK, rank=1, steps=4, stepped_ns=4 * S)], 8 * S)
     watch.observe([ahead, replace(RANK, rank=1, steps=5, stepped_ns=round(8.9 * S))], 9 * S)
 
     assert watch.quiet_s == pytest.approx(0.1)
-    assert watch.typical_step_s == 0.0, "no step was added to those of the one ahead"
+    assert watch.typical_step_s == 0.0, "the rank ahead made no step"
 
 
-def test_ranks_that_are_shown_one_after_the_other_made_no_step_meanwhile() -> None:
+def test_a_rank_that_is_shown_for_the_first_time_made_no_step_meanwhile() -> None:
     watch = StepWatch(world_size=2)
     ahead, behind = replace(RANK, steps=20, stepped_ns=2 * S), replace(RANK, rank=1, steps=21, stepped_ns=3 * S)
     watch.observe([ahead], 30 * S)
@@ -173,19 +173,19 @@ def test_ranks_that_are_shown_one_after_the_other_made_no_step_meanwhile() -> No
     assert (watch.longest_s, watch.typical_step_s) == (2.0, 30.0)
 
 
-def test_a_hang_is_as_long_as_its_floor_and_as_many_step_times() -> None:
+def test_a_hang_lasts_longer_than_its_floor_and_many_step_times() -> None:
     for quiet_s, step_s, found in ((5, 0.1, False), (5.1, 0.1, True), (19, 2, False), (21, 2, True)):
         assert (find_hang(facts(quiet_s=quiet_s, typical_step_s=step_s)) is not None) == found
     assert find_hang(facts(quiet_s=600, newest=False)) is None
 
 
-def test_a_hang_that_nobody_could_see_says_so() -> None:
+def test_a_hang_names_machines_whose_agents_do_not_answer() -> None:
     found = find_hang(facts(quiet_s=600, last_step=7, silent=["m1"]))
 
     assert found is not None
     assert "the agent of m1 does not answer" in found.headline
     assert found.machines == ["m1"]
-    assert found.quiet_s == 600, "so long ago the last step was seen"
+    assert found.quiet_s == 600
 
 
 def test_a_lost_machine_is_named_with_its_ranks() -> None:
@@ -200,55 +200,55 @@ DEFAULTS = RecoveryPolicy()
 CULPRIT = HangVerdict(HangConclusion.NAMES, HangMethod.WAIT_FOR, "rank 1 on m1: 7 ranks wait for it", (1,), (1,))
 
 
-def stands(stillness: HangSign | None, *, typical_s: float = 0.1, longest_s: float = 0.3, **more: Any) -> JobFacts:
-    """A job that stands still, of which looks at its ranks show this; None: nobody looked."""
-    standing = None if stillness is None else HangCheck(stillness, CULPRIT)
-    fields: dict[str, Any] = {"typical_step_s": typical_s, "longest_step_s": longest_s, "hang_check": standing}
+def hung(sign: HangSign | None, *, typical_s: float = 0.1, longest_s: float = 0.3, **more: Any) -> JobFacts:
+    """A job that makes no steps, with the sign that samples of its ranks show; None: there were no samples."""
+    check = None if sign is None else HangCheck(sign, CULPRIT)
+    fields: dict[str, Any] = {"typical_step_s": typical_s, "longest_step_s": longest_s, "hang_check": check}
     return facts(policy=DEFAULTS, **fields, **more)
 
 
 @pytest.mark.parametrize(
-    ("stillness", "typical_s", "longest_s", "expected_s"),
+    ("sign", "typical_s", "longest_s", "expected_s"),
     [
         (None, 0.1, 0.3, 600.0),
         (HangSign.UNKNOWN, 0.1, 0.3, 600.0),
         (HangSign.BUSY, 0.1, 0.3, 600.0),
         (HangSign.QUIET, 0.1, 0.3, 3.0),
         (HangSign.QUIET, 20.0, 25.0, 200.0),
-        (HangSign.QUIET, 0.1, 60.0, 90.0),  # a pause like one that came to its end before
+        (HangSign.QUIET, 0.1, 60.0, 90.0),  # a pause of 60 s was seen before
         (HangSign.NEVER, 20.0, 25.0, 0.5),
         (HangSign.NEVER, 0.0, 0.0, 0.5),
-        (HangSign.QUIET, 0.0, 0.0, 600.0),  # no step was seen to take its time: it may be a usual pause
+        (HangSign.QUIET, 0.0, 0.0, 600.0),  # the duration of a step is not known: it may be a usual pause
         (HangSign.QUIET, 0.0, 0.4, 600.0),
         (HangSign.COMPUTES, 0.1, 0.3, 3600.0),
-        (HangSign.BUSY, 0.1, 500.0, 750.0),  # learnt: its evaluations take so long
+        (HangSign.BUSY, 0.1, 500.0, 750.0),  # evaluations of 500 s were seen before
         (HangSign.BUSY, 0.1, 5000.0, 3600.0),
         (HangSign.BUSY, 900.0, 900.0, 9000.0),
     ],
 )
-def test_the_bound_is_by_what_is_seen(
-    stillness: HangSign | None, typical_s: float, longest_s: float, expected_s: float
+def test_the_bound_depends_on_the_samples(
+    sign: HangSign | None, typical_s: float, longest_s: float, expected_s: float
 ) -> None:
-    assert bound_s(stands(stillness, typical_s=typical_s, longest_s=longest_s)) == expected_s
+    assert bound_s(hung(sign, typical_s=typical_s, longest_s=longest_s)) == expected_s
 
 
-def test_a_hang_is_told_with_its_culprit() -> None:
-    assert find_hang(stands(HangSign.QUIET, quiet_s=2.9)) is None
-    found = find_hang(stands(HangSign.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
+def test_a_hang_names_its_culprit() -> None:
+    assert find_hang(hung(HangSign.QUIET, quiet_s=2.9)) is None
+    found = find_hang(hung(HangSign.QUIET, quiet_s=3.1, machine_names=["m0", "m1"], last_step=7))
     assert found is not None
     assert (found.ranks, found.machines) == ([1], ["m1"])
     assert found.headline == "no rank completed a step for 3 s, after step 7: rank 1 on m1: 7 ranks wait for it"
 
 
-@pytest.mark.parametrize("stillness", [HangSign.BUSY, HangSign.COMPUTES, HangSign.UNKNOWN, None])
-def test_an_evaluation_of_minutes_raises_nothing(stillness: HangSign | None) -> None:
-    assert find_hang(stands(stillness, quiet_s=590.0)) is None
+@pytest.mark.parametrize("sign", [HangSign.BUSY, HangSign.COMPUTES, HangSign.UNKNOWN, None])
+def test_an_evaluation_of_several_minutes_is_no_hang(sign: HangSign | None) -> None:
+    assert find_hang(hung(sign, quiet_s=590.0)) is None
 
 
-def test_looks_come_early_enough_and_not_before() -> None:
-    quick, slow = stands(None), stands(None, typical_s=20.0)
+def test_the_first_sample_is_early_enough_for_a_second_one() -> None:
+    quick, slow = hung(None), hung(None, typical_s=20.0)
     assert (first_sample_s(quick), first_sample_s(slow)) == (1.5, 189.5)
-    assert first_sample_s(stands(None, typical_s=0.0, longest_s=0.0)) == 1.5, "looks may show that nothing will come"
+    assert first_sample_s(hung(None, typical_s=0.0, longest_s=0.0)) == 1.5, "samples may show a stopped rank"
     assert first_sample_s(facts(policy=RecoveryPolicy(hang={"trace_s": 0}))) is None
 
 
@@ -256,16 +256,14 @@ TIMES = st.floats(0.0, 10_000.0)
 
 
 @given(TIMES, TIMES, st.sampled_from([None, *HangSign]))
-def test_whoever_looks_closely_is_never_surer_of_a_hang_for_it_than_the_floor(
-    typical_s: float, longest_s: float, stillness: HangSign | None
-) -> None:
-    found = stands(stillness, typical_s=typical_s, longest_s=longest_s)
+def test_the_bounds_are_never_below_their_floors(typical_s: float, longest_s: float, sign: HangSign | None) -> None:
+    found = hung(sign, typical_s=typical_s, longest_s=longest_s)
     assert hang_seen_s(found) <= hang_unseen_s(found)
     assert hang_unseen_s(found) >= DEFAULTS.hang.floor_s
-    if stillness is HangSign.QUIET:
+    if sign is HangSign.QUIET:
         assert bound_s(found) >= DEFAULTS.hang.idle_floor_s
         assert bound_s(found) > longest_s or bound_s(found) == hang_unseen_s(found)
-    elif stillness is not HangSign.NEVER:
+    elif sign is not HangSign.NEVER:
         assert bound_s(found) >= DEFAULTS.hang.floor_s
     assert 1.0 <= apart_s(typical_s) <= 10.0
 
@@ -279,7 +277,7 @@ def stopped(*, for_s: float = 1.0, quiet_s: float = 1.0, both: bool = False) -> 
     return facts(ranks=[first, replace(OTHER, stopped_ns=since_ns)], quiet_s=quiet_s)
 
 
-def test_it_is_told_with_rank_and_machine() -> None:
+def test_a_stopped_rank_is_reported_with_its_machine() -> None:
     found = find_stopped_rank(stopped())
     assert found is not None
     assert (found.symptom, found.ranks, found.machines) == (Symptom.HANG, [1], ["m1"])
@@ -289,26 +287,26 @@ def test_it_is_told_with_rank_and_machine() -> None:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (stopped(for_s=0.2), "somebody looks into it for a moment"),
-        (stopped(quiet_s=0.2), "others step"),
-        (stopped(both=True), "all are stopped, on purpose"),
-        (facts(ranks=[RANK, OTHER], quiet_s=9), "nobody is stopped"),
+        (stopped(for_s=0.2), "it was stopped only a moment ago, e.g. by a debugger"),
+        (stopped(quiet_s=0.2), "other ranks step"),
+        (stopped(both=True), "all ranks are stopped, on purpose"),
+        (facts(ranks=[RANK, OTHER], quiet_s=9), "no rank is stopped"),
         (
             facts(ranks=[replace(RANK, stopped_ns=round(99.8 * S)), replace(OTHER, stopped_ns=99 * S)], quiet_s=9),
-            "all are stopped, one after the other",
+            "all ranks are stopped, one after the other",
         ),
         (
             facts(ranks=[replace(RANK, continued_ns=round(99.5 * S)), replace(OTHER, stopped_ns=50 * S)], quiet_s=50),
-            "all are continued, one after the other",
+            "all ranks are continued, one after the other",
         ),
         (replace(stopped(), newest=False), "it is of an earlier generation"),
     ],
 )
-def test_it_is_left_alone(found: JobFacts, why: str) -> None:
+def test_a_stopped_rank_is_not_reported(found: JobFacts, why: str) -> None:
     assert find_stopped_rank(found) is None, why
 
 
-def test_who_stays_stopped_while_the_others_were_continued_is_told() -> None:
+def test_a_rank_that_stays_stopped_after_the_others_were_continued_is_reported() -> None:
     found = find_stopped_rank(
         facts(ranks=[replace(RANK, continued_ns=97 * S), replace(OTHER, stopped_ns=50 * S)], quiet_s=50)
     )

@@ -1,4 +1,4 @@
-"""A machine of which nothing is heard is noticed where no rank steps, and nowhere else."""
+"""A silent machine is detected only if no rank steps."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def test_agent_and_ranks_are_silent() -> None:
     found = find_silent_machine(silent())
     assert found is not None
     assert (found.symptom, found.machines, found.quiet_s) == (Symptom.MACHINE_SILENT, ["m1"], 12.0)
-    assert found.headline == "m1 says nothing, and no rank completed a step for 12 s"
+    assert found.headline == "no answer of m1, and no rank completed a step for 12 s"
 
 
 @pytest.mark.parametrize(
     ("seen", "why"),
     [
         (silent(quiet_s=0.5), "the ranks step, so the machine works"),
-        (silent(m1_s=9.0), "its agent was heard a moment ago"),
-        (silent(m0_s=12.0), "nobody is heard: it may be the watcher who is cut off"),
+        (silent(m1_s=9.0), "its agent answered a moment ago"),
+        (silent(m0_s=12.0), "all machines are silent: the watcher may be cut off"),
         (silent(longest_step_s=0.0), "no step was seen yet"),
-        (silent(longest_step_s=30.0), "as long as this there was no step before: an evaluation, a checkpoint"),
+        (silent(longest_step_s=30.0), "pauses were as long before, e.g. of an evaluation"),
     ],
 )
-def test_what_says_nothing_of_a_machine(seen: JobFacts, why: str) -> None:
+def test_a_silent_machine_is_not_reported(seen: JobFacts, why: str) -> None:
     assert find_silent_machine(seen) is None, why
 
 
 @pytest.mark.parametrize(("quiet_s", "code", "opens"), [(12.0, 0, False), (61.0, 0, True), (12.0, 1, True)])
-def test_where_the_other_ranks_ended_well_the_job_may_be_over(quiet_s: float, code: int, opens: bool) -> None:
+def test_if_the_other_ranks_ended_with_success_the_job_may_be_over(quiet_s: float, code: int, opens: bool) -> None:
     named = replace(silent(quiet_s=quiet_s), exits={0: seen(0, finished=True, code=code)}, machine_names=("m0", "m1"))
     assert (find_silent_machine(named) is not None) is opens
 
 
-def test_an_older_generation_is_over() -> None:
+def test_a_silent_machine_of_an_older_generation_is_not_reported() -> None:
     assert (
         find_silent_machine(facts(policy=POLICY, newest=False, quiet_s=99, longest_step_s=1, unheard_s={"m1": 99.0}))
         is None

@@ -24,17 +24,22 @@ def noted(heard_s: float = 98.0, **fields: Any) -> FindingSeen:
     return FindingSeen(id="m1-7", machine="m1", finding=finding, heard_ns=round(heard_s * S))
 
 
-def test_a_fault_is_told_once_it_is_sure_that_no_rank_ends_with_it() -> None:
+def test_a_fault_is_reported_once_no_rank_has_ended_with_it() -> None:
     assert MACHINE_FAULT.find(facts(findings=[noted(heard_s=99.5)])) is None
-    told = MACHINE_FAULT.find(facts(findings=[noted()]))
-    assert told is not None
-    assert (told.id, told.symptom, told.machines, told.seen_ns) == ("m1-7", Symptom.MACHINE_FAULT, ["m1"], 90 * S)
-    assert told.headline == "m1: GPU 3: it is lost (gpu-lost)"
-    assert told.findings[0].finding.reason == "gpu-lost"
+    anomaly = MACHINE_FAULT.find(facts(findings=[noted()]))
+    assert anomaly is not None
+    assert (anomaly.id, anomaly.symptom, anomaly.machines, anomaly.seen_ns) == (
+        "m1-7",
+        Symptom.MACHINE_FAULT,
+        ["m1"],
+        90 * S,
+    )
+    assert anomaly.headline == "m1: GPU 3: it is lost (gpu-lost)"
+    assert anomaly.findings[0].finding.reason == "gpu-lost"
 
 
 @pytest.mark.parametrize("verdict", [Health.UNKNOWN, Health.HEALTHY, Health("of a later release")])
-def test_what_is_not_known_to_be_a_fault_is_not_told(verdict: Health) -> None:
+def test_only_the_verdict_faulty_is_reported(verdict: Health) -> None:
     assert MACHINE_FAULT.find(facts(findings=[noted(verdict=verdict)])) is None
 
 
@@ -52,44 +57,44 @@ def many(machines: int, heard_s: float = 50.0, **fields: Any) -> list[FindingSee
 
 
 def test_what_a_thousand_machines_find_at_the_same_time_is_one_anomaly() -> None:
-    told = MACHINE_FAULT.find(facts(findings=many(1000)))
-    assert told is not None
-    assert told.headline == "m0: GPU 3: it is lost (gpu-lost), and 999 more such faults, on 1000 machines together"
-    assert (len(told.machines), len(told.findings), told.more_findings) == (
+    anomaly = MACHINE_FAULT.find(facts(findings=many(1000)))
+    assert anomaly is not None
+    assert anomaly.headline == "m0: GPU 3: it is lost (gpu-lost), and 999 more such faults, on 1000 machines together"
+    assert (len(anomaly.machines), len(anomaly.findings), anomaly.more_findings) == (
         1000,
         FINDINGS_LISTED,
         1000 - FINDINGS_LISTED,
     )
-    assert [len(found.finding.evidence) for found in told.findings[:3]] == [2, 1, 1]
+    assert [len(found.finding.evidence) for found in anomaly.findings[:3]] == [2, 1, 1]
 
 
-def test_what_comes_over_some_seconds_is_told_together_and_one_alone_does_not_wait() -> None:
+def test_faults_of_several_machines_are_gathered_and_a_single_fault_is_not_delayed() -> None:
     later = many(3, 93)
     assert MACHINE_FAULT.find(facts(findings=later)) is None
-    told = MACHINE_FAULT.find(facts(findings=[*many(1, 90), *later[1:]]))
-    assert told is not None
-    assert told.machines == ["m0", "m1", "m2"]
+    anomaly = MACHINE_FAULT.find(facts(findings=[*many(1, 90), *later[1:]]))
+    assert anomaly is not None
+    assert anomaly.machines == ["m0", "m1", "m2"]
     assert MACHINE_FAULT.find(facts(findings=many(1, 98))) is not None
 
 
-def test_after_one_was_told_others_of_the_same_reason_are_gathered() -> None:
-    told = {"gpu-lost": 70 * S}
-    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_accepted=told)) is None
-    assert MACHINE_FAULT.find(facts(findings=many(1, 90), faults_accepted=told)) is not None
+def test_faults_of_a_reason_that_was_reported_lately_are_gathered() -> None:
+    reported = {"gpu-lost": 70 * S}
+    assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_accepted=reported)) is None
+    assert MACHINE_FAULT.find(facts(findings=many(1, 90), faults_accepted=reported)) is not None
     assert MACHINE_FAULT.find(facts(findings=many(1, 95), faults_accepted={"gpu-lost": 30 * S})) is not None
 
 
 def test_a_fault_of_another_reason_does_not_wait_for_those_that_are_gathered() -> None:
-    told = MACHINE_FAULT.find(facts(findings=[*many(3, 95), noted(reason="disk-full")]))
-    assert told is not None
-    assert told.findings[0].finding.reason == "disk-full"
+    anomaly = MACHINE_FAULT.find(facts(findings=[*many(3, 95), noted(reason="disk-full")]))
+    assert anomaly is not None
+    assert anomaly.findings[0].finding.reason == "disk-full"
 
 
-def test_several_parts_of_one_machine_are_told_at_once() -> None:
-    told = MACHINE_FAULT.find(facts(findings=[noted(item=f"GPU {number}") for number in (3, 1, 2)]))
-    assert told is not None
-    assert told.headline == "m1: GPU 1: it is lost (gpu-lost), and 2 more such faults"
-    assert told.machines == ["m1"]
+def test_faults_of_several_parts_of_one_machine_are_reported_at_once() -> None:
+    anomaly = MACHINE_FAULT.find(facts(findings=[noted(item=f"GPU {number}") for number in (3, 1, 2)]))
+    assert anomaly is not None
+    assert anomaly.headline == "m1: GPU 1: it is lost (gpu-lost), and 2 more such faults"
+    assert anomaly.machines == ["m1"]
 
 
 def test_watchers_that_gathered_the_same_say_the_same_and_others_do_not() -> None:
@@ -100,13 +105,13 @@ def test_watchers_that_gathered_the_same_say_the_same_and_others_do_not() -> Non
     assert one.id != other.id
 
 
-def test_of_what_is_known_only_the_rest_is_told() -> None:
-    told = MACHINE_FAULT.find(facts(findings=many(3)))
-    assert told is not None
-    about = [found.about for found in told.findings]
-    assert without(told, []) == told
-    assert without(told, about) is None
-    rest = without(told, about[:2])
+def test_faults_that_were_reported_before_are_left_out() -> None:
+    anomaly = MACHINE_FAULT.find(facts(findings=many(3)))
+    assert anomaly is not None
+    about = [found.about for found in anomaly.findings]
+    assert without(anomaly, []) == anomaly
+    assert without(anomaly, about) is None
+    rest = without(anomaly, about[:2])
     assert rest is not None
     assert (rest.machines, rest.headline) == (["m2"], "m2: GPU 3: it is lost (gpu-lost)")
 
@@ -115,12 +120,12 @@ END_NS = 1_000 * S
 
 
 def end(machine: str = "m0", *, victim: bool = False, signal: int | None = None, raised: str = "") -> RankExit:
-    said = raised
+    exception = raised
     if victim:
-        said = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4213"
-    tail = f'Traceback (most recent call last):\n  File "t.py", line 1, in main\n{said}\n' if said else ""
+        exception = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4213"
+    tail = f'Traceback (most recent call last):\n  File "t.py", line 1, in main\n{exception}\n' if exception else ""
     code = None if signal else 1
-    return exited(rank=2, machine=machine, signal=signal, code=code, time_ns=END_NS, exception=said, log_tail=tail)
+    return exited(rank=2, machine=machine, signal=signal, code=code, time_ns=END_NS, exception=exception, log_tail=tail)
 
 
 def on(machine: str, *, ago_s: float = 5.0, **fields: Any) -> MachineFinding:

@@ -1,4 +1,4 @@
-"""What the reports of a rank say: what is not finite, jumps, and speed."""
+"""The facts in the reports of a rank: values that are not finite, jumps, and speed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def series(*values: float, given: bool = True) -> Series:
     return watched
 
 
-def test_a_streak_is_counted_from_its_first_step_and_is_over_with_the_first_finite_value() -> None:
+def test_a_streak_begins_with_its_first_step_and_ends_with_a_finite_value() -> None:
     watched = series(1.0, math.nan, 1.0, math.inf, -math.inf)
     assert (watched.not_finite, watched.streak, watched.since) == (3, 2, 3)
 
@@ -32,20 +32,20 @@ def test_a_streak_is_counted_from_its_first_step_and_is_over_with_the_first_fini
 
 
 @pytest.mark.parametrize("watched", [series(math.nan, math.nan), series(1.0, math.nan, given=False)])
-def test_what_was_never_finite_or_was_not_given_is_not_known_to_be_bad(watched: Series) -> None:
+def test_a_value_that_was_never_finite_or_not_reported_is_not_bad(watched: Series) -> None:
     assert (watched.not_finite, watched.streak, watched.since) == (0, 0, -1)
 
 
-def test_a_next_generation_has_counts_of_its_own_and_the_same_past() -> None:
+def test_a_new_generation_has_its_own_counts_and_the_same_past() -> None:
     watched = series(*[1.0] * WINDOW, math.nan)
     watched.begin()
     assert (watched.not_finite, watched.streak, watched.since, watched.typical) == (0, 0, -1, 1.0)
 
     watched.observe(20, math.nan, given=True)
-    assert (watched.streak, watched.since) == (1, 20), "it restored a NaN: its first report says so"
+    assert (watched.streak, watched.since) == (1, 20), "the first report shows that a NaN was restored"
 
 
-def test_a_jump_lasts_for_some_steps_and_is_measured_against_what_was_before() -> None:
+def test_a_jump_lasts_several_steps_and_is_compared_with_earlier_values() -> None:
     watched = series(*[1.0] * WINDOW, *[5.0] * (JUMP_STEPS - 1))
     assert watched.jump_step == -1, "an outlier"
 
@@ -54,7 +54,7 @@ def test_a_jump_lasts_for_some_steps_and_is_measured_against_what_was_before() -
     assert (watched.jump_step, watched.jump_steps, watched.jump_ratio) == (WINDOW, JUMP_STEPS + 1, 8.0)
 
 
-def test_a_jump_that_stays_becomes_the_level_that_the_next_one_is_measured_against() -> None:
+def test_a_jump_that_stays_becomes_the_typical_value() -> None:
     watched = series(*[1.0] * WINDOW, *[6.0] * WINDOW, 7.0)
     assert watched.typical == 6.0
     assert (watched.jump_step, watched.jump_steps) == (WINDOW, WINDOW - 1)
@@ -88,7 +88,7 @@ def test_speed_is_that_of_the_last_steps() -> None:
     assert (watch.pace.step_s, watch.pace.tokens_per_s) == (0.25, 400.0)
 
 
-def test_a_decline_is_told_from_the_jobs_own_past_with_the_step_where_it_began() -> None:
+def test_a_decline_is_detected_with_the_step_at_which_it_began() -> None:
     watch = MetricWatch()
     steady = (PACES_KNOWN + 2) * PACE_STEPS
     at_s = run(watch, 0.1, steady)

@@ -1,4 +1,4 @@
-"""What the ends of ranks say."""
+"""The detection of failures by the ends of ranks."""
 
 import random
 from dataclasses import replace
@@ -26,17 +26,17 @@ def test_a_killed_rank_is_an_anomaly_at_once_with_its_observation() -> None:
     assert (found.id, found.symptom, found.ranks, found.generation) == ("m0-1", Symptom.CRASH, [1], 3)
 
 
-def test_all_ranks_that_leave_with_code_0_finish_the_job_wherever_they_left() -> None:
-    """``break`` out of the loop, or reports without one: under torchrun that is an end like any other."""
+def test_a_job_is_finished_if_all_ranks_leave_with_code_0() -> None:
+    """As under torchrun, it does not matter whether they reached the end of a loop."""
     ends = [seen(0, code=0), seen(1, code=0)]
 
     assert has_finished(ends, 2)
     assert failed(*ends) is find_early_exit(facts(*ends, now_s=9000)) is None
-    assert not has_finished(ends[:1], 2), "the others may follow"
+    assert not has_finished(ends[:1], 2), "the other rank may still run"
     assert not has_finished([], 2)
 
 
-def test_a_rank_that_leaves_while_others_go_on_is_an_anomaly() -> None:
+def test_a_rank_that_leaves_while_others_train_is_an_anomaly() -> None:
     gone = seen(1, code=0)
 
     assert find_early_exit(facts(gone, ranks=[IN_LOOP], now_s=61)) is None
@@ -45,19 +45,19 @@ def test_a_rank_that_leaves_while_others_go_on_is_an_anomaly() -> None:
     assert (found.symptom, found.ranks) == (Symptom.EARLY_EXIT, [1])
 
 
-def test_a_rank_that_left_alone_explains_those_that_fail_for_it() -> None:
+def test_a_rank_that_left_alone_is_the_cause_if_others_fail() -> None:
     failing = failed(seen(1, code=0), seen(0, code=1, exception="RuntimeError: Connection closed by peer"))
 
     assert failing is not None
-    assert (failing.symptom, failing.ranks) == (Symptom.EARLY_EXIT, [1]), "at once: the others tell"
+    assert (failing.symptom, failing.ranks) == (Symptom.EARLY_EXIT, [1])
 
 
-def test_ranks_that_left_their_loops_have_the_time_that_they_need() -> None:
-    """All broke out; the last one writes the model for an hour."""
+def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
+    """All ranks left by ``break``, and the last one writes the model for an hour."""
     assert find_early_exit(facts(seen(1, code=0), ranks=[LEFT], now_s=3600)) is None
 
 
-def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_hang() -> None:
+def test_ranks_without_a_loop_have_as_long_as_for_a_hang() -> None:
     patient = POLICY.changed({"hang.floor_s": 600.0})
     plain = replace(RANK, rank=0, in_loop=False)
 
@@ -67,7 +67,7 @@ def test_of_a_script_without_a_loop_the_last_ranks_have_as_long_as_a_hang() -> N
             assert (found is not None) == early
 
 
-def test_a_rank_that_ended_is_none_that_goes_on() -> None:
+def test_a_rank_that_ended_does_not_count_as_in_its_loop() -> None:
     found = facts(seen(1, code=0), ranks=[replace(IN_LOOP, rank=1), LEFT], now_s=3600)
 
     assert find_early_exit(found) is None
@@ -80,7 +80,7 @@ def test_the_clock_of_the_machine_whose_rank_left_does_not_matter() -> None:
     assert find_early_exit(facts(late, now_s=1001, ranks=[IN_LOOP])) is None
 
 
-def test_a_finished_rank_whose_status_got_lost_still_counts() -> None:
+def test_a_finished_rank_without_an_exit_status_counts_as_success() -> None:
     assert has_finished([seen(0, finished=True), seen(1, finished=True, code=0)], 2)
     assert has_finished([seen(0, finished=True, code=0), seen(1, code=0)], 2)
 

@@ -1,4 +1,4 @@
-"""The list of rules: each is there once, says what it is, and is told from the others."""
+"""The list of detection rules: it has every rule once, and each anomaly names its rule."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def test_every_rule_of_the_folder_is_in_the_list() -> None:
     assert len(rules) == len(RULES)
 
 
-def test_every_rule_says_its_threshold_with_the_numbers_of_the_job() -> None:
+def test_thresholds_have_the_numbers_of_the_job() -> None:
     said = {rule.name: rule.threshold.format(policy=job().policy, checkpoint=job().checkpoint) for rule in RULES}
 
-    assert said["hang"].startswith("10 median step times, at least 3 s, where samples show that all wait for some")
-    assert "10, at least 5 s, where they do not" in said["hang"]
+    assert said["hang"].startswith("10 median step times, at least 3 s, if samples show that all ranks wait for")
+    assert "10 median step times, at least 5 s, if samples show nothing" in said["hang"]
     assert said["stale-checkpoint"] == "the newest save is over 100 steps and 60 s old"
     assert all(rule.finds for rule in RULES)
     assert (POLICY.hang.factor, CHECKPOINT.max_unsaved_steps) == (10, 100)
 
 
-def test_an_anomaly_says_which_rule_found_it() -> None:
+def test_an_anomaly_names_its_rule() -> None:
     stale = replace(RANK, rank=1, completed_steps=300, saved_step=100, saved_ns=1 * S, first_step_ns=1 * S)
     found = facts(seen(0, signal=9), ranks=[stale], lost={"m1": [1]}, quiet_s=900)
 
@@ -46,12 +46,12 @@ def test_an_anomaly_says_which_rule_found_it() -> None:
     assert [anomaly.rule for anomaly in anomalies(facts(seen(0, code=0), now_s=900))] == ["early-exit"]
 
 
-def test_a_job_that_trains_well_is_left_alone() -> None:
+def test_a_job_that_trains_has_no_anomaly() -> None:
     assert list(anomalies(facts(ranks=[RANK, replace(RANK, rank=1)]))) == []
     assert list(anomalies(facts())) == []
 
 
-def test_of_an_earlier_generation_only_ends_of_ranks_count() -> None:
+def test_only_ends_of_ranks_count_in_an_earlier_generation() -> None:
     stale = replace(RANK, completed_steps=300, saved_step=100, saved_ns=1 * S, first_step_ns=1 * S)
     found = facts(seen(1, signal=9), ranks=[stale], quiet_s=900, newest=False)
 

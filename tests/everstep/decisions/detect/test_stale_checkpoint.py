@@ -1,4 +1,4 @@
-"""A job whose saves stopped is noticed while its steps go on."""
+"""A job that steps but does not save is detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_rank_that_does_not_save_is_named_with_its_machine() -> None:
 
     assert anomaly is not None
     assert anomaly.headline == (
-        "rank 5 on m2 goes on and does not save: its newest checkpoint, of step 120, is 130 steps and 95 s old"
+        "rank 5 on m2 steps and does not save: its newest checkpoint, of step 120, is 130 steps and 95 s old"
     )
     assert (anomaly.id, anomaly.generation, anomaly.symptom) == ("unsaved-gpt-3", 3, Symptom.UNSAVED)
     assert (anomaly.ranks, anomaly.machines, anomaly.seen_ns) == ([5], ["m2"], 1095 * S)
@@ -44,7 +44,7 @@ def test_of_several_ranks_the_furthest_behind_is_named_and_all_are_kept() -> Non
     anomaly = judge(replace(STALE, rank=1, machine="m0", saved_step=121), STALE)
 
     assert anomaly is not None
-    assert anomaly.headline.startswith("rank 5 on m2 goes on")
+    assert anomaly.headline.startswith("rank 5 on m2 steps")
     assert anomaly.headline.endswith(" old; likewise rank 1")
     assert (anomaly.ranks, anomaly.machines) == ([1, 5], ["m0", "m2"])
 
@@ -64,11 +64,11 @@ def test_of_thousands_of_ranks_a_few_are_named() -> None:
         replace(STALE, first_step_ns=1040 * S),  # the save is of an earlier generation: time counts from the first step
         replace(STALE, first_step_ns=0),  # nothing is computed yet
         replace(STALE, saved_step=-1),  # the script keeps no state with everstep
-        replace(STALE, saved_step=None),  # nobody says what it saved
+        replace(STALE, saved_step=None),  # the agent does not report its saves
         replace(STALE, alive=False),  # it was stopped
     ],
 )
-def test_nothing_is_suspected_without_reason(fine: RankFacts) -> None:
+def test_a_rank_without_missing_saves_is_not_reported(fine: RankFacts) -> None:
     assert judge(fine) is None
 
 

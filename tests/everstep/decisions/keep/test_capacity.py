@@ -45,7 +45,7 @@ def test_without_backups_less_is_needed() -> None:
 def test_machines_on_one_host_share_its_memory() -> None:
     local = machines("127.0.0.1{}")
 
-    assert "this host, which stands for 4 machines" in lack_of_room(spec(), local, rooms(11, 11, 11, 11))
+    assert "this host, on which 4 machines of the job are" in lack_of_room(spec(), local, rooms(11, 11, 11, 11))
     assert lack_of_room(spec(), local, rooms(41, 41, 41, 41)) == ""
 
 

@@ -58,7 +58,7 @@ def test_the_latest_step_that_all_hold_is_taken() -> None:
     choice = choose_restore([held(0, 20), held(0, 21), held(1, 20), held(1, 19)], size(2))
 
     assert (choice.step, choice.copies) == (20, ())
-    assert choice.reason == "step 20 is the latest that all 2 ranks can restore: all 2 from their own memory"
+    assert choice.reason == "step 20 is the latest step that all 2 ranks can restore: all 2 from their own memory"
 
 
 def test_a_damaged_copy_does_not_count_and_is_named() -> None:
@@ -89,7 +89,7 @@ def test_without_any_checkpoint_the_script_decides() -> None:
 def test_checkpoints_that_are_gone_are_a_loss_and_not_a_script_that_has_none() -> None:
     choice = choose_restore([], size(2), held_before=True)
 
-    assert (choice.step, choice.reason) == (0, "the checkpoints that the job had are gone")
+    assert (choice.step, choice.reason) == (0, "the checkpoints that the job had are lost")
 
 
 def test_without_a_common_step_the_job_begins_again_and_says_who_lacks_it() -> None:
@@ -105,7 +105,7 @@ def test_ranks_of_lost_machines_take_their_backups() -> None:
 
     assert choice.step == 120
     assert choice.reason == (
-        "step 120 is the latest that all 8 ranks can restore: 4 from their own memory, 4 from backups (m0, m2)"
+        "step 120 is the latest step that all 8 ranks can restore: 4 from their own memory, 4 from backups (m0, m2)"
     )
     assert {copy.rank // 2 for copy in choice.copies} == lost
     assert [(copy.rank, copy.tier, copy.machine) for copy in choice.copies] == [
@@ -134,7 +134,7 @@ def test_a_deeper_tier_is_used_for_those_ranks_only_that_need_it() -> None:
     choice = choose_restore([*disk, *memory], FOUR)
 
     assert [(copy.rank, copy.tier) for copy in choice.copies] == [(rank, Tier.DISK) for rank in (2, 3, 4, 5)]
-    assert "4 from their own memory, 4 from disk (m1, m2); no older: owner and peer" in choice.reason
+    assert "4 from their own memory, 4 from disk (m1, m2); not older: owner and peer" in choice.reason
 
 
 def test_memory_without_a_common_step_is_told_apart_from_memory_that_is_lost() -> None:
@@ -149,7 +149,7 @@ def test_all_memory_lost_is_said_as_such() -> None:
     remote = [held(rank, 10, tier=Tier.REMOTE) for rank in range(2)]
 
     assert choose_restore(remote, size(2)).reason == (
-        "step 10 is the latest that all 2 ranks can restore: all 2 from remote storage; no older: "
+        "step 10 is the latest step that all 2 ranks can restore: all 2 from remote storage; not older: "
         "no rank's memory is left"
     )
 
@@ -168,7 +168,7 @@ def test_a_rollback_takes_just_the_step_that_was_asked_for() -> None:
     choice = choose_restore(copies, size(2), at=19)
 
     assert choice.step == 19
-    assert choice.reason.startswith("step 19 is the one asked for, which all 2 ranks can restore: ")
+    assert choice.reason.startswith("step 19 was requested, and all 2 ranks can restore: ")
     assert choose_restore(copies, size(2), at=0).step == 0
 
 

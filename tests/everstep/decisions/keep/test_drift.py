@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.drift import RECALL_S, DriftRule, Standing
+from everstep.decisions.keep.drift import RECALL_S, DriftRule, RankPosition
 
 S = 10**9
 
@@ -26,15 +26,15 @@ def watch(
         seed: Of how late they are.
     """
     rule, chance, found = DriftRule(slots), random.Random(seed), []
-    known: dict[int, Standing] = {}
-    coming: list[tuple[float, Standing]] = []
+    known: dict[int, RankPosition] = {}
+    coming: list[tuple[float, RankPosition]] = []
     for tick in range(int(until * 10)):
         now = tick / 10
         for rank, times in done_at.items():
             if tick % 2 == rank % 2:
                 done = sum(at <= now for at in times)
                 heard = now + chance.uniform(0, late_s)
-                coming.append((heard, Standing(rank, done - 1 if done else -1, done, int(heard * S))))
+                coming.append((heard, RankPosition(rank, done - 1 if done else -1, done, int(heard * S))))
         for heard, standing in sorted(coming, key=lambda one: one[0]):
             if heard <= now:
                 known[standing.rank] = standing
@@ -83,13 +83,13 @@ def test_ranks_in_step_are_never_seen_apart_however_late_they_are_heard(
 
 def test_a_machine_that_is_silent_for_long_is_not_behind_and_a_drift_is_forgotten_in_the_end() -> None:
     rule = DriftRule(4)
-    here = [Standing(0, 10, 10, 0), Standing(1, 10, 10, 0)]
+    here = [RankPosition(0, 10, 10, 0), RankPosition(1, 10, 10, 0)]
     for second in range(30):
-        moved = Standing(0, 10 + second, 10 + second, second * S)
+        moved = RankPosition(0, 10 + second, 10 + second, second * S)
         assert rule.observe([moved, here[1]], second * S) == 0, "nothing was heard of it"
-    behind = [rule.observe([moved, Standing(1, 10, 12, s * S)], s * S) for s in (31, 33)]
+    behind = [rule.observe([moved, RankPosition(1, 10, 12, s * S)], s * S) for s in (31, 33)]
     assert behind == [0, 27]
-    together = [rule.observe([moved, Standing(1, 39, 39, s * S)], s * S) for s in (40, 34 + int(RECALL_S))]
+    together = [rule.observe([moved, RankPosition(1, 39, 39, s * S)], s * S) for s in (40, 34 + int(RECALL_S))]
     assert together == [27, 0]
 
 
@@ -97,5 +97,5 @@ def test_a_machine_that_is_silent_for_long_is_not_behind_and_a_drift_is_forgotte
 def test_who_has_not_stepped_yet_is_where_it_was_restored(own: int) -> None:
     rule = DriftRule(4)
     for second in range(20):
-        ahead = Standing(0, 100 + min(second, 1), 100, second * S)
-        assert rule.observe([ahead, Standing(1, own, -1, second * S)], second * S) == 0
+        ahead = RankPosition(0, 100 + min(second, 1), 100, second * S)
+        assert rule.observe([ahead, RankPosition(1, own, -1, second * S)], second * S) == 0

@@ -47,7 +47,7 @@ def test_an_asked_step_goes_first_and_regardless_of_the_stride() -> None:
 def test_an_asked_step_that_is_gone_is_dropped_with_the_reason() -> None:
     step, gone = choose({0: [28, 29, 30], 1: [31, 32, 33]}, asked=[29], every=0)
     assert step is None
-    assert gone == {29: "step 29 was asked for and rank 1, now at step 33, holds it no more"}
+    assert gone == {29: "step 29 was requested, and rank 1, now at step 33, does not have it any more"}
 
 
 @given(held=SLOTS, every=st.integers(0, 12), stride=st.sampled_from([1, 2, 4]), asked=st.sets(st.integers(1, 60)))

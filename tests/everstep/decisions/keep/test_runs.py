@@ -74,7 +74,7 @@ def test_the_run_that_has_a_step_for_all_is_taken_and_of_two_the_latest() -> Non
 
 
 def test_a_step_that_two_runs_left_in_halves_is_refused_with_the_reason() -> None:
-    with pytest.raises(CheckpointError, match="an earlier run of that name left it to rank 0 on m0, which does not go"):
+    with pytest.raises(CheckpointError, match="rank 0 on m0 has it only of another run"):
         choose_restore([held(0, 20, A), held(1, 20, B)], TWO, at=20)
 
 

@@ -28,8 +28,8 @@ def test_a_folder_that_every_machine_sees_whole_will_do() -> None:
     [
         ({"m0": {}, "m1": {}}, "no machine sees a checkpoint"),
         ({"m0": {0: "", 1: ""}, "m1": {1: ""}}, "m1 sees 1 of the 2 ranks"),
-        ({"m0": {0: "", 1: "checksum"}}, "m0 finds /disk/gpt/step-000000120 damaged: rank 1: checksum"),
-        ({"m0": {0: "", 2: ""}}, "of 3 ranks it lacks rank 1. Bring rank-1.safetensors and rank-1.json"),
+        ({"m0": {0: "", 1: "checksum"}}, "/disk/gpt/step-000000120 is damaged, as seen by m0: rank 1: checksum"),
+        ({"m0": {0: "", 2: ""}}, "of 3 ranks it lacks rank 1. Copy their files (rank-1.safetensors, rank-1.json"),
     ],
 )
 def test_what_is_wrong_is_named(seen: dict[str, dict[int, str]], said: str) -> None:
@@ -39,7 +39,7 @@ def test_what_is_wrong_is_named(seen: dict[str, dict[int, str]], said: str) -> N
 def test_the_last_ranks_of_those_that_the_saving_job_had_are_missed_too() -> None:
     seen = {"m0": dict.fromkeys(range(3), "")}
     four = dict.fromkeys(range(3), ("", "2,2,1,1,pp-dp-tp"))
-    assert "of 4 ranks it lacks rank 3. Bring rank-3.safetensors" in judge_folder(PATH, seen, four)
+    assert "of 4 ranks it lacks rank 3. Copy their files (rank-3.safetensors" in judge_folder(PATH, seen, four)
     assert judge_folder(PATH, {"m0": dict.fromkeys(range(4), "")}, four) == ""
     many = dict.fromkeys(range(3), ("", "8,8,1,1,pp-dp-tp"))
     assert "lacks rank 3, 4, 5, 6, 7, 8, 9, 10 and 53 more" in judge_folder(PATH, seen, many)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.decisions.pool import book, look
+from everstep.decisions.pool import book, poll
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.pool import (
@@ -30,7 +30,7 @@ def pool(count: int, standbys: int = 0, domains: list[str] | None = None) -> Poo
     """A pool of so many machines, after its first look."""
     state = PoolState()
     machines = [machine(number, (domains or [""] * count)[number]) for number in range(count)]
-    look.take(state, PollAnswers(machines=machines, standbys=standbys), began_ns=0, now_ns=1)
+    poll.apply(state, PollAnswers(machines=machines, standbys=standbys), began_ns=0, now_ns=1)
     assert state.known
     return state
 
@@ -66,9 +66,9 @@ def test_the_last_of_the_list_are_standbys() -> None:
 def test_a_list_that_grows_has_as_many_standbys_as_it_says() -> None:
     state = pool(3, standbys=1)
     longer = PollAnswers(machines=[machine(number) for number in range(5)], standbys=1)
-    look.take(state, longer, began_ns=2, now_ns=3)
+    poll.apply(state, longer, began_ns=2, now_ns=3)
     assert places(state)["m3"] == places(state)["m4"] == "provisioning", "nobody has asked them yet"
-    look.take(state, longer, began_ns=4, now_ns=5)
+    poll.apply(state, longer, began_ns=4, now_ns=5)
     assert places(state) == {"m0": "free", "m1": "free", "m2": "free", "m3": "free", "m4": "standby"}
 
 
@@ -103,12 +103,12 @@ def test_a_machine_that_left_with_ranks_is_looked_at_often_for_a_while() -> None
     """It may answer again soon."""
     state = pool(5, 2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
-    assert not look.is_to_be_cleaned(state, now_ns=2)
+    assert not poll.is_to_be_cleaned(state, now_ns=2)
     book.replace(state, evict("m1", keep=(0,)), now_ns=3)
-    late = int(look.CLEANED_S * S) + 3
-    assert [look.is_to_be_cleaned(state, now_ns=at) for at in (3, late - 1, late)] == [True, True, False]
-    look.take(state, PollAnswers(cleaned=["m1"]), began_ns=4, now_ns=5)
-    assert not look.is_to_be_cleaned(state, now_ns=5)
+    late = int(poll.CLEANED_S * S) + 3
+    assert [poll.is_to_be_cleaned(state, now_ns=at) for at in (3, late - 1, late)] == [True, True, False]
+    poll.apply(state, PollAnswers(cleaned=["m1"]), began_ns=4, now_ns=5)
+    assert not poll.is_to_be_cleaned(state, now_ns=5)
 
 
 def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_them() -> None:
@@ -119,7 +119,7 @@ def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_
     assert "1 needed and 0 to spare" in answer.why
     assert places(state)["m1"] == "active gpt"
     for began_ns in (4, 6):
-        look.take(
+        poll.apply(
             state, PollAnswers(machines=[machine(0), machine(1), machine(2)]), began_ns=began_ns, now_ns=began_ns + 1
         )
     assert book.replace(state, evict("m1", keep=(0,)), now_ns=8).machines["m1"].name == "m2"
@@ -127,7 +127,7 @@ def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_
 
 def test_a_machine_that_is_not_fit_takes_no_place() -> None:
     state = pool(3, standbys=1)
-    look.take(state, PollAnswers(faults={"m2": "it does not answer"}), began_ns=2, now_ns=3)
+    poll.apply(state, PollAnswers(faults={"m2": "it does not answer"}), began_ns=2, now_ns=3)
     book.lease(state, want("gpt", 0), now_ns=4)
     assert book.replace(state, evict("m0"), now_ns=5).machines["m0"].name == "m1"
 
@@ -145,7 +145,7 @@ def test_a_machine_leaves_quarantine_only_after_it_passed_its_tests_and_is_clean
 
     def looked(seconds: float, **found: Any) -> str:
         at = now + int(seconds * S)
-        look.take(state, PollAnswers(**found), began_ns=at - S, now_ns=at, quarantine_s=100.0)
+        poll.apply(state, PollAnswers(**found), began_ns=at - S, now_ns=at, quarantine_s=100.0)
         return str(state.machines["m0"].place)
 
     assert looked(30, faults={"m0": "it does not answer"}) == "quarantined"
@@ -160,7 +160,7 @@ def test_a_machine_that_was_evicted_twice_does_not_come_back_by_itself() -> None
     now = quarantine(state)
     move = OperatorMove(machine="m0", operator="me")
     for seconds in (10, 20, 30):
-        look.take(
+        poll.apply(
             state,
             PollAnswers(cleaned=["m0"]),
             began_ns=now + seconds * S,
@@ -171,7 +171,7 @@ def test_a_machine_that_was_evicted_twice_does_not_come_back_by_itself() -> None
     book.lease(state, want("gpt", 0), now_ns=2 * HOUR)
     assert book.replace(state, evict("m0", id="i/2"), now_ns=2 * HOUR + 1).machines
     for hours in (3, 4, 5, 6):
-        look.take(state, PollAnswers(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)
+        poll.apply(state, PollAnswers(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)
     assert str(state.machines["m0"].place) == "quarantined"
     assert book.operator_releases(state, move, now_ns=7 * HOUR).startswith("m0 is ")
     assert state.machines["m0"].place in {PoolPlace.STANDBY, PoolPlace.FREE}
@@ -181,18 +181,18 @@ def test_what_a_look_does_not_know_ends_no_lease() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0), now_ns=2)
     for hours in (1, 2, 3, 4):
-        look.take(
+        poll.apply(
             state, PollAnswers(unknown=["gpt"], problem="no answer"), began_ns=hours * HOUR, now_ns=hours * HOUR + 1
         )
     assert places(state)["m0"] == "active gpt"
-    look.take(state, PollAnswers(over=["gpt"]), began_ns=5 * HOUR, now_ns=5 * HOUR + 1)
+    poll.apply(state, PollAnswers(over=["gpt"]), began_ns=5 * HOUR, now_ns=5 * HOUR + 1)
     assert places(state)["m0"] == "free"
 
 
 def test_a_lease_that_is_newer_than_the_look_is_not_ended_by_it() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0), now_ns=20)
-    look.take(state, PollAnswers(over=["gpt"]), began_ns=10, now_ns=30)
+    poll.apply(state, PollAnswers(over=["gpt"]), began_ns=10, now_ns=30)
     assert places(state)["m0"] == "active gpt"
 
 
@@ -201,7 +201,7 @@ def test_a_machine_that_its_job_does_not_name_is_free_after_two_looks() -> None:
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     jobs = [RunningJob(job="gpt", run="1", machines=[machine(0)], settled=True)]
     for hours, place in ((1, "active gpt"), (2, "free")):
-        look.take(state, PollAnswers(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
+        poll.apply(state, PollAnswers(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
         assert places(state) == {"m0": "active gpt", "m1": place}
 
 
@@ -212,7 +212,7 @@ def test_a_machine_that_an_incident_holds_stays_with_its_job_however_long_the_st
     assert book.replace(state, evict("m1", keep=(0,)), now_ns=3).machines["m1"].name == "m2"
     jobs = [RunningJob(job="gpt", run="1", machines=[machine(0), machine(1)])]
     for hours in (1, 2, 3, 4):
-        look.take(state, PollAnswers(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
+        poll.apply(state, PollAnswers(jobs=jobs), began_ns=hours * HOUR, now_ns=hours * HOUR + 1)
     assert places(state)["m2"] == "active gpt"
     assert book.lease(state, want("bert", 2), now_ns=5 * HOUR).refused
 
@@ -220,17 +220,17 @@ def test_a_machine_that_an_incident_holds_stays_with_its_job_however_long_the_st
 def test_a_job_of_before_the_pool_has_its_machines() -> None:
     state = PoolState()
     jobs = [RunningJob(job="gpt", run="1", machines=[machine(0), machine(7)])]
-    look.take(state, PollAnswers(machines=[machine(0), machine(1)], jobs=jobs), began_ns=10, now_ns=11)
+    poll.apply(state, PollAnswers(machines=[machine(0), machine(1)], jobs=jobs), began_ns=10, now_ns=11)
     assert places(state) == {"m0": "active gpt", "m1": "free", "m7": "active gpt"}
 
 
 def test_nobody_gets_a_machine_before_it_is_known_where_jobs_run() -> None:
     state = PoolState()
-    look.take(state, PollAnswers(listed=False), began_ns=1, now_ns=2)
+    poll.apply(state, PollAnswers(listed=False), began_ns=1, now_ns=2)
     assert not state.known
-    for number in range(look.UNKNOWN_LOOKS):
+    for number in range(poll.UNKNOWN_POLLS):
         assert not state.known
-        look.take(state, PollAnswers(unknown=["old"]), began_ns=10 + number, now_ns=11 + number)
+        poll.apply(state, PollAnswers(unknown=["old"]), began_ns=10 + number, now_ns=11 + number)
     assert state.known, "a job that can never say it does not hold up all others"
 
 
@@ -257,9 +257,9 @@ def test_a_new_run_of_a_job_does_not_get_what_an_operator_takes_out_of_it() -> N
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada", reason="a loud fan"), now_ns=3)
     assert not book.lease(state, want("gpt", 0, 1), now_ns=4).refused, "the same run asks again"
     refused = book.lease(state, want("gpt", 0, 1, run="2"), now_ns=5).refused
-    assert refused == {"m1": "ada takes it out: a loud fan; 'everstep release m1' lets jobs have it"}
+    assert refused == {"m1": "evicted by ada: a loud fan; 'everstep release m1' lets jobs have it"}
     assert not book.lease(state, want("gpt", 0, 2, run="2"), now_ns=6).refused
-    look.take(state, PollAnswers(jobs=[running("gpt", 0, 2, run="2")]), began_ns=7, now_ns=8)
+    poll.apply(state, PollAnswers(jobs=[running("gpt", 0, 2, run="2")]), began_ns=7, now_ns=8)
     assert places(state) == {"m0": "active gpt", "m1": "cordoned", "m2": "active gpt"}
     assert state.machines["m1"].why == "a loud fan"
 
@@ -272,7 +272,7 @@ def test_a_job_that_can_let_a_machine_go_is_told_so_although_one_that_cannot_com
 
     def told(**settled: bool) -> list[str]:
         jobs = [running(job, "abc".index(job), settled=one) for job, one in settled.items()]
-        return [one.machine.name for one in look.leaving(state, PollAnswers(jobs=jobs))]
+        return [one.machine.name for one in poll.leaving(state, PollAnswers(jobs=jobs))]
 
     assert told(a=False, b=True, c=False) == ["m1"]
     assert told(b=True) == ["m1", "m0", "m2"], "how the others are is not known"
@@ -290,8 +290,8 @@ def test_what_a_test_found_no_look_can_clear() -> None:
     tested = asked.evict[0].model_copy(update={"rule": "failed-test", "reason": "other-bits"})
     assert book.replace(state, asked.model_copy(update={"evict": [tested]}), now_ns=HOUR).machines
     for hours in (2, 3, 4, 5, 6):
-        look.take(state, PollAnswers(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)
-    assert str(state.machines["m0"].place) == "quarantined" and state.machines["m0"].passed > look.PASSES
+        poll.apply(state, PollAnswers(cleaned=["m0"]), began_ns=hours * HOUR, now_ns=hours * HOUR + 1, quarantine_s=0.0)
+    assert str(state.machines["m0"].place) == "quarantined" and state.machines["m0"].passed > poll.PASSES
     book.operator_releases(state, OperatorMove(machine="m0", operator="me"), now_ns=7 * HOUR)
     assert state.machines["m0"].place in {PoolPlace.STANDBY, PoolPlace.FREE}
     assert not state.machines["m0"].until_released

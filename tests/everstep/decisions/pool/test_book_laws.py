@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from everstep.decisions.pool import book, look
+from everstep.decisions.pool import book, poll
 from everstep.model.pool import GiveBack, OperatorMove, PollAnswers, PoolPlace, Replaced, RunningJob
 from tests.everstep.decisions.pool.test_book import S, evict, machine, pool, want
 
@@ -102,7 +102,7 @@ class BookLaws(RuleBasedStateMachine):
             cleaned=[f"m{number}" for number in cleaned],
         )
         now = self._tick()
-        look.take(self.state, looked, began_ns=now - late_s * S, now_ns=now, quarantine_s=300.0)
+        poll.apply(self.state, looked, began_ns=now - late_s * S, now_ns=now, quarantine_s=300.0)
 
     @invariant()
     def who_was_given_a_machine_has_it(self) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.pool import book, look
-from everstep.decisions.pool.look import AWAITED_S, COMING_S, coming, is_awaited, wanted
+from everstep.decisions.pool import book, poll
+from everstep.decisions.pool.poll import AWAITED_S, COMING_S, coming, is_awaited, wanted
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.pool import LeaseRequest, PollAnswers, PoolState, Replaced, ReplaceRequest, RunningJob
@@ -27,7 +27,7 @@ def listing(count: int, *, standbys: int = 0, at_most: int = 0, **more: object) 
 def cluster(count: int, job: int, *, standbys: int = 0, at_most: int = 0) -> PoolState:
     """A pool of so many machines, of which a job has the first ones."""
     state = PoolState()
-    look.take(state, listing(count, standbys=standbys, at_most=at_most), began_ns=0, now_ns=1)
+    poll.apply(state, listing(count, standbys=standbys, at_most=at_most), began_ns=0, now_ns=1)
     machines = [machine(number) for number in range(job)]
     book.lease(state, LeaseRequest(job="gpt", run="1", machines=machines), now_ns=2)
     return state
@@ -58,15 +58,15 @@ def test_what_comes_is_waited_for_and_not_asked_for_again() -> None:
     evict(state, "m1")
     assert wanted(state, now_ns=4) == 5
 
-    look.take(state, listing(5, at_most=8), began_ns=10, now_ns=11)
+    poll.apply(state, listing(5, at_most=8), began_ns=10, now_ns=11)
     assert place(state, "m4") == "provisioning"
     assert (state.spare, coming(state, now_ns=12), wanted(state, now_ns=12)) == (0, 1, 0)
     assert not evict(state, "m1").machines, "nobody is replaced by a machine that nobody has seen"
 
     silent = listing(5, at_most=8, faults={"m4": "it does not answer"})
-    look.take(state, silent, began_ns=20, now_ns=21)
+    poll.apply(state, silent, began_ns=20, now_ns=21)
     assert place(state, "m4") == "provisioning"
-    look.take(state, listing(5, at_most=8), began_ns=30, now_ns=31)
+    poll.apply(state, listing(5, at_most=8), began_ns=30, now_ns=31)
     assert place(state, "m4") == "free"
     assert evict(state, "m1").machines["m1"] == machine(4)
     assert (state.short, wanted(state, now_ns=40)) == ({}, 0)
@@ -77,7 +77,7 @@ def test_a_machine_that_never_comes_is_not_counted_on_for_ever() -> None:
     evict(state, "m1")
     silent = listing(5, at_most=8, faults={"m4": "it does not answer"})
     for second in (10, 20):
-        look.take(state, silent, began_ns=second * S, now_ns=second * S + 1)
+        poll.apply(state, silent, began_ns=second * S, now_ns=second * S + 1)
     assert wanted(state, now_ns=int(10 * S + COMING_S * S) - 1) == 0
     assert wanted(state, now_ns=int(10 * S + COMING_S * S) + 1) == 6
 
@@ -91,7 +91,7 @@ def test_standbys_that_were_used_are_filled_up_again() -> None:
 
 def test_a_standby_that_does_not_answer_for_a_moment_is_no_reason_for_another_one() -> None:
     state = cluster(5, 4, standbys=1, at_most=6)
-    look.take(state, listing(5, standbys=1, at_most=6, faults={"m4": "silent"}), began_ns=10, now_ns=11)
+    poll.apply(state, listing(5, standbys=1, at_most=6, faults={"m4": "silent"}), began_ns=10, now_ns=11)
     assert (state.spare, wanted(state, now_ns=12)) == (0, 0)
 
 
@@ -101,9 +101,9 @@ def test_a_job_that_goes_on_or_ended_waits_for_none(ends: str) -> None:
     evict(state, "m1")
     running = RunningJob(job="gpt", run="1", machines=[machine(number) for number in range(4)], settled=True)
     more = {"over": ["gpt"]} if ends == "over" else {"jobs": [running]}
-    look.take(state, listing(4, at_most=8, **more), began_ns=2, now_ns=9)
+    poll.apply(state, listing(4, at_most=8, **more), began_ns=2, now_ns=9)
     assert state.short if ends == "settled" else True, "it asked since then"
-    look.take(state, listing(4, at_most=8, **more), began_ns=10, now_ns=11)
+    poll.apply(state, listing(4, at_most=8, **more), began_ns=10, now_ns=11)
     assert (state.short, wanted(state, now_ns=12)) == ({}, 0)
 
 
@@ -129,6 +129,6 @@ def test_machines_are_looked_for_often_as_long_as_some_may_come_soon() -> None:
     evict(state, "m1")
     late = state.short["gpt"].asked_ns + int(AWAITED_S * S)
     assert (is_awaited(state, now_ns=4), is_awaited(state, now_ns=late)) == (True, False)
-    look.take(state, listing(5, at_most=5, faults={"m4": "silent"}), began_ns=late - 1, now_ns=late)
+    poll.apply(state, listing(5, at_most=5, faults={"m4": "silent"}), began_ns=late - 1, now_ns=late)
     assert coming(state, now_ns=late) == 1
     assert is_awaited(state, now_ns=late)

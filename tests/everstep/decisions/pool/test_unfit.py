@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.decisions.pool import book, look
+from everstep.decisions.pool import book, poll
 from everstep.model.pool import OperatorMove, PollAnswers, ReplaceRequest, RunningJob
 from tests.everstep.decisions.pool.test_book import evict, machine, places, pool, want
 
@@ -28,7 +28,7 @@ def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
     book.replace(state, evict("m1", keep=(0,)), now_ns=2)
     there = RunningJob(job="gpt", run="1", machines=[machine(0), machine(1)])
     found = PollAnswers(jobs=[there], faults={"m1": "ranks of job gpt live there"})
-    look.take(state, found, began_ns=3, now_ns=3)
+    poll.apply(state, found, began_ns=3, now_ns=3)
     answer = book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=4)
     assert ({old: one.name for old, one in answer.machines.items()}, answer.why) == (
         {"m2": "m1"},
@@ -46,7 +46,7 @@ def test_a_machine_that_was_cleaned_meanwhile_does_not_go_back() -> None:
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=1)
     book.replace(state, evict("m1", keep=(0,)), now_ns=2)
-    look.take(
+    poll.apply(
         state,
         PollAnswers(jobs=[RunningJob(job="gpt", run="1", machines=[machine(0), machine(2)])], cleaned=["m1"]),
         began_ns=3,

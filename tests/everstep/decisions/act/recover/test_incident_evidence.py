@@ -197,7 +197,7 @@ def test_a_slot_that_its_rank_reported_as_damaged_is_named_and_not_chosen() -> N
 
     assert restore.step == 20
     assert [(copy.rank, copy.tier) for copy in restore.copies] == [(1, Tier.BACKUP)]
-    assert "rank 1 on m0: its rank found it damaged" in restore.reason
+    assert "rank 1 on m0: its rank could not restore it" in restore.reason
 
     again = state.choose(state.merge_evidence(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
     assert again.step == 19, "there is no other copy of step 20"
