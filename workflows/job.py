@@ -22,10 +22,11 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import CLOSED_OUTSIDE, STILL_RUNNING, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.launch import Launched
-    from everstep.model.pool import GiveBack
+    from everstep.model.machine import Machine
+    from everstep.model.pool import GiveBack, OperatorMove
     from everstep.model.run_id import run_id
     from everstep.model.stage import Stage
-    from everstep.model.version import read_update
+    from everstep.model.version import JobVersion, read_update
     from workflows import attributes, web_ui
     from workflows.first_launch import CannotStart, FirstLaunch
     from workflows.first_step import FirstStepWatch, suspect
@@ -34,13 +35,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.ledger_entries import VersionNotes, record
     from workflows.messages import (
         JobResult,
+        OperatorRequest,
         check_generation,
         check_report,
         check_trained,
-        read_machines,
-        read_move,
+        read_list,
         read_request,
-        read_versions,
     )
     from workflows.start_activity import TASK_TIMEOUT, start_activity
     from workflows.updates import Updates
@@ -124,7 +124,7 @@ class JobWorkflow:
     @workflow.signal(name="stop", description='Stop the job for good. {"operator": "you", "note": "why"}')
     def stop(self, request: Any = None, *more: Any) -> None:
         """Stop the job in an orderly way."""
-        read = read_request(request, *more)
+        read = read_request(OperatorRequest, request, *more)
         if isinstance(read, str):
             self._reject(f"stop: {read}")
         else:
@@ -133,7 +133,7 @@ class JobWorkflow:
     @workflow.signal(name="evict", description='Replace a machine of the job. {"machine": "m3", "operator": "you"}')
     def evict(self, request: Any = None, *more: Any) -> None:
         """Evict a machine once a replacement is ready; the pool repeats the request while the machine is in the job."""
-        read = read_move(request, *more)
+        read = read_request(OperatorMove, request, *more)
         if isinstance(read, str):
             self._reject(f"evict: {read}")
         else:
@@ -160,7 +160,7 @@ class JobWorkflow:
     @workflow.signal(name="incident_versions", description="Sent by the job's own incidents")
     def incident_versions(self, number: Any = 0, versions: Any = None, *more: Any) -> None:
         """Note which version of the code an incident will launch."""
-        if self.incidents.is_open(number) and (read := read_versions(versions)):
+        if self.incidents.is_open(number) and (read := read_list(JobVersion, versions)):
             learn_versions(
                 self.state, read, next((version.number for version in read if version.status == "running"), 0)
             )
@@ -178,7 +178,7 @@ class JobWorkflow:
     @workflow.signal(name="incident_machines", description="Sent by the job's own incidents")
     def incident_machines(self, number: Any = 0, machines: Any = None, *more: Any) -> None:
         """Note the machines on which an incident continues."""
-        if self.incidents.is_open(number) and (read := read_machines(machines)):
+        if self.incidents.is_open(number) and (read := read_list(Machine, machines)):
             change_machines(self.state, read)
         self._show()
 

@@ -6,7 +6,7 @@ the workflow.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from temporalio.exceptions import ApplicationError
@@ -18,8 +18,8 @@ from everstep.model.machine import Machine
 from everstep.model.message import Model
 from everstep.model.pool import OperatorMove
 from everstep.model.replay import GroupRun
-from everstep.model.version import JobVersion
 
+M = TypeVar("M", bound=BaseModel)
 NEEDS_A_STEP = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
 """Symptoms that only a generation has which completed a step."""
 
@@ -105,45 +105,31 @@ def check_trained(state: JobState, share: ShareTrained) -> None:
         raise ApplicationError("the job shows this share already", type=SHOWN_ALREADY)
 
 
-def read_move(raw: Any, *more: Any) -> OperatorMove | str:
-    """Return an operator's request about a machine, or why it was rejected."""
-    if more:
-        return f'{1 + len(more)} arguments; send one: {{"machine": "m3", "operator": "you", "reason": "why"}}'
-    try:
-        return OperatorMove.model_validate(raw)
-    except ValidationError as error:
-        return f'{str(raw)[:80]!r}: {_problems(error)}; send {{"machine": "m3", "operator": "you", "reason": "why"}}'
+EXAMPLES: dict[type[BaseModel], str] = {
+    OperatorRequest: '{"operator": "you", "note": "why"}',
+    OperatorMove: '{"machine": "m3", "operator": "you", "reason": "why"}',
+}
+"""Type of a request → an example of it as JSON."""
 
 
-def read_request(raw: Any, *more: Any) -> OperatorRequest | str:
-    """Return the request, or why it was rejected.
+def read_request(kind: type[M], raw: Any, *more: Any) -> M | str:
+    """Return an operator's request of a type, or why it was rejected.
 
     A handler must accept any number of arguments, because a wrong number would fail the workflow's task again and
     again.
     """
     if more:
-        return f'{1 + len(more)} arguments; send one: {{"operator": "you", "note": "why"}}'
+        return f"{1 + len(more)} arguments; send one: {EXAMPLES[kind]}"
     try:
-        return OperatorRequest.model_validate(raw)
+        return kind.model_validate(raw)
     except ValidationError as error:
-        return f'{str(raw)[:80]!r}: {_problems(error)}; send {{"operator": "you", "note": "why"}}'
+        problems = (f"{'.'.join(map(str, e['loc'])) or 'input'}: {e['msg']}" for e in error.errors())
+        return f"{str(raw)[:80]!r}: {'; '.join(problems)}; send {EXAMPLES[kind]}"
 
 
-def _problems(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'input'}: {e['msg']}" for e in error.errors())
-
-
-def read_machines(raw: Any) -> list[Machine]:
-    """Return the machines in a signal; empty: the signal is invalid."""
+def read_list(kind: type[M], raw: Any) -> list[M]:
+    """Return the list in a signal of the job or its incidents; empty: the signal is invalid."""
     try:
-        return [Machine.model_validate(one) for one in raw]
-    except (TypeError, ValidationError):
-        return []
-
-
-def read_versions(raw: Any) -> list[JobVersion]:
-    """Return the code versions in a signal; empty: the signal is invalid."""
-    try:
-        return [JobVersion.model_validate(one) for one in raw]
+        return [kind.model_validate(item) for item in raw]
     except (TypeError, ValidationError):
         return []

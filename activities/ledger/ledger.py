@@ -240,10 +240,6 @@ class Ledger:
         with self._writing(incident_parts(id)[0]) as connection:
             fill_incident(connection, id, learned)
 
-    def machine_event(self, event: MachineEventRecord) -> None:
-        """Keep one observation of an agent."""
-        self.machine_events_seen([event])
-
     def machine_events_seen(self, events: Sequence[MachineEventRecord]) -> None:
         """Keep several observations in one transaction."""
         rows = [{name: clean(value) for name, value in event.model_dump().items()} for event in events]

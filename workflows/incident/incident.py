@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.version import JobVersion
     from workflows import web_ui
     from workflows.incident.timeline import IncidentTimeline
-    from workflows.messages import read_request
+    from workflows.messages import OperatorRequest, read_request
     from workflows.start_activity import TASK_TIMEOUT
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Incident:
 
     def apply(self, answer: str, raw: Any, more: tuple[Any, ...]) -> None:
         """Apply a signal; an invalid signal is shown on the page."""
-        request = read_request(raw, *more)
+        request = read_request(OperatorRequest, raw, *more)
         if isinstance(request, str):
             self.timeline.reject(f"{answer}: {request}")
             return
@@ -163,11 +163,6 @@ class Incident:
         """Accept the job's newest list of versions: a version passed its trial, or was withdrawn."""
         book = self.state.book
         book.merge(one for one in versions if one.number != book.running)
-
-    @property
-    def is_updated(self) -> bool:
-        """Return whether an urgent update is pending."""
-        return bool(self.state.book.urgent())
 
     # Ways to wait.
 

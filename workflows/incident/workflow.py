@@ -23,6 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.incident import STILL_RUNNING, IncidentReport, Symptom
     from everstep.model.launch import Confirmation
     from everstep.model.stage import CurrentStage, Stage
+    from everstep.model.version import JobVersion
     from workflows.incident.incident import Abandoned, Incident
     from workflows.incident.report import abandoned_report, observed_report, recovered_report
     from workflows.incident.stages.align import align, align_before_leaving
@@ -37,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.trace import trace
     from workflows.incident.stages.vote import vote
     from workflows.incident.timeline import OPERATOR_JSON
-    from workflows.messages import read_request, read_versions
+    from workflows.messages import OperatorRequest, read_list, read_request
     from workflows.start_activity import start_activity
 
 
@@ -75,14 +76,14 @@ class IncidentWorkflow:
     @approve_by_update.validator
     def check_approve(self, request: Any = None, *more: Any) -> None:
         """Refuse an approval that is not possible, with what to do; a refused update leaves no trace."""
-        read = read_request(request, *more)
+        read = read_request(OperatorRequest, request, *more)
         if refused := read if isinstance(read, str) else self.incident.not_to_approve:
             raise ValueError(refused)
 
     @workflow.signal(name="versions", description="Sent by its job")
     def versions(self, versions: Any = None, *more: Any) -> None:
         """Accept the job's newest list of code versions."""
-        self.incident.accept_versions(read_versions(versions))
+        self.incident.accept_versions(read_list(JobVersion, versions))
 
     @workflow.signal(name="overtaken", description="Sent by its job: an event is more urgent")
     def overtaken(self, why: Any = "", *more: Any) -> None:

@@ -119,11 +119,10 @@ def test_a_second_attempt_changes_nothing(ledger: Ledger) -> None:
         ledger.incident_opened(ID, anomaly(), opened_ns=101 * S + shift)
         ledger.incident_event(ID, 1, time_ns=102 * S + shift, stage="evidence", text=f"attempt {shift}")
         ledger.incident_closed(ID, report(seconds=0.4 + shift), closed_ns=104 * S + shift)
-        ledger.machine_event(
-            MachineEventRecord(
-                observation="m2-7", machine="m2", job="gpt", time_ns=100 * S, kind="exit", text=f"{shift}"
-            )
+        event = MachineEventRecord(
+            observation="m2-7", machine="m2", job="gpt", time_ns=100 * S, kind="exit", text=f"{shift}"
         )
+        ledger.machine_events_seen([event])
         ledger.interval("gpt", start_ns=1 * S, end_ns=2 * S + shift, kind="launch", cause=f"{shift}")
         ledger.job_ended("gpt", ended_ns=200 * S + shift, outcome=f"finished {shift}")
 
