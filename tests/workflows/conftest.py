@@ -46,7 +46,7 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.diagnosis import Diagnosis
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.hang import HangResult
-from everstep.model.incident import Anomaly, Symptom
+from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.launch import Confirmation, Launched
@@ -356,13 +356,28 @@ class Jobs:
             task_queue=self.queue,
         )
 
+    async def running(self, *args: Any, **kwargs: Any) -> WorkflowHandle[JobWorkflow, JobResult]:
+        """Start a job like :meth:`start`, and wait until it runs."""
+        handle = await self.start(*args, **kwargs)
+        await self.until(handle, lambda state: state.status == "running")
+        return handle
+
+    async def until_runs(self, handle: WorkflowHandle[JobWorkflow, JobResult], generation: int) -> JobState:
+        """Wait until a generation of the job runs."""
+        return await self.until(handle, lambda state: state.status == "running" and state.generation == generation)
+
     async def until(self, handle: WorkflowHandle[JobWorkflow, JobResult], ok: Callable[[JobState], bool]) -> JobState:
         """Wait until the job's state is as wanted; the test's time-out bounds it."""
         state: JobState = await asked(handle, "state", ok, JobState)
         return state
 
-    async def page(self, handle: WorkflowHandle[JobWorkflow, JobResult]) -> str:
-        """What the Web UI shows as the job's current details."""
+    @property
+    def report(self) -> IncidentReport:
+        """The newest report of an incident in the ledger."""
+        return next(note.report for note in reversed(self.cluster.notes) if note.report)
+
+    async def page(self, handle: WorkflowHandle[Any, Any]) -> str:
+        """Return the page of a job or an incident in the Web UI."""
         found: WorkflowMetadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
         return str(found.current_details)
 

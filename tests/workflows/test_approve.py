@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowUpdateFailedError
 
 from activities.agents.stop_ranks import StopRanks
@@ -20,7 +19,7 @@ from everstep.model.launch import Confirmation
 from everstep.rank import environment
 from tests.workflows.asking import ASK_S
 from tests.workflows.conftest import anomaly
-from tests.workflows.test_evict import POLICY, STANDBYS, WHO, explanation_of, failed, faulty, gone, report_of
+from tests.workflows.test_evict import POLICY, STANDBYS, WHO, explanation_of, failed, faulty, gone
 from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
@@ -32,12 +31,6 @@ async def parked(jobs: Any, handle: Any) -> Any:
     """Wait until a job is parked; returns the handle of its incident."""
     await jobs.until(handle, lambda state: state.status == "parked")
     return jobs.client.get_workflow_handle((await handle.query(JobWorkflow.current_state)).incidents[0].id)
-
-
-async def page(incident: Any) -> str:
-    """Return the page of an incident in the Web UI."""
-    found: WorkflowMetadata = await incident.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
-    return str(found.current_details)
 
 
 async def everstep(jobs: Any, folder: Path, *arguments: str) -> tuple[int, str, str]:
@@ -72,10 +65,10 @@ async def test_one_command_approves_and_says_what(jobs: Any, tmp_path: Path) -> 
     code, out, err = await everstep(jobs, tmp_path, "approve", name, "--by", "ada", "--note", "its power is out")
     assert code == 0, err
     assert out == f"m1 (silent-machine) may leave job {name}: everstep attach {name}\n"
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert ([machine.name for machine in state.machines], state.evicted_ns) == (["m0", "m2"], [])
 
-    report = report_of(jobs)
+    report = jobs.report
     who = "ada (its power is out)"
     assert (report.resolution, report.approved) == ("eviction", {"m1": who})
     assert f"by eviction of m1, approved by {who}, lost 0 steps" in report.headline
@@ -91,8 +84,7 @@ async def test_one_command_approves_and_says_what(jobs: Any, tmp_path: Path) -> 
 
 
 async def test_a_job_that_waits_for_something_else_has_nothing_to_approve(jobs: Any, tmp_path: Path) -> None:
-    handle = await jobs.start(**POLICY, retry={"max_attempts": 1})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY, retry={"max_attempts": 1})
     jobs.cluster.confirmation = lambda given: Confirmation(
         generation=given.launched.generation, ok=False, reason="rank 1 died again"
     )
@@ -102,7 +94,7 @@ async def test_a_job_that_waits_for_something_else_has_nothing_to_approve(jobs: 
     assert (code, out) == (2, "")
     assert "parked for another reason, 1 reattempts did not bring the job back" in err
     await incident.signal(IncidentWorkflow.approve, WHO)
-    while "REJECTED: approve by ada" not in await page(incident):  # noqa: ASYNC110 - there is no event
+    while "REJECTED: approve by ada" not in await jobs.page(incident):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(ASK_S)
     assert (await handle.query(JobWorkflow.current_state)).status == "parked"
 
@@ -114,14 +106,14 @@ async def test_a_job_that_is_not_parked_has_nothing_to_approve(jobs: Any, tmp_pa
     code, _, err = await everstep(jobs, tmp_path, "approve", handle.id.removeprefix("job/"))
     assert (code, "the job is not parked, its incident is at stage" in err) == (2, True)
     jobs.cluster.blocked.clear()
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
 
 
 async def test_the_page_the_stage_and_the_update_name_who_waits(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
     handle = await failed(jobs, evict={"rules": {"sure-machine-fault": EvictMode.APPROVE}})
     incident = await parked(jobs, handle)
-    assert "**Parked: an operator has to approve that m1 (gpu-lost) may leave.**" in await page(incident)
+    assert "**Parked: an operator has to approve that m1 (gpu-lost) may leave.**" in await jobs.page(incident)
     at_hand = await Control(jobs.client, None).stage(incident.id)
     assert [(one.machine, one.rule) for one in at_hand.to_approve] == [("m1", "sure-machine-fault")]
     for nonsense in ([], [{"operator": ""}], [WHO, "more"]):
@@ -129,9 +121,9 @@ async def test_the_page_the_stage_and_the_update_name_who_waits(jobs: Any) -> No
             await incident.execute_update("approve", args=nonsense)
     answer = await incident.execute_update(IncidentWorkflow.approve_by_update, WHO)
     assert answer == f"m1 (gpu-lost) may leave job {handle.id.removeprefix('job/')}"
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
     assert (await Control(jobs.client, None).stage(incident.id)).to_approve == []
-    assert report_of(jobs).approved == {"m1": "ada (it is the switch)"}
+    assert jobs.report.approved == {"m1": "ada (it is the switch)"}
 
 
 async def test_an_approval_is_for_the_machines_that_were_shown(jobs: Any) -> None:
@@ -151,7 +143,7 @@ async def test_an_approval_is_for_the_machines_that_were_shown(jobs: Any) -> Non
     at_hand = await incident.query(IncidentWorkflow.current_stage)
     assert [one.machine for one in at_hand.to_approve] == ["m0"]
     await incident.signal(IncidentWorkflow.resume, {"operator": "bob"})
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
-    report = report_of(jobs)
+    report = jobs.report
     assert (report.resolution, report.approved) == ("resumed by operator", {"m1": "ada (it is the switch)"})

@@ -52,7 +52,7 @@ async def test_nothing_of_a_job_can_be_read_without_the_key(temporal: Client) ->
         jobs = Jobs(client, cluster, queue)
         await jobs.until(handle, lambda state: state.status == "running")
         await handle.execute_update(JobWorkflow.report, anomaly())
-        state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+        state = await jobs.until_runs(handle, 2)
         assert state.spec.env == spec.env
         assert [one.resolution for one in state.incidents] == ["reattempt"]
         incident = client.get_workflow_handle(incident_workflow_id(name, 1))

@@ -16,7 +16,7 @@ from everstep.decisions.act.evict.explain import Explanation
 from everstep.model.eviction import EvictMode
 from everstep.model.evidence import Evidence
 from everstep.model.finding import Finding, MachineFinding
-from everstep.model.incident import Anomaly, IncidentReport, Symptom
+from everstep.model.incident import Anomaly, Symptom
 from everstep.model.machine import Machine
 from tests.workflows.asking import ASK_S
 from tests.workflows.conftest import anomaly, exits, held
@@ -62,11 +62,6 @@ def sure_fault() -> Anomaly:
     return told.model_copy(update={"findings": [sure]})
 
 
-def report_of(jobs: Any) -> IncidentReport:
-    report: IncidentReport = next(note.report for note in reversed(jobs.cluster.notes) if note.report)
-    return report
-
-
 async def explanation_of(jobs: Any, incident: str) -> Explanation:
     """Return the incident's own explanation of its evictions."""
     job, number = parse_incident(incident)
@@ -74,8 +69,7 @@ async def explanation_of(jobs: Any, incident: str) -> Explanation:
 
 
 async def failed(jobs: Any, **policy: object) -> Any:
-    handle = await jobs.start(**{**POLICY, **policy})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**{**POLICY, **policy})
     await handle.execute_update(JobWorkflow.report, anomaly())
     return handle
 
@@ -83,13 +77,13 @@ async def failed(jobs: Any, **policy: object) -> Any:
 async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
     handle = await failed(jobs)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert (state.left, len(state.evicted_ns)) == (["m1"], 1)
     [incident] = state.incidents
     assert incident.resolution == "eviction"
-    report = report_of(jobs)
+    report = jobs.report
     assert report.evicted == ["m1"]
     assert [machine.name for machine in report.machines] == ["m0", "m2"]
     assert "by eviction of m1" in report.headline
@@ -104,43 +98,40 @@ async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> Non
 async def test_a_machine_that_is_surely_at_fault_is_replaced_when_its_job_failed(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m0")
     handle = await failed(jobs)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m2", "m1"]
-    assert report_of(jobs).evicted == ["m0"]
+    assert jobs.report.evicted == ["m0"]
 
 
 async def test_a_faulty_machine_whose_ranks_go_on_is_replaced_standby_first(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
-    handle = await jobs.start(**POLICY)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY)
     assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "accepted"
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     calls = jobs.cluster.calls
     assert calls.index("replace m1") < calls.index("align 1") < calls.index("stop 1"), "standby first, stop second"
     assert [asked.backed_up for asked in jobs.cluster.aligned] == [[1]], "the ranks of m1 go on from their backups"
-    assert report_of(jobs).evicted == ["m1"]
+    assert jobs.report.evicted == ["m1"]
     assert state.incidents[-1].resolution == "eviction"
 
 
 async def test_without_a_standby_the_job_goes_on_with_its_faulty_machine(jobs: Any) -> None:
-    handle = await jobs.start(**POLICY)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY)
     await handle.execute_update(JobWorkflow.observe, sure_fault())
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
 
     assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)
     assert "stop 1" not in jobs.cluster.calls
-    assert any(answer.yes for answer in report_of(jobs).asked)
+    assert any(answer.yes for answer in jobs.report.asked)
     await handle.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(handle, lambda state: state.generation == 2)
 
 
 async def test_ranks_that_end_while_a_standby_is_sought_are_not_forgotten(jobs: Any) -> None:
     jobs.cluster.blocked.add("replace")
-    handle = await jobs.start(**POLICY)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY)
     await handle.execute_update(JobWorkflow.observe, sure_fault())
     await jobs.until(handle, lambda state: state.status == "recovering")
     assert "accepted" in await handle.execute_update(JobWorkflow.report, anomaly())
@@ -154,9 +145,9 @@ async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(job
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
     jobs.cluster.blocked.add("prepare m2")
     handle = await failed(jobs)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
-    assert report_of(jobs).evicted == ["m1", "m2"]
+    assert jobs.report.evicted == ["m1", "m2"]
     asked = [(given.job.machines[0].name, [one.name for one in given.like]) for given in jobs.cluster.prepares[1:]]
     assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "they have to have the libraries of those that stay"
 
@@ -167,9 +158,9 @@ async def test_a_standby_that_cannot_be_made_ready_is_not_launched_on_after_a_wa
     handle = await failed(jobs)
     await jobs.until(handle, lambda state: state.status == "parked")
     jobs.cluster.standbys.append(STANDBYS[1])
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
-    assert report_of(jobs).evicted == ["m1", "m2"]
+    assert jobs.report.evicted == ["m1", "m2"]
 
 
 async def test_an_operator_lets_a_job_go_on_with_a_standby_that_is_not_fit(jobs: Any) -> None:
@@ -179,15 +170,14 @@ async def test_an_operator_lets_a_job_go_on_with_a_standby_that_is_not_fit(jobs:
     await jobs.until(handle, lambda state: state.status == "parked")
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.resume, WHO)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
 
 
 async def test_a_job_that_steps_is_not_stopped_for_standbys_that_are_not_fit(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     jobs.cluster.blocked |= {"prepare m2", "prepare m3"}
-    handle = await jobs.start(**POLICY)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY)
     await handle.execute_update(JobWorkflow.observe, sure_fault())
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
 
@@ -205,10 +195,9 @@ async def test_a_job_that_steps_is_not_stopped_for_standbys_that_are_not_fit(job
 async def test_the_next_standby_takes_the_place_before_the_job_is_stopped(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     jobs.cluster.blocked.add("prepare m2")
-    handle = await jobs.start(**POLICY)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY)
     await handle.execute_update(JobWorkflow.observe, sure_fault())
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
 
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     calls = jobs.cluster.calls
@@ -218,7 +207,7 @@ async def test_the_next_standby_takes_the_place_before_the_job_is_stopped(jobs: 
 async def test_a_standby_that_dies_meanwhile_gives_way_to_the_next_one(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1", "m2")
     handle = await failed(jobs)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
 
 
@@ -233,7 +222,7 @@ async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machin
     assert "m1 (silent-machine) leaves the job once there is a machine in its place: no standby is left" in stage.found
     assert {"await m1", "await 1 to spare"} <= set(jobs.cluster.calls)
     jobs.cluster.standbys.append(STANDBYS[0])
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
 
 
@@ -243,9 +232,9 @@ async def test_a_machine_that_comes_before_the_job_is_parked_takes_the_place_at_
     while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(ASK_S)
     jobs.cluster.standbys.append(STANDBYS[0])
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
-    assert not [stage for stage in report_of(jobs).stages if stage.startswith("parked")]
+    assert not [stage for stage in jobs.report.stages if stage.startswith("parked")]
 
 
 async def test_a_machine_that_comes_back_while_there_is_no_standby_goes_on(jobs: Any) -> None:
@@ -254,7 +243,7 @@ async def test_a_machine_that_comes_back_while_there_is_no_standby_goes_on(jobs:
     await jobs.until(handle, lambda state: state.status == "parked")
     jobs.cluster.evidence = gone()
     jobs.cluster.back.set()
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     assert state.incidents[0].resolution == "reattempt"
 
@@ -276,7 +265,7 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     assert (at_hand.name, at_hand.machines) == ("parked", ["m1"])
     assert 0 < at_hand.opened_ns <= at_hand.since_ns
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator: the breaker does not count it"
     told = await explanation_of(jobs, incident)
@@ -297,7 +286,7 @@ async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: An
     while "await 1 to spare" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(ASK_S)
     jobs.cluster.standbys.append(STANDBYS[0])
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "by an operator"
 
@@ -306,23 +295,22 @@ async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: An
 async def test_in_shadow_mode_nobody_leaves(jobs: Any, mode: EvictMode) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
     handle = await failed(jobs, evict={"mode": mode})
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     assert jobs.cluster.standbys == STANDBYS
-    assert any(answer.yes for answer in report_of(jobs).asked) == (mode is EvictMode.SHADOW)
+    assert any(answer.yes for answer in jobs.report.asked) == (mode is EvictMode.SHADOW)
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.APPROVE])
 async def test_what_would_be_done_is_kept_where_a_fault_is_only_told(jobs: Any, mode: EvictMode) -> None:
     jobs.cluster.standbys = list(STANDBYS)
-    handle = await jobs.start(**POLICY, evict={"mode": mode})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY, evict={"mode": mode})
     assert await handle.execute_update(JobWorkflow.observe, sure_fault()) == "accepted"
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
 
     assert (state.incidents[0].resolution, state.status, state.generation) == ("observed", "running", 1)
     assert jobs.cluster.standbys == STANDBYS
-    report = report_of(jobs)
+    report = jobs.report
     assert [(one.rule, one.machine, one.yes, one.mode) for one in report.asked] == [
         ("sure-machine-fault", "m1", True, mode)
     ]
@@ -335,17 +323,16 @@ async def test_an_operator_lets_the_job_go_on_with_a_faulty_machine(jobs: Any) -
     await jobs.until(handle, lambda state: state.status == "parked")
     incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.resume, WHO)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     assert jobs.cluster.standbys == STANDBYS
 
 
 async def test_a_silent_machine_of_a_job_that_goes_on_is_an_incident_of_its_own(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
-    handle = await jobs.start(**POLICY)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**POLICY)
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.MACHINE_SILENT))
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
 
 
@@ -355,7 +342,7 @@ async def test_a_machine_that_is_lost_before_or_after_the_launch_is_not_waited_f
     jobs.cluster.evidence = lambda given: gone("m1", *(["m2"] if given.generation > 1 else []))(given)
     jobs.cluster.refused_launches.append("1 of 2 agents answered; m2 did not")
     handle = await failed(jobs, silence={"evict_s": 0.0, "detect_s": 7.0})
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
+    state = await jobs.until_runs(handle, 3)
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     asked = [(given.patience_s, given.probed) for given in jobs.cluster.launches[1:]]
     assert asked == [(0.0, True)] * 2

@@ -96,8 +96,7 @@ async def test_steps_that_an_earlier_run_saved_later_are_never_gone_to(jobs: Any
         exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=121)],
         held=on_disks(100, 120, 140),
     )
-    handle = await jobs.start({"resume_from": 120})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running({"resume_from": 120})
     await handle.execute_update(JobWorkflow.report, anomaly(4))
 
     await jobs.until(handle, lambda state: state.generation == 5 and state.status == "running")
@@ -168,8 +167,7 @@ async def test_it_begins_there_again_when_it_fails_before_its_first_save(jobs: A
         generation=given.generation,
         exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=120)],
     )
-    handle = await jobs.start({"resume_path": FOLDER})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running({"resume_path": FOLDER})
     await handle.execute_update(JobWorkflow.report, anomaly(1))
 
     state = await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")

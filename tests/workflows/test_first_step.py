@@ -87,8 +87,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
         return stepped(given)
 
     jobs.cluster.confirmation = answers(stepped, slow, stepped)
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly(1))
     while "confirm 2" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
@@ -96,7 +95,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
     for symptom in (Symptom.HANG, Symptom.UNSAVED):
         assert await refused(handle, anomaly(2, symptom=symptom))
     step.set()
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert len(state.incidents) == 1
     assert state.pending == []
 
@@ -145,8 +144,7 @@ async def test_a_restart_is_not_stopped_because_nobody_could_say_whether_it_step
 ) -> None:
     """It is stopped only after many checks without a result."""
     jobs.cluster.confirmation = answers(stepped, *[fails] * silent, stepped)
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly(1))
 
     state = await jobs.until(handle, lambda state: state.generation > 1 and state.status == "running")
@@ -247,7 +245,7 @@ async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_la
     # It runs as soon as it is launched; how long its first step took is known once that is confirmed.
     state = await jobs.until(handle, lambda state: state.status == "running" and state.first_step_s > 0)
     await handle.execute_update(JobWorkflow.report, anomaly(1))
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
 
     restart = jobs.cluster.confirms[-1]
     assert restart.showing == Showing(kind="calls", silent=[1])

@@ -12,7 +12,7 @@ from temporalio.api.sdk.v1 import WorkflowMetadata
 
 from activities.agents.confirm_steps import ConfirmSteps
 from activities.agents.replay_on_group import ReplayOnGroup
-from everstep.model.incident import IncidentReport, Symptom
+from everstep.model.incident import Symptom
 from everstep.model.job_state import JobState, replay_workflow_id
 from everstep.model.ladder import Rung
 from everstep.model.launch import Confirmation, Showing
@@ -72,17 +72,13 @@ async def replaying(jobs: Jobs, handle: Any, *, times: int = 1) -> JobState:
     return state
 
 
-def report_of(jobs: Jobs) -> IncidentReport:
-    return next(note.report for note in reversed(jobs.cluster.notes) if note.report)
-
-
 @pytest.mark.history("incident-replayed")
 async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs: Jobs) -> None:
     cluster = jobs.cluster
     cluster.replayed, cluster.standbys = broken_on("m1"), [Machine(name="m2", address="127.0.0.13:1")]
     handle = await struck(jobs)
     state = await jobs.until(handle, lambda state: state.status == "running" and state.generation > 1)
-    report = report_of(jobs)
+    report = jobs.report
     assert [one.rung for one in report.tried] == [
         *(Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.REPLAY, Rung.REATTEMPT)
     ]
@@ -110,9 +106,9 @@ async def test_what_no_group_shows_is_not_called_clean_and_the_job_is_parked(job
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     await incident.signal("abandon", WHO)
     await handle.result()
-    [tried] = [one for one in report_of(jobs).tried if one.rung == Rung.REPLAY]
+    [tried] = [one for one in jobs.report.tried if one.rung == Rung.REPLAY]
     assert tried.found.startswith("not known: ") or tried.found.startswith("not reproduced")
-    assert report_of(jobs).evicted == []
+    assert jobs.report.evicted == []
 
 
 @pytest.mark.parametrize(

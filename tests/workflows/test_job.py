@@ -43,8 +43,7 @@ def failed(given: ConfirmSteps) -> Confirmation:
 
 
 async def test_a_job_launches_waits_for_its_end_and_gives_everything_back(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.finished, 1)
 
     result = await handle.result()
@@ -55,12 +54,11 @@ async def test_a_job_launches_waits_for_its_end_and_gives_everything_back(jobs: 
 
 @pytest.mark.history("job-crash")
 async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     answers = await asyncio.gather(
         *(handle.execute_update(JobWorkflow.report, anomaly(), id=id) for id in ("report-1", "report-1", "other"))
     )
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
 
     assert len(set(answers)) == 2  # the repeated id is answered once for both, the other one learns that it is late
     assert [one.resolution for one in state.incidents] == ["reattempt"]
@@ -74,8 +72,7 @@ async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
 
 async def test_a_fault_of_a_generation_that_an_incident_launched_is_not_lost(jobs: Any) -> None:
     """The next generation may fail before the job knows that the incident is over."""
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly(2))
     await handle.execute_update(JobWorkflow.report, anomaly(1))
 
@@ -104,7 +101,7 @@ async def test_the_same_step_again_and_again_parks_and_an_operator_decides(jobs:
 
     await incident.signal("resume", {"operator": "ada", "note": "mended the data"})
     jobs.cluster.confirmation = type(jobs.cluster).confirmation
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 4)
+    state = await jobs.until_runs(handle, 4)
     assert state.incidents[0].resolution == "resumed by operator"
     assert "ada (mended the data)" in " ".join((await incident.result())["stages"])
 
@@ -177,7 +174,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
             "resume", {"operator": "ada"}
         )
 
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert [one.resolution for one in state.incidents] == ["reattempt" if by_itself else "resumed by operator"]
     assert jobs.cluster.calls.count("stop 1") == 2, "asked again what is there"
 
@@ -197,8 +194,7 @@ async def test_stopping_a_job_ends_its_open_incident_too(jobs: Any) -> None:
 
 async def test_who_stops_a_job_hears_of_machines_that_did_not(jobs: Any) -> None:
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, unreachable=["m1"])
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.signal(JobWorkflow.stop, {"operator": "ada"})
     result = await handle.result()
 
@@ -209,8 +205,7 @@ async def test_who_stops_a_job_hears_of_machines_that_did_not(jobs: Any) -> None
 
 
 async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.cancel()
 
     assert (await handle.result()).outcome == "stopped"
@@ -220,8 +215,7 @@ async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
 async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is tried: else the incident, and with it the next one, would be over only when it is given up."""
     monkeypatch.setattr(write_to_ledger, "ON_LEDGER", ON_LEDGER_WHEN_BACK)
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     jobs.cluster.blocked.add("ledger")
     for generation in (1, 2):
         await handle.execute_update(JobWorkflow.report, anomaly(generation))
@@ -243,11 +237,10 @@ async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatc
 
 async def test_what_a_ledger_that_is_away_lacks_is_written_before_the_job_is_over(jobs: Any) -> None:
     """What is under way when a workflow ends is lost, and the next try would be in half a minute."""
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     jobs.cluster.blocked.add("ledger")
     await handle.execute_update(JobWorkflow.report, anomaly())
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     while (await pending_attempts(handle)) < 4:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.1)
     await handle.execute_update(JobWorkflow.finished, 2)
@@ -280,8 +273,7 @@ async def test_a_used_name_counts_on(jobs: Any) -> None:
 
 async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> None:
     """Many incidents make a long history; state, numbers and pending reports survive the new run."""
-    handle = await jobs.start(retry={"max_failures_without_progress": 1000, "max_failures_at_step": 1000})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(retry={"max_failures_without_progress": 1000, "max_failures_at_step": 1000})
     first_run = (await handle.describe()).run_id
     latest = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
     generation = 1
@@ -326,8 +318,7 @@ async def test_a_first_launch_that_never_steps_is_an_incident(
 
 
 async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(jobs: Any) -> None:
-    handle = await jobs.start(retry={"max_lost_steps": 10})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(retry={"max_lost_steps": 10})
     await handle.execute_update(JobWorkflow.report, anomaly(1))
     await jobs.until(handle, lambda state: state.generation == 2 and state.status == "running")
     jobs.cluster.evidence = lambda given: Evidence(
@@ -357,8 +348,7 @@ async def test_ranks_that_take_long_to_die_are_waited_for_and_named(jobs: Any) -
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))
 
     jobs.cluster.evidence = dies_slowly
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly())
 
     state = await jobs.until(handle, lambda state: any("dying" in one.stage for one in state.incidents))
@@ -384,8 +374,7 @@ async def test_ranks_that_do_not_die_park_the_job_with_the_reason(jobs: Any) -> 
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))
 
     jobs.cluster.evidence = never
-    handle = await jobs.start(stop={"kill_patience_s": 0.5})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(stop={"kill_patience_s": 0.5})
     await handle.execute_update(JobWorkflow.report, anomaly())
 
     state = await jobs.until(handle, lambda state: state.status == "parked")

@@ -54,16 +54,14 @@ def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines
 
 async def struck(jobs: Jobs, symptom: Symptom = Symptom.CRASH, **policy: Any) -> Any:
     """Start a job, and report a failure."""
-    handle = await jobs.start(**policy)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**policy)
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
     return handle
 
 
 async def recovered(jobs: Jobs, handle: Any, generation: int) -> IncidentReport:
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == generation)
-    report: IncidentReport = next(note.report for note in reversed(jobs.cluster.notes) if note.report)
-    return report
+    await jobs.until_runs(handle, generation)
+    return jobs.report
 
 
 def tried(report: IncidentReport) -> list[Rung]:
@@ -229,8 +227,7 @@ SECOND = {
 
 
 async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmSteps], Confirmation]) -> Any:
-    handle = await jobs.start(SECOND)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(SECOND)
     jobs.cluster.confirmation = confirmation
     await handle.execute_update(JobWorkflow.report, anomaly())
     return handle

@@ -58,8 +58,7 @@ async def test_signals_without_sense_are_rejected(jobs: Any, target: str) -> Non
 
 
 async def test_updates_without_sense_change_nothing(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     for name in ("report", "finished"):
         for arguments in [[], ["text"], [{"generation": "x"}], [None]]:
             with pytest.raises(WorkflowUpdateFailedError):

@@ -33,8 +33,7 @@ def fault(number: int = 1, *, machine: str = "m1", reason: str = "gpu-hot") -> A
 
 @pytest.mark.history("incident-observed")
 async def test_it_is_told_by_an_incident_that_does_nothing(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     before = list(jobs.cluster.calls)
     assert await handle.execute_update(JobWorkflow.observe, fault()) == "accepted"
     state = await jobs.until(handle, lambda state: state.incidents and state.incidents[0].resolution)
@@ -51,8 +50,7 @@ async def test_it_is_told_by_an_incident_that_does_nothing(jobs: Any) -> None:
 
 
 async def test_the_same_fault_is_told_once_and_others_are_told_beside_it(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     faults = [fault(1), fault(2), fault(3, machine="m0"), fault(4, reason="disk-full")]
     answers = [await handle.execute_update(JobWorkflow.observe, found) for found in faults]
     state = await jobs.until(handle, lambda state: sum(bool(one.resolution) for one in state.incidents) == 3)
@@ -64,8 +62,7 @@ async def test_the_same_fault_is_told_once_and_others_are_told_beside_it(jobs: A
 
 
 async def test_many_faults_together_are_one_incident_of_what_is_not_told_yet(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     one, other = fault(1), fault(2, machine="m0")
     both = one.model_copy(update={"id": "both", "findings": one.findings + other.findings, "machines": ["m0", "m1"]})
     answers = [await handle.execute_update(JobWorkflow.observe, found) for found in (one, both, other)]
@@ -83,13 +80,12 @@ async def test_a_crash_is_not_held_up_and_what_comes_in_a_recovery_is_part_of_it
         generation=given.generation, exits=exits(20), held=held(20), findings=found
     )
     jobs.cluster.blocked.add("launch 2")
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(handle, lambda state: state.status == "recovering")
     answer = await handle.execute_update(JobWorkflow.observe, fault())
     jobs.cluster.blocked.clear()
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
 
     assert answer.startswith("an incident is open")
     [incident] = state.incidents
@@ -101,8 +97,7 @@ async def test_a_crash_is_not_held_up_and_what_comes_in_a_recovery_is_part_of_it
 
 
 async def test_a_flood_of_faults_is_bounded(jobs: Any) -> None:
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     many = [fault(number, reason=f"reason-{number}") for number in range(2 * MOST_WAITING)]
 
     async def observe(found: Anomaly) -> str:

@@ -52,8 +52,7 @@ def m1_empty(given: StopRanks) -> Evidence:
 async def lose_m1(jobs: Any, **policy: object) -> tuple[Any, Any]:
     """Start a job whose m1 is lost; returns the handles of job and incident."""
     jobs.cluster.evidence = m1_empty
-    handle = await jobs.start(**policy)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**policy)
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.incidents != [])
     incident = incident_workflow_id(state.spec.name, 1)
@@ -149,8 +148,7 @@ async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_wa
         return Restored(unreachable=["m1"]) if away else Restored(moved=given.copies)
 
     jobs.cluster.restored, jobs.cluster.evidence = not_there, m1_empty
-    handle = await jobs.start(retry={"max_attempts": 3, "backoff_initial_s": 0.1})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(retry={"max_attempts": 3, "backoff_initial_s": 0.1})
     await handle.execute_update(JobWorkflow.update, {"code": "/home/ada/gpt", "operator": "ada", "reason": "faster"})
     await jobs.until(handle, lambda state: state.versions[-1].status is VersionStatus.PENDING)
     await handle.execute_update(JobWorkflow.report, anomaly())
@@ -175,8 +173,7 @@ async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> N
         return Evidence(generation=0, held=[*copies, copy(0, 90, Tier.REMOTE, "m0"), copy(1, 90, Tier.REMOTE, "m0")])
 
     jobs.cluster.evidence = nothing
-    handle = await jobs.start(checkpoint=CheckpointPolicy(remote_url="file:///mnt/runs"))
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(checkpoint=CheckpointPolicy(remote_url="file:///mnt/runs"))
     # What another run of the name left is of a generation that this one never had.
     jobs.cluster.found = lambda given: remote(given).model_copy(
         update={
@@ -250,8 +247,7 @@ async def test_saves_that_stopped_are_an_incident_like_others(jobs: Any) -> None
         return Evidence(generation=given.generation, exits=exits, held=own)
 
     jobs.cluster.evidence = all_alive
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     stale = anomaly(symptom=Symptom.UNSAVED).model_copy(update={"headline": "the newest save is 110 steps old"})
     await handle.execute_update(JobWorkflow.report, stale)
 
@@ -267,8 +263,7 @@ async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
         return Evidence(generation=given.generation, exits=[VICTIM], held=disk, emptied=["m1"])
 
     jobs.cluster.evidence = only_disk
-    handle = await jobs.start(retry={"max_lost_steps": 5})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(retry={"max_lost_steps": 5})
     await handle.execute_update(JobWorkflow.report, anomaly())
     await jobs.until(handle, lambda state: state.status == "parked")
 
@@ -286,8 +281,7 @@ def by_headers(given: StopRanks) -> Evidence:
 async def broken(jobs: Any) -> Any:
     """The incident of a job whose slots are large."""
     jobs.cluster.evidence = by_headers
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.incidents != [])
     return jobs.client.get_workflow_handle_for(IncidentWorkflow.run, incident_workflow_id(state.spec.name, 1))

@@ -16,7 +16,6 @@ from everstep.model.incident import Symptom
 from everstep.model.machine import Machine
 from everstep.model.stage import Stage
 from tests.workflows.conftest import anomaly, held
-from tests.workflows.test_evict import report_of
 from workflows.job import JobWorkflow
 
 STANDBYS = [Machine(name="m2", address="127.0.0.13:1"), Machine(name="m3", address="127.0.0.14:1")]
@@ -46,14 +45,13 @@ def named(*machines: str, conclusion: str = "names") -> Callable[[TraceRanks], H
 
 async def hung(jobs: Any, traced: Callable[[TraceRanks], HangResult], **policy: object) -> Any:
     jobs.cluster.evidence, jobs.cluster.traced = stopped, traced
-    handle = await jobs.start(**{"silence": {"evict_s": 0.0}, **policy})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**{"silence": {"evict_s": 0.0}, **policy})
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.HANG))
     return handle
 
 
 async def steps_again(jobs: Any, handle: Any) -> Any:
-    return await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    return await jobs.until_runs(handle, 2)
 
 
 @pytest.mark.history("incident-hung")
@@ -64,7 +62,7 @@ async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     calls = jobs.cluster.calls
     assert calls.index("trace 1") < calls.index("stop 1") < calls.index("replace m1") < calls.index("launch 2 from 20")
-    report = report_of(jobs)
+    report = jobs.report
     assert (report.resolution, report.evicted, next(stage.name for stage in report.timings)) == (
         "eviction",
         ["m1"],
@@ -82,15 +80,15 @@ async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, named("m0", "m1", conclusion="over-evicts")))
     assert sorted(machine.name for machine in state.machines) == ["m2", "m3"]
-    assert {answer.rule for answer in report_of(jobs).asked if answer.yes} == {"hang-group"}
-    assert all("over-eviction, 1 of 2 machines" in answer.why for answer in report_of(jobs).asked if answer.yes)
+    assert {answer.rule for answer in jobs.report.asked if answer.yes} == {"hang-group"}
+    assert all("over-eviction, 1 of 2 machines" in answer.why for answer in jobs.report.asked if answer.yes)
 
 
 async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
     """A restart may be enough: a hang is not always the machine's."""
     state = await steps_again(jobs, await hung(jobs, named("m1")))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
-    report = report_of(jobs)
+    report = jobs.report
     assert report.resolution == "reattempt"
     assert any("the job is tried again with them" in stage.found for stage in report.timings)
 
@@ -110,22 +108,21 @@ async def test_without_a_machine_the_job_is_tried_again_as_it_is(
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, traced))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
-    assert report_of(jobs).resolution == "reattempt"
+    assert jobs.report.resolution == "reattempt"
 
 
 async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
     jobs.cluster.blocked.add("trace 1")
     state = await steps_again(jobs, await hung(jobs, named("m1"), hang={"trace_s": 0.5}))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
-    [stage] = [stage for stage in report_of(jobs).timings if stage.name == Stage.TRACE]
+    [stage] = [stage for stage in jobs.report.timings if stage.name == Stage.TRACE]
     assert stage.found.startswith("failed")
 
 
 @pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.HANG, 0.0)])
 async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None:
     jobs.cluster.traced = named("m1")
-    handle = await jobs.start(hang={"trace_s": trace_s})
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(hang={"trace_s": trace_s})
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
     await steps_again(jobs, handle)
     assert "trace 1" not in jobs.cluster.calls

@@ -34,8 +34,7 @@ def m1_lost(given: StopRanks) -> Evidence:
 
 
 async def lose(jobs: Any, checkpoint: CheckpointPolicy = DISK, **policy: object) -> tuple[Any, Any]:
-    handle = await jobs.start(checkpoint=checkpoint, **policy)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(checkpoint=checkpoint, **policy)
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.incidents != [])
     incident = incident_workflow_id(state.spec.name, 1)

@@ -32,9 +32,7 @@ URGENT = {**LAZY, "urgency": "urgent"}
 
 async def running(jobs: Jobs, **policy: Any) -> Any:
     """A job that runs its first version."""
-    handle = await jobs.start(**policy)
-    await jobs.until(handle, lambda state: state.status == "running")
-    return handle
+    return await jobs.running(**policy)
 
 
 async def ask(handle: Any, request: dict[str, Any]) -> str:
@@ -86,7 +84,7 @@ async def test_an_urgent_update_is_tried_and_applied_at_the_end_of_a_step(jobs: 
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     assert await ask(handle, URGENT) == "v2 is made and checked; it is applied as soon as it passed its checks"
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     calls = jobs.cluster.calls
     assert calls[calls.index("make /home/ada/gpt") :][:5] == [
         "make /home/ada/gpt", "check 2", "align 1", "stop 1", "launch 2 from 20"
@@ -108,7 +106,7 @@ async def test_a_lazy_update_rides_on_the_next_recovery(jobs: Jobs) -> None:
     assert await ask(handle, LAZY) == "v2 is made and checked; it is applied with the next recovery, or in 24 h"
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await handle.execute_update(JobWorkflow.report, anomaly())
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, len(state.incidents), "align 1" in jobs.cluster.calls) == (2, 1, False)
     [report] = reports(jobs)
     assert report.resolution == "update"
@@ -120,7 +118,7 @@ async def test_it_is_forced_at_the_end_of_its_window(jobs: Jobs) -> None:
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     await ask(handle, LAZY | {"window_h": 1 / 3600})
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, state.incidents[0].resolution) == (2, "update")
 
 
@@ -130,7 +128,7 @@ async def test_one_that_waits_is_forced_sooner_where_somebody_asks_for_it_with_a
     await ask(handle, LAZY)
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await ask(handle, {"version": 2, "window_h": 1 / 3600, **ADA})
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, state.incidents[0].resolution) == (2, "update")
 
 
@@ -160,7 +158,7 @@ async def test_the_same_signal_three_times_is_one_update(jobs: Jobs) -> None:
     handle = await running(jobs)
     for _ in range(3):
         await handle.signal(JobWorkflow.update_by_signal, URGENT)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     await handle.signal(JobWorkflow.update_by_signal, URGENT)
     assert await ask(handle, URGENT) == f"requested before: {version(state, 2).name} is running"
     assert [one.number for one in state.versions] == [1, 2]
@@ -199,7 +197,7 @@ async def test_several_that_wait_come_with_one_restart(jobs: Jobs) -> None:
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await until_status(jobs, handle, 3, VersionStatus.PENDING)
     await handle.execute_update(JobWorkflow.report, anomaly())
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, version(state, 2).status) == (3, VersionStatus.SUPERSEDED)
     assert version(state, 2).ranges == []
 
@@ -210,7 +208,7 @@ async def test_one_that_waits_is_withdrawn(jobs: Jobs) -> None:
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     assert await ask(handle, {"cancel": 2, **ADA}) == "v2 is withdrawn"
     await handle.execute_update(JobWorkflow.report, anomaly())
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.WITHDRAWN)
 
 
@@ -234,7 +232,7 @@ async def test_what_is_withdrawn_while_state_is_restored_does_not_come(jobs: Job
     while "EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED" not in (await incident.fetch_history()).to_json():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     may_go_on.set()
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.WITHDRAWN)
     [report] = reports(jobs)
     assert (report.resolution, report.version) == ("reattempt", 1)
@@ -246,7 +244,7 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     jobs.cluster.confirmation = fails("/home/ada/gpt")
     handle = await running(jobs)
     await ask(handle, URGENT)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
+    state = await jobs.until_runs(handle, 3)
     assert [launch.job.spec.code for launch in jobs.cluster.launches] == ["", "/home/ada/gpt", ""]
     assert (state.spec.version, state.spec.code, len(state.incidents)) == (1, "", 1)
     assert version(state, 2).status == VersionStatus.SUSPECT
@@ -262,7 +260,7 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     assert "it is the same as v2, which was rolled back" in version(state, 3).why
     jobs.cluster.evidence, jobs.cluster.confirmation = stopped, fails("nothing")
     await ask(handle, {"version": 2, "urgency": "urgent", **ADA})
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 4)
+    state = await jobs.until_runs(handle, 4)
     assert (state.spec.version, version(state, 2).status) == (2, VersionStatus.RUNNING)
 
 
@@ -270,10 +268,10 @@ async def test_a_version_that_fails_later_in_its_first_steps_is_taken_back(jobs:
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     await ask(handle, URGENT)
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
     jobs.cluster.evidence = raised
     await handle.execute_update(JobWorkflow.report, anomaly(2, symptom=Symptom.USER_ERROR))
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
+    state = await jobs.until_runs(handle, 3)
     assert (state.spec.version, state.incidents[1].resolution) == (1, "rollback")
 
 
@@ -281,13 +279,13 @@ async def test_a_machine_that_fails_is_not_held_against_a_new_version(jobs: Jobs
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     await ask(handle, URGENT)
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(21), held=held(20))
     await handle.execute_update(JobWorkflow.report, anomaly(2))
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
+    state = await jobs.until_runs(handle, 3)
     assert (state.spec.version, state.incidents[1].resolution) == (2, "reattempt")
     await handle.execute_update(JobWorkflow.report, anomaly(3))
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 4)
+    state = await jobs.until_runs(handle, 4)
     assert (state.spec.version, state.incidents[2].resolution) == (1, "rollback"), "twice, in its first steps"
 
 
@@ -295,10 +293,10 @@ async def test_an_operator_takes_a_version_back(jobs: Jobs) -> None:
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     await ask(handle, URGENT)
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
     said = await ask(handle, {"rollback": True, "urgency": "urgent", **ADA})
     assert said == "the job goes back to v1; it is applied as soon as it passed its checks"
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 3)
+    state = await jobs.until_runs(handle, 3)
     assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.SUSPECT)
     assert version(state, 2).why == "rolled back by ada: a better loss"
 
@@ -327,7 +325,7 @@ async def test_what_comes_while_an_incident_is_open_goes_with_it(jobs: Jobs) -> 
     await until_status(jobs, handle, 2, VersionStatus.PENDING)
     await asyncio.sleep(0.3)
     jobs.cluster.blocked.clear()
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, len(state.incidents)) == (2, 1)
 
 
@@ -341,7 +339,7 @@ async def test_a_job_of_before_there_were_versions_takes_updates(jobs: Jobs) -> 
         JobWorkflow.run, old.model_copy(update={"status": "running"}), id=handle.id, task_queue=jobs.queue
     )
     await ask(handle, URGENT)
-    state = await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    state = await jobs.until_runs(handle, 2)
     assert (state.spec.version, version(state, 1).steady) == (2, True)
 
 
@@ -356,7 +354,7 @@ async def test_each_version_is_noted_in_the_ledger_as_it_changes(jobs: Jobs) -> 
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     await ask(handle, URGENT)
-    await jobs.until(handle, lambda state: state.status == "running" and state.generation == 2)
+    await jobs.until_runs(handle, 2)
     jobs.cluster.checked = lambda given: VersionChecked(refused="no module")
     await ask(handle, LAZY | {"code": "/home/ada/broken"})
     await until_status(jobs, handle, 3, VersionStatus.REFUSED)

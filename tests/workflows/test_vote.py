@@ -63,8 +63,7 @@ async def slow(jobs: Any, voted: Callable[[VoteRound], SlowRound] | None = None,
     jobs.cluster.evidence, jobs.cluster.standbys = stopped, list(STANDBYS)
     if voted is not None:
         jobs.cluster.voted = voted
-    handle = await jobs.start(**policy)
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running(**policy)
     assert await handle.execute_update(JobWorkflow.observe, SLOW) == "accepted"
     return handle
 
@@ -169,8 +168,7 @@ async def test_a_job_that_is_done_or_stopped_meanwhile_ends(jobs: Any) -> None:
 
 async def test_without_a_machine_in_its_place_the_slow_one_stays(jobs: Any) -> None:
     jobs.cluster.evidence, jobs.cluster.voted = stopped, flagged("no CPU")
-    handle = await jobs.start()
-    await jobs.until(handle, lambda state: state.status == "running")
+    handle = await jobs.running()
     await handle.execute_update(JobWorkflow.observe, SLOW)
     state, report = await closed(jobs, handle)
     assert (report.resolution, state.generation) == ("observed", 1)
