@@ -59,7 +59,7 @@ async def test_one_command_approves_and_says_what(jobs: Any, tmp_path: Path) -> 
     name = handle.id.removeprefix("job/")
     code, out, err = await everstep(jobs, tmp_path, "status", name)
     assert code == 0, err
-    assert f"approve   everstep approve {name}    m1 (silent-machine) leaves, and another takes the place" in out
+    assert f"approve   everstep approve {name}    replaces m1 (silent-machine)" in out
     assert f"an operator has to approve that it leaves the job ('everstep approve {name}')" in out
 
     code, out, err = await everstep(jobs, tmp_path, "approve", name, "--by", "ada", "--note", "its power is out")
