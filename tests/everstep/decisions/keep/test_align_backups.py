@@ -1,4 +1,4 @@
-"""When machines are aligned, on which step, and what may be concluded from what they say."""
+"""When machines are aligned, on which step, and what follows from their reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TICK_S = 0.5
 
 
 class Job:
-    """Two ranks that save a step each second, as a watcher hears of them."""
+    """Two ranks that save a step each second, as their watcher sees them."""
 
     def __init__(self, *, every: int = 1) -> None:
         self.rule = AlignRule(2, every)
@@ -43,7 +43,7 @@ class Job:
         for _ in range(40):
             if found := self.look():
                 return found
-        raise AssertionError("nothing was told")
+        raise AssertionError("no name was told")
 
     def adopt(self, aligned: Aligned, *ranks: int) -> None:
         for rank in ranks or (0, 1):
@@ -57,7 +57,7 @@ class Job:
             self.set(rank, backup_step=aligned.named)
 
 
-def test_who_keeps_up_is_told_nothing() -> None:
+def test_machines_that_keep_up_get_no_name() -> None:
     job = Job()
     assert [job.look() for _ in range(100)] == [None] * 100
 
@@ -94,10 +94,10 @@ def test_a_step_is_whole_when_every_rank_adopted_it_and_has_it() -> None:
     job.adopt(first, 0)
     assert job.look() == replace(first, settled=first.named - 1), "rank 1 is told again"
     job.adopt(first, 1)
-    assert job.look() is None, "both know"
+    assert job.look() is None, "both have adopted it"
     job.back_up(first)
     job.set(1, backup_step=first.named - 1)
-    assert job.look() is None, "rank 1 is not through"
+    assert job.look() is None, "rank 1 is not finished"
     job.set(1, backup_step=first.named)
     second = job.until_told()
     assert (second.whole, second.settled) == (first.named, first.named)
@@ -117,8 +117,8 @@ def test_a_step_that_some_rank_passed_is_given_up() -> None:
     assert second.named > first.named
 
 
-def test_a_job_that_stands_still_before_its_first_named_step_is_left_alone_until_it_goes_on() -> None:
-    """Told once: however long its backups take, no other step is named that would not come either."""
+def test_a_job_that_hangs_before_its_first_named_step_is_freed_until_it_steps_again() -> None:
+    """They are told once. While the job hangs no other step is named: that one would not come either."""
     job, first = aligned()
     job.adopt(first)
     own = job.ranks[0].own_step
@@ -134,10 +134,10 @@ def test_a_job_that_stands_still_before_its_first_named_step_is_left_alone_until
         job.set(rank, named=NO_NAMED_STEP, whole=0, own_step=own)
     assert [stand() for _ in range(20)] == [None] * 20
     job.keeps_up = [True, False]
-    assert job.until_told().named > first.named - 1, "once it steps again, who is behind aligns all"
+    assert job.until_told().named > first.named - 1, "once it steps again, a machine that is behind aligns all"
 
 
-def test_a_new_watcher_goes_on_from_what_ranks_say() -> None:
+def test_a_new_watcher_continues_from_what_ranks_report() -> None:
     job, first = aligned()
     job.adopt(first)
     job.back_up(first)
@@ -148,7 +148,7 @@ def test_a_new_watcher_goes_on_from_what_ranks_say() -> None:
     assert told == Aligned(whole=first.named, settled=second.named - 1, named=second.named)
 
 
-def test_what_a_rank_was_told_counts_for_those_only_that_adopted_a_name_since() -> None:
+def test_a_whole_step_counts_only_for_ranks_that_adopted_a_name_since() -> None:
     job, first = aligned()
     job.adopt(first)
     job.back_up(first)
@@ -189,7 +189,7 @@ def test_machines_stay_aligned_while_one_is_slow() -> None:
         assert told.named != NO_NAMED_STEP
 
 
-def test_a_rank_whose_backups_fail_is_waited_for_only_so_long() -> None:
+def test_a_rank_whose_backups_fail_is_waited_for_a_limited_time() -> None:
     job, first = aligned()
     job.adopt(first)
     job.back_up(first)
@@ -208,7 +208,7 @@ def test_backups_that_fail_align_nobody() -> None:
     assert [job.look() for _ in range(60)] == [None] * 60
 
 
-def test_nothing_is_concluded_from_a_part_of_the_ranks() -> None:
+def test_no_name_follows_from_a_part_of_the_ranks() -> None:
     job, first = aligned()
     job.ranks[1] = replace(job.ranks[1], own_step=-1)
     assert job.rule.observe(job.ranks, 10**12) is None
@@ -226,7 +226,7 @@ def test_the_first_step_alone_is_not_two_that_are_late() -> None:
     assert told == [None] * 10
 
 
-def test_a_name_that_came_too_late_is_followed_by_one_further_ahead() -> None:
+def test_after_a_name_that_came_too_late_the_next_one_is_further_ahead() -> None:
     job, first = aligned()
     ahead = first.named - job.ranks[0].own_step
     leads = []

@@ -1,4 +1,4 @@
-"""A job that would not fit is refused with numbers."""
+"""A job that does not fit is refused, with the numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rooms(*shm: float) -> dict[str, Room]:
     return {f"m{index}": Room(int(free * GB), 1000 * GB) for index, free in enumerate(shm)}
 
 
-def test_a_job_that_fits_or_does_not_tell_its_size_may_start() -> None:
+def test_a_job_that_fits_or_states_no_size_may_start() -> None:
     assert lack_of_room(spec(), machines(), rooms(11, 11, 11, 11)) == ""
     assert lack_of_room(spec(state_mb_per_rank=0.0), machines(), rooms(0, 0, 0, 0)) == ""
 
@@ -49,6 +49,6 @@ def test_machines_on_one_host_share_its_memory() -> None:
     assert lack_of_room(spec(), local, rooms(41, 41, 41, 41)) == ""
 
 
-def test_a_machine_that_did_not_say_is_not_judged() -> None:
+def test_a_machine_that_did_not_answer_is_not_judged() -> None:
     assert lack_of_room(spec(), machines(), {}) == ""
     assert "m3" in lack_of_room(spec(), machines(), {"m3": Room(0, 0)})

@@ -1,4 +1,4 @@
-"""From which step a job goes on, and which copies it needs for that."""
+"""From which step a job continues, and which copies it needs for that."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_damaged_copy_of_another_tier_is_named_with_it() -> None:
     assert "rank 0 on m1 (backup): checksum" in choice.reason
 
 
-def test_a_slot_that_was_never_used_is_no_damage() -> None:
+def test_an_unused_slot_is_not_damaged() -> None:
     unused = StateCopy(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
 
     assert "m0" not in choose_restore([held(0, 20), unused], size(1)).reason
@@ -86,13 +86,13 @@ def test_without_any_checkpoint_the_script_decides() -> None:
     assert choose_restore([], size(2)).step == NOTHING_HELD
 
 
-def test_checkpoints_that_are_gone_are_a_loss_and_not_a_script_that_has_none() -> None:
+def test_lost_checkpoints_are_told_apart_from_a_script_without_any() -> None:
     choice = choose_restore([], size(2), held_before=True)
 
     assert (choice.step, choice.reason) == (0, "the checkpoints that the job had are lost")
 
 
-def test_without_a_common_step_the_job_begins_again_and_says_who_lacks_it() -> None:
+def test_without_a_common_step_the_job_starts_over_and_the_reason_names_who_lacks_it() -> None:
     choice = choose_restore([held(0, 7)], size(3))
 
     assert choice.step == 0
@@ -116,7 +116,7 @@ def test_ranks_of_lost_machines_take_their_backups() -> None:
     ]
 
 
-def test_owner_and_peer_lost_together_fall_back_to_disk_and_it_is_said_what_that_costs() -> None:
+def test_owner_and_peer_lost_together_fall_back_to_disk_and_the_reason_has_the_cost() -> None:
     disk = [held(rank, 105, tier=Tier.DISK, machine=f"m{rank // 2}") for rank in range(8)]
     choice = choose_restore([*memory_of(0, 120), *memory_of(3, 120), *disk], FOUR)
 
@@ -128,7 +128,7 @@ def test_owner_and_peer_lost_together_fall_back_to_disk_and_it_is_said_what_that
     )
 
 
-def test_a_deeper_tier_is_used_for_those_ranks_only_that_need_it() -> None:
+def test_only_ranks_that_need_it_use_a_deeper_tier() -> None:
     memory = [*memory_of(0, 120), *memory_of(3, 120)]
     disk = [held(rank, 120, tier=Tier.DISK, machine=f"m{rank // 2}") for rank in range(8)]
     choice = choose_restore([*disk, *memory], FOUR)
@@ -145,7 +145,7 @@ def test_memory_without_a_common_step_is_told_apart_from_memory_that_is_lost() -
     assert "11 steps older than the newest copy (step 21): memory lacks rank 0 at step 21" in choice.reason
 
 
-def test_all_memory_lost_is_said_as_such() -> None:
+def test_the_reason_says_that_all_memory_is_lost() -> None:
     remote = [held(rank, 10, tier=Tier.REMOTE) for rank in range(2)]
 
     assert choose_restore(remote, size(2)).reason == (
@@ -154,7 +154,7 @@ def test_all_memory_lost_is_said_as_such() -> None:
     )
 
 
-def test_own_memory_on_another_machine_is_brought_too() -> None:
+def test_own_memory_on_another_machine_is_copied_too() -> None:
     choice = choose_restore([held(0, 5), held(1, 5, machine="m9")], size(2))
 
     assert [(copy.rank, copy.tier, copy.machine) for copy in choice.copies] == [(1, Tier.OWN, "m9")]
@@ -162,7 +162,7 @@ def test_own_memory_on_another_machine_is_brought_too() -> None:
     assert "1 from memory elsewhere (m9)" in choice.reason
 
 
-def test_a_rollback_takes_just_the_step_that_was_asked_for() -> None:
+def test_a_rollback_takes_exactly_the_requested_step() -> None:
     copies = [held(rank, step) for rank in range(2) for step in (19, 20)]
 
     choice = choose_restore(copies, size(2), at=19)
@@ -180,7 +180,7 @@ def test_a_rollback_takes_just_the_step_that_was_asked_for() -> None:
         (-3, "step -3"),
     ],
 )
-def test_a_rollback_to_a_step_that_is_not_there_says_what_is(at: int, said: str) -> None:
+def test_a_rollback_to_a_missing_step_names_those_that_exist(at: int, said: str) -> None:
     copies = [*(held(rank, step) for rank in range(2) for step in (19, 20)), held(0, 21)]
 
     with pytest.raises(CheckpointError) as raised:
@@ -189,7 +189,7 @@ def test_a_rollback_to_a_step_that_is_not_there_says_what_is(at: int, said: str)
     assert said in str(raised.value)
 
 
-def test_a_rollback_with_nothing_there_says_so() -> None:
+def test_a_rollback_without_any_step_is_refused() -> None:
     with pytest.raises(CheckpointError, match="no rank has it; no step can be restored by all of them"):
         choose_restore([], size(2), at=3)
 
@@ -256,14 +256,14 @@ def test_each_rank_has_its_own_slot_or_a_valid_copy_of_the_first_tier_that_has_o
             assert depth[copy.tier] == min(depth[one.tier] for one in there)
 
 
-def test_own_slots_known_by_their_headers_are_to_be_verified_and_no_others() -> None:
+def test_only_own_slots_known_by_their_headers_are_to_be_verified() -> None:
     own = [held(0, 20, verified=False), held(0, 19, verified=False), held(1, 20), held(2, 20, verified=False)]
     brought = [held(3, 20, tier=Tier.BACKUP, machine="m0", verified=False)]
 
     choice = choose_restore([*own, *brought], size(4))
 
     assert choice.step == 20
-    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], "who brings it verifies it"
+    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], "the copy is verified on arrival"
     assert [(copy.rank, copy.completed_steps, copy.machine) for copy in choice.unverified] == [
         (0, 20, "m0"),
         (2, 20, "m2"),
@@ -271,7 +271,7 @@ def test_own_slots_known_by_their_headers_are_to_be_verified_and_no_others() -> 
 
 
 @given(situations(), st.data())
-def test_no_own_slot_is_restored_from_that_nobody_verified(
+def test_an_own_slot_is_restored_only_once_it_is_verified(
     situation: tuple[Topology, list[str], list[StateCopy]], data: st.DataObject
 ) -> None:
     topology, names, copies = situation
@@ -291,7 +291,7 @@ def test_no_own_slot_is_restored_from_that_nobody_verified(
     )
 
 
-def test_storage_that_cannot_be_listed_is_no_damaged_copy_of_a_rank() -> None:
+def test_unlisted_storage_is_not_a_damaged_copy() -> None:
     unknown = held(0, -1, valid=False, tier=Tier.REMOTE).model_copy(update={"reason": "s3://b cannot be listed: no"})
 
     said = choose_restore([held(0, 20), held(1, 20), unknown], size(2)).reason
@@ -318,7 +318,7 @@ def test_the_first_rank_of_each_group_reads_remote_storage_for_it() -> None:
     assert found == {2: 0, 3: 1, 6: 4, 7: 5}
 
 
-def test_ranks_with_other_tensors_or_none_known_read_for_themselves() -> None:
+def test_ranks_with_different_or_unknown_tensors_read_for_themselves() -> None:
     found = readers(copies(Tier.REMOTE), digests("a", "b", "A", "", "c", "", "c", ""), TOPOLOGY)
 
     assert found == {6: 4}

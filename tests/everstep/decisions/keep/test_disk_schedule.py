@@ -1,4 +1,4 @@
-"""Disk checkpoints by time: all machines are asked for the same coming step, in time and not twice."""
+"""Disk checkpoints by time: all machines get one request for the same coming step. And which steps all keep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.disk_schedule import AGAIN_S, LEAD_S, LEAST_AHEAD, DiskProgress, PersistRule, coming_step
+from everstep.decisions.keep.disk_schedule import (
+    AGAIN_S,
+    LEAD_S,
+    LEAST_AHEAD,
+    Agreed,
+    DiskProgress,
+    PersistRule,
+    StepsOnDisk,
+    agree,
+    coming_step,
+    newest_of_all,
+)
 from everstep.model.checkpoint_policy import CheckpointPolicy
 
 S = 10**9
@@ -29,12 +40,12 @@ def ranks(
 
 
 def looked_at(one: PersistRule, now_ns: int, steps: int, **shown: Any) -> PersistRule:
-    """After a look ten steps and ten seconds earlier, at which nothing was due."""
+    """The rule after an observation ten steps and ten seconds earlier, when no step was due."""
     assert one.observe(*ranks(steps - 10, **shown), now_ns - 10 * S) is None
     return one
 
 
-def test_the_coming_step_is_asked_for_when_the_time_is_up() -> None:
+def test_the_coming_step_is_requested_when_the_time_is_up() -> None:
     first: dict[str, Any] = {"lived_s": 14 * 60 + 50}
 
     assert looked_at(rule(), NOW, 100, **first).observe(*ranks(100), NOW - 1) is None
@@ -48,14 +59,14 @@ def test_time_counts_from_the_newest_step_that_all_have_on_disk() -> None:
     assert one.observe(*ranks(100, whole=64), NOW + 13 * MINUTE + 50 * S) is not None
 
 
-def test_what_one_machine_has_is_not_what_all_have() -> None:
+def test_a_step_that_one_machine_has_does_not_count() -> None:
     one = looked_at(rule(), NOW, 100, whole=64, age_s=14 * 60.0)
     alone, _ = ranks(200, whole=192)
 
     assert one.observe(alone, 64, NOW + 2 * MINUTE) is not None
 
 
-def test_the_time_starts_anew_with_a_later_step_and_not_with_an_earlier_one() -> None:
+def test_only_a_later_step_restarts_the_time() -> None:
     one = looked_at(rule(), NOW, 100, whole=64, age_s=14 * 60.0)
 
     assert one.observe(*ranks(110, whole=96, age_s=5.0), NOW) is None
@@ -63,7 +74,7 @@ def test_the_time_starts_anew_with_a_later_step_and_not_with_an_earlier_one() ->
     assert one.observe(*ranks(130, whole=64, age_s=5.0), NOW + 15 * MINUTE) is not None
 
 
-def test_a_generation_takes_the_time_over_from_the_one_before() -> None:
+def test_a_generation_continues_the_time_of_the_one_before() -> None:
     before = looked_at(rule(), NOW, 200, whole=128, age_s=10 * 60.0)
     one = looked_at(before.next(), NOW + 4 * MINUTE, 100, whole=64, age_s=20 * 60.0)
 
@@ -72,21 +83,21 @@ def test_a_generation_takes_the_time_over_from_the_one_before() -> None:
     assert one.observe(*ranks(130, whole=96, age_s=10.0), NOW + 8 * MINUTE) is None, "96 is later than 64"
 
 
-def test_nothing_else_is_asked_for_while_a_step_is_wanted() -> None:
+def test_no_other_step_is_requested_while_one_is_wanted() -> None:
     old: dict[str, Any] = {"lived_s": 9000.0}
 
     assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=104), NOW) is None
     assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=99), NOW) is None, "it is being written"
 
 
-def test_a_step_that_one_machine_does_not_know_of_is_asked_for_again_while_it_is_to_come() -> None:
+def test_a_coming_step_that_one_machine_does_not_know_is_requested_again() -> None:
     old: dict[str, Any] = {"lived_s": 9000.0}
 
     assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=(104, -1)), NOW) == 104
     assert looked_at(rule(), NOW, 104, **old).observe(*ranks(104, wanted=(104, -1)), NOW) is None
 
 
-def test_a_disk_that_does_not_work_is_asked_less_and_less_often() -> None:
+def test_a_failing_disk_gets_requests_less_and_less_often() -> None:
     one = looked_at(rule(), NOW, 100, lived_s=9000.0)
     asked = [second for second in range(3600) if one.observe(*ranks(100 + second), NOW + second * S) is not None]
 
@@ -94,7 +105,7 @@ def test_a_disk_that_does_not_work_is_asked_less_and_less_often() -> None:
     assert waits == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S, 8 * AGAIN_S, 15 * 60, 15 * 60]
 
 
-def test_a_wish_for_more_than_one_a_minute_is_granted() -> None:
+def test_more_than_one_step_a_minute_can_be_set() -> None:
     one = PersistRule(CheckpointPolicy(disk_every_min=0.1))
     asked = [
         one.observe(*ranks(second + 1, whole=second // 10 * 10, age_s=second % 10), NOW + second * S)
@@ -104,7 +115,7 @@ def test_a_wish_for_more_than_one_a_minute_is_granted() -> None:
     assert len([step for step in asked if step is not None]) >= 5
 
 
-def test_where_steps_go_by_number_one_is_asked_for_when_none_gets_onto_all_disks() -> None:
+def test_where_steps_are_due_by_number_one_is_requested_if_none_gets_onto_all_disks() -> None:
     by_number: dict[str, Any] = {"disk_every_min": 0.0, "disk_every_steps": 50}
     asked = {
         newest: looked_at(rule(**by_number), NOW, newest, lived_s=9000.0).observe(*ranks(newest), NOW)
@@ -115,7 +126,7 @@ def test_where_steps_go_by_number_one_is_asked_for_when_none_gets_onto_all_disks
     assert asked[115] == 150, "which is due by its number too"
 
 
-def test_without_a_step_time_or_a_wish_for_it_nothing_is_asked() -> None:
+def test_without_a_step_time_or_an_interval_no_step_is_requested() -> None:
     old: dict[str, Any] = {"lived_s": 9000.0}
 
     assert rule().observe(*ranks(100, **old), NOW) is None, "no step was seen yet"
@@ -135,10 +146,10 @@ def test_the_step_comes_late_enough_and_not_too_late(newest: int, step_s: float)
 
 
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e2), st.data())
-def test_watchers_that_look_a_little_apart_mostly_name_the_same_step(
+def test_watchers_that_observe_a_little_apart_mostly_name_the_same_step(
     newest: int, step_s: float, data: st.DataObject
 ) -> None:
-    """Over one raster of beginnings, a delay of a step changes the answer once."""
+    """Over one grid of start times, a delay of a step changes the answer once."""
     draw: Callable[[st.SearchStrategy[int]], int] = data.draw
     start = newest + draw(st.integers(0, 100))
     first = coming_step(start, step_s)
@@ -146,3 +157,38 @@ def test_watchers_that_look_a_little_apart_mostly_name_the_same_step(
     answers = {coming_step(start + delay, step_s) for delay in range(min(raster, 50))}
 
     assert len(answers) <= 2
+
+
+def stored(*steps: int, passed: int = 0, kept: int = 0, settled: int = 0) -> StepsOnDisk:
+    return StepsOnDisk(frozenset(steps), passed, kept, settled)
+
+
+def test_the_newest_common_step_need_not_be_the_newest_of_any_rank() -> None:
+    disks = [stored(10, 20, 40), stored(20, 30)]
+    assert newest_of_all(disks) == 20
+    assert agree(disks, 2) == Agreed(keep=20)
+    assert newest_of_all([]) == 0
+
+
+def test_a_part_of_the_ranks_agrees_on_no_step() -> None:
+    assert agree([stored(10, passed=20)], 2) == Agreed()
+
+
+def test_a_step_is_settled_when_all_keep_it() -> None:
+    one, other = stored(10, kept=10), stored(10, 20)
+    assert agree([one, other], 2) == Agreed(keep=10)
+    assert agree([one, stored(10, 20, kept=10)], 2) == Agreed(keep=10, settled=10)
+    assert agree([one, stored(20, kept=10)], 2).settled == 0, "it kept step 10, and lost it"
+    assert agree([one, stored(20, kept=20, settled=20)], 2).settled == 20, "another watcher saw that"
+
+
+def test_a_step_that_some_keep_is_named_until_it_is_settled_or_gone() -> None:
+    some = [stored(10, 20, kept=10), stored(10, 20)]
+    assert agree(some, 2) == Agreed(keep=10), "20 comes after it"
+    gone = [stored(10, 20, kept=10), stored(20, passed=20)]
+    assert agree(gone, 2) == Agreed(keep=20, gone=(10,))
+
+
+def test_a_step_is_gone_when_a_rank_passed_it() -> None:
+    assert agree([stored(10, 20, 30), stored(passed=20)], 2).gone == (10, 20)
+    assert agree([stored(10, 20, 30), stored(10)], 2).gone == (), "an older agent does not report which steps it passed"

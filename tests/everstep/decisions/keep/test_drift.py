@@ -1,4 +1,4 @@
-"""Ranks that drift apart are seen, and ranks that are shown at different times are not taken for that."""
+"""Ranks that drift apart are noticed; ranks observed at different times are not mistaken for that."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_ranks_that_meet_every_25_steps_only_are_seen_apart() -> None:
 
     first = next(now for now, apart in found if apart)
     assert first < 10, "within two rounds"
-    assert all(apart for now, apart in found if now > first), "and for as long as that goes on"
+    assert all(apart for now, apart in found if now > first), "and as long as the drift lasts"
     assert 6 <= found[-1][1] <= 13
 
 
@@ -81,12 +81,12 @@ def test_ranks_in_step_are_never_seen_apart_however_late_they_are_heard(
     assert not any(apart for _, apart in watch(ranks, until=4, late_s=late_s, seed=seed))
 
 
-def test_a_machine_that_is_silent_for_long_is_not_behind_and_a_drift_is_forgotten_in_the_end() -> None:
+def test_a_silent_machine_is_not_behind_and_a_drift_is_forgotten_in_the_end() -> None:
     rule = DriftRule(4)
     here = [RankPosition(0, 10, 10, 0), RankPosition(1, 10, 10, 0)]
     for second in range(30):
         moved = RankPosition(0, 10 + second, 10 + second, second * S)
-        assert rule.observe([moved, here[1]], second * S) == 0, "nothing was heard of it"
+        assert rule.observe([moved, here[1]], second * S) == 0, "no sample of it came"
     behind = [rule.observe([moved, RankPosition(1, 10, 12, s * S)], s * S) for s in (31, 33)]
     assert behind == [0, 27]
     together = [rule.observe([moved, RankPosition(1, 39, 39, s * S)], s * S) for s in (40, 34 + int(RECALL_S))]
@@ -94,7 +94,7 @@ def test_a_machine_that_is_silent_for_long_is_not_behind_and_a_drift_is_forgotte
 
 
 @pytest.mark.parametrize("own", [-1, 100])
-def test_who_has_not_stepped_yet_is_where_it_was_restored(own: int) -> None:
+def test_a_rank_without_a_step_is_where_it_was_restored(own: int) -> None:
     rule = DriftRule(4)
     for second in range(20):
         ahead = RankPosition(0, 100 + min(second, 1), 100, second * S)

@@ -1,4 +1,4 @@
-"""Which steps on its disk a machine keeps: what it was told, and what it says, over restarts of its agent."""
+"""Which steps on its disk a machine keeps, what it reports of them, and what a restarted agent still knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def machine_of(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
         machine.close()
 
 
-def test_what_was_asked_for_stays_and_then_the_roundest() -> None:
+def test_requested_steps_are_kept_first_and_then_the_roundest() -> None:
     held = [8, 10, 12, 16, 20, 24, 30, 31]
     assert steps_to_keep(held, Kept(), newest=1) == {0, 16, 24, 31}
     assert steps_to_keep(held, Kept(named=10), newest=1) == {0, 10, 16, 31}
@@ -54,20 +54,18 @@ def test_a_promise_is_kept_until_it_is_settled_or_gone() -> None:
     assert (settled.settled, settled.promised) == (10, 10)
     assert agreed(settled, held, keep=20, settled=10, gone=()).promised == 20
     assert agreed(settled, held, keep=5, settled=5, gone=()) == settled, "an old message"
-    assert agreed(Kept(), held, keep=40, settled=40, gone=()) == Kept(), "it does not have that"
+    assert agreed(Kept(), held, keep=40, settled=40, gone=()) == Kept(), "it does not have step 40"
 
 
 @given(held=STEPS, settled=st.integers(0, 40), promised=st.integers(0, 40), gone=STEPS, newest=st.integers(1, 3))
-def test_no_more_is_kept_than_there_is_room_for(
-    held: set[int], settled: int, promised: int, gone: set[int], newest: int
-) -> None:
+def test_kept_steps_fit_the_room(held: set[int], settled: int, promised: int, gone: set[int], newest: int) -> None:
     kept = Kept(settled, promised, gone=frozenset(gone))
     keep = steps_to_keep(held, kept, newest=newest)
     assert keep >= {settled, promised, *sorted(held)[-newest:]}
     assert len(keep) <= newest + OPEN_STEPS + 2
 
 
-def test_a_job_that_goes_back_forgets_what_it_abandons() -> None:
+def test_a_job_that_rolls_back_forgets_the_abandoned_steps() -> None:
     kept = Kept(20, 30, named=40, gone=frozenset({10}), passed=40)
     assert went_back(kept, 30) == Kept(20, 30)
     assert went_back(kept, 25) == Kept(20, 20)
@@ -102,11 +100,11 @@ def test_an_agent_that_was_restarted_keeps_what_it_promised(machine_of: Callable
     machine.persist(whole=60, settled=10, generation=1)
     machine.persist(whole=60, settled=60, generation=1)
     on_disk(machine, 70, 80)
-    wait_for(lambda: machine.steps() == {0: [60, 70, 80]}, "what is older than what is settled goes")
+    wait_for(lambda: machine.steps() == {0: [60, 70, 80]}, "steps older than the settled one are deleted")
     assert list(machine.saved.of(0).disk_steps) == [60, 70, 80]
 
 
-def test_what_is_said_of_a_stopped_generation_means_nothing(machine_of: Callable[..., Machine]) -> None:
+def test_a_message_about_a_stopped_generation_is_ignored(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     on_disk(machine, 10, 20)
@@ -119,7 +117,7 @@ def test_what_is_said_of_a_stopped_generation_means_nothing(machine_of: Callable
     assert (now.disk_kept, now.disk_settled, now.disk_wanted) == (10, 10, -1)
 
 
-def test_a_step_that_was_asked_for_takes_the_place_of_one_that_is_due(machine_of: Callable[..., Machine]) -> None:
+def test_a_requested_step_replaces_one_that_is_due(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(ranks=(0, 1), world=4)
     machine.launch()
     machine.save(10, ranks=(0,))  # rank 1 does not get there

@@ -13,7 +13,7 @@ def held(step: int, generation: int, **more: object) -> StateCopy:
     return StateCopy(rank=0, machine="m0", completed_steps=step, generation=generation, **more)
 
 
-def test_what_was_saved_beyond_the_step_of_a_later_beginning_is_disowned() -> None:
+def test_copies_beyond_the_step_of_a_later_launch_are_disowned() -> None:
     line = [(1, FROM_NOTHING), (2, 20)]
 
     assert is_ours(held(20, 1), line)
@@ -26,25 +26,25 @@ def test_an_earlier_run_of_the_name_is_disowned_by_a_fresh_start() -> None:
     assert is_ours(held(5, 3), [(4, 5)]), "unless the job was started from it"
 
 
-def test_a_generation_that_was_never_launched_is_of_another_run_of_the_name() -> None:
+def test_a_generation_that_was_never_launched_belongs_to_another_run() -> None:
     assert not is_ours(held(5, 9), [(4, FROM_NOTHING)])
-    assert is_ours(held(5, 9), []), "the job began before lines were kept"
+    assert is_ours(held(5, 9), []), "the job began before lineages were recorded"
 
 
-def test_what_another_run_saved_is_ours_at_the_step_from_which_we_were_started() -> None:
+def test_a_copy_of_another_run_is_ours_at_the_step_of_our_start() -> None:
     assert is_ours(held(120, 7), [(1, 120)])
     assert is_ours(held(120, 7), [(1, 120), (2, 125)])
     assert not is_ours(held(121, 7), [(1, 120)])
     assert not is_ours(held(119, 7), [(1, 120)])
-    assert not is_ours(held(120, 7), [(1, 120), (2, 100), (3, 130)]), "we came by step 120 once more"
+    assert not is_ours(held(120, 7), [(1, 120), (2, 100), (3, 130)]), "this run passed step 120 once more"
     assert not is_ours(held(120, 7), [(3, 120)]), "it is not known where the run began"
 
 
-def test_what_does_not_say_who_saved_it_is_used() -> None:
+def test_a_copy_without_a_generation_is_used() -> None:
     assert is_ours(held(5, 0), [(4, FROM_NOTHING)])
 
 
-def test_a_copy_that_failed_is_marked_with_the_reason_and_no_other_one() -> None:
+def test_only_the_failed_copy_is_marked_with_the_reason() -> None:
     bad = held(20, 1, tier=Tier.BACKUP, valid=False, reason="checksum")
 
     found = usable([held(20, 1, tier=Tier.BACKUP), held(20, 1), held(21, 1)], [(1, -1), (2, 20)], [bad])
@@ -56,7 +56,7 @@ def test_a_copy_that_failed_is_marked_with_the_reason_and_no_other_one() -> None
 
 
 @given(st.lists(st.integers(-1, 500), min_size=1, max_size=3 * KEPT), st.integers(1, 310), st.integers(0, 500))
-def test_a_line_that_was_shortened_never_takes_what_the_whole_one_refuses(
+def test_a_shortened_lineage_never_accepts_what_the_whole_one_refuses(
     steps: list[int], generation: int, step: int
 ) -> None:
     whole = list(enumerate(steps, start=1))

@@ -1,4 +1,4 @@
-"""Laws of where backups lie, over all small sizes."""
+"""Invariants of the placement of backups, over all small sizes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> d
 
 
 def test_every_small_size() -> None:
-    """Another machine always, equal load, and every single lost group survived unless it is said."""
+    """Always another machine, equal load, and each single lost group is survived unless the placement names it."""
     for topology in topologies(12, 8):
         placement = place_backups(topology)
         if topology.machines == 1:
@@ -77,7 +77,7 @@ def test_every_small_size() -> None:
 
 
 def test_no_permutation_of_few_machines_is_better() -> None:
-    """By brute force: as few groups as any permutation breaks, none where that is possible."""
+    """Checked by brute force: no permutation breaks fewer groups."""
     for topology in topologies(5, 6):
         if topology.machines == 1:
             continue
@@ -102,7 +102,7 @@ def test_figure_9_of_the_paper() -> None:
         assert peer == topology.rank_at(tp=at.tp, pp=at.pp ^ 1, dp=at.dp ^ 1)
 
 
-def test_one_kind_of_parallelism_goes_to_the_neighbouring_machine_and_says_what_that_costs() -> None:
+def test_one_kind_of_parallelism_uses_the_neighbour_and_the_reason_has_the_cost() -> None:
     pairs = place_backups(Topology.of(8, 2))
     ring = place_backups(Topology.of(7, 1))
 
@@ -116,7 +116,7 @@ def test_one_kind_of_parallelism_goes_to_the_neighbouring_machine_and_says_what_
     )
 
 
-def test_one_machine_has_no_peer_and_says_so() -> None:
+def test_one_machine_has_no_peer() -> None:
     placement = place_backups(Topology.of(1, 4, 2, 2))
 
     assert placement.peers == (None,) * 4
@@ -186,7 +186,7 @@ def test_failure_domains_for_some_machines_only_are_refused() -> None:
 
 
 @given(st.data())
-def test_a_lost_failure_domain_is_survived_unless_it_is_said(data: st.DataObject) -> None:
+def test_a_lost_failure_domain_is_survived_unless_the_placement_names_it(data: st.DataObject) -> None:
     machines, ranks = data.draw(st.integers(2, 12)), data.draw(st.integers(1, 4))
     tp = data.draw(st.sampled_from(divisors(ranks * machines)))
     pp = data.draw(st.sampled_from(divisors(ranks * machines // tp)))
@@ -226,7 +226,7 @@ def test_any_group_of_any_mesh_may_be_lost_where_there_is_room_for_it(mesh: str)
             assert survives(topology, placement, {topology.machine(rank) for rank in group}), kind
 
 
-def test_what_no_mesh_allows_is_said_by_the_name_of_the_axis() -> None:
+def test_the_reason_names_the_axis_that_no_placement_can_protect() -> None:
     placement = place_backups(Topology.parse("4,2,dp_shard=8"))
 
     assert placement.shared == ("dp_shard",)

@@ -1,4 +1,4 @@
-"""No choice of copies mixes runs of a job's name."""
+"""A choice of copies never mixes runs of the same job name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_all_copies_of_a_step_are_of_one_run(found: list[StateCopy]) -> None:
 
 
 @given(copies, st.integers(-1, 4), st.lists(st.integers(0, 4), max_size=2))
-def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
+def test_a_job_uses_its_own_copies_and_those_up_to_its_start(
     found: list[StateCopy], origin: int, later: list[int]
 ) -> None:
     lineage = list(enumerate([origin, *later], start=3))
@@ -64,7 +64,7 @@ def test_a_job_uses_its_own_copies_and_those_that_led_to_where_it_began(
             assert source.run in {"", B} or (source.run == A and led_here)
 
 
-def test_the_run_that_has_a_step_for_all_is_taken_and_of_two_the_latest() -> None:
+def test_a_run_that_has_the_step_for_all_ranks_is_chosen_and_of_two_the_latest() -> None:
     mixed = [held(0, 20, A), held(1, 20, A), held(0, 20, B, tier=Tier.OWN)]
     choice = choose_restore(mixed, TWO)
     assert choice.step == 20
@@ -73,7 +73,7 @@ def test_the_run_that_has_a_step_for_all_is_taken_and_of_two_the_latest() -> Non
     assert {one.run for one in newer.values()} == {B}
 
 
-def test_a_step_that_two_runs_left_in_halves_is_refused_with_the_reason() -> None:
+def test_a_step_of_which_two_runs_left_a_part_each_is_refused_with_the_reason() -> None:
     with pytest.raises(CheckpointError, match="rank 0 on m0 has it only of another run"):
         choose_restore([held(0, 20, A), held(1, 20, B)], TWO, at=20)
 
@@ -82,16 +82,16 @@ def test_the_same_generation_and_step_of_another_run_are_not_ours() -> None:
     mine = Runs(B)
     assert is_ours(held(0, 20, B, generation=1), [(1, FROM_NOTHING)], mine)
     assert not is_ours(held(0, 20, A, generation=1), [(1, FROM_NOTHING)], mine)
-    assert not is_ours(held(0, 20, A), [(1, FROM_NOTHING)], mine), "not even where it does not say its generation"
+    assert not is_ours(held(0, 20, A), [(1, FROM_NOTHING)], mine), "not even without a generation"
     assert is_ours(held(0, 20, "", generation=1), [(1, FROM_NOTHING)], mine), "an older release wrote it"
 
 
-def test_of_the_run_that_a_job_was_started_from_everything_up_to_there_is_ours() -> None:
+def test_all_steps_of_the_run_that_a_job_was_started_from_are_ours_up_to_the_start() -> None:
     mine = Runs(B, (A,))
     assert is_ours(held(0, 120, A, generation=9), [(1, 120)], mine)
-    assert is_ours(held(0, 100, A, generation=9), [(1, 120)], mine), "it went through that too"
+    assert is_ours(held(0, 100, A, generation=9), [(1, 120)], mine), "that run passed step 100 too"
     assert not is_ours(held(0, 140, A, generation=9), [(1, 120)], mine)
-    assert not is_ours(held(0, 120, A, generation=9), [(1, 120), (2, 100)], mine), "this run came by it once more"
+    assert not is_ours(held(0, 120, A, generation=9), [(1, 120), (2, 100)], mine), "this run passed step 120 once more"
     assert not is_ours(held(0, 120, C, generation=9), [(1, 120)], mine)
 
 
@@ -115,8 +115,8 @@ def test_a_new_run_starts_from_files_only() -> None:
     assert left_by_earlier_run([*memory, *files], TWO.topology, 20) == files
 
 
-def test_a_new_run_starts_from_what_the_last_one_took_for_its_own() -> None:
-    """The last run had gone back from 30 to 10; a machine that could not set its files aside still has the old 20."""
+def test_a_new_run_starts_only_from_steps_of_the_last_ones_lineage() -> None:
+    """The last run had rolled back from 30 to 10; a machine that could not set its files aside still has the old 20."""
     last = EarlierRun(run=B, origin_runs=[A], lineage=[(4, 5), (5, 10)])
     files = [held(0, 20, B, generation=5), held(1, 20, B, generation=4), *(held(r, 5, A, generation=9) for r in (0, 1))]
     with pytest.raises(CheckpointError, match="rank 1 lacks it; there are steps 5"):
@@ -127,7 +127,7 @@ def test_a_new_run_starts_from_what_the_last_one_took_for_its_own() -> None:
     assert (chosen.step, runs) == (5, [A, B])
 
 
-def test_what_older_runs_left_is_used_when_it_is_asked_for_and_whole() -> None:
+def test_complete_steps_of_older_runs_can_be_used() -> None:
     last = EarlierRun(run=B, lineage=[(4, FROM_NOTHING)])
     older = [held(rank, 20, A, generation=3) for rank in (0, 1)]
     assert choose_start(older, TWO, last, at=20)[1] == [A]

@@ -20,7 +20,7 @@ def test_each_copy_is_added_once() -> None:
     assert (evidence.generation, evidence.disk_shared) == (3, True)
 
 
-def test_a_location_that_was_listed_once_is_known() -> None:
+def test_a_location_listed_once_counts_as_listed() -> None:
     stopped = Evidence(
         generation=1, emptied=["m3"], unlisted=[Unlisted(tier=Tier.DISK, machines=["m1"], reason="hangs")]
     )

@@ -19,7 +19,7 @@ def test_other_paths_are_no_checkpoints(path: str) -> None:
     assert folder_of(path) is None
 
 
-def test_a_folder_that_every_machine_sees_whole_will_do() -> None:
+def test_a_folder_that_every_machine_sees_in_full_is_accepted() -> None:
     assert judge_folder(PATH, {"m0": {0: "", 1: ""}, "m1": {0: "", 1: ""}}) == ""
 
 
@@ -32,11 +32,11 @@ def test_a_folder_that_every_machine_sees_whole_will_do() -> None:
         ({"m0": {0: "", 2: ""}}, "of 3 ranks it lacks rank 1. Copy their files (rank-1.safetensors, rank-1.json"),
     ],
 )
-def test_what_is_wrong_is_named(seen: dict[str, dict[int, str]], said: str) -> None:
+def test_the_answer_names_what_is_wrong(seen: dict[str, dict[int, str]], said: str) -> None:
     assert said in judge_folder(PATH, seen)
 
 
-def test_the_last_ranks_of_those_that_the_saving_job_had_are_missed_too() -> None:
+def test_missing_last_ranks_are_noticed_by_the_sizes_of_the_saving_job() -> None:
     seen = {"m0": dict.fromkeys(range(3), "")}
     four = dict.fromkeys(range(3), ("", "2,2,1,1,pp-dp-tp"))
     assert "of 4 ranks it lacks rank 3. Copy their files (rank-3.safetensors" in judge_folder(PATH, seen, four)
@@ -52,4 +52,4 @@ def test_files_of_different_jobs_in_one_folder_are_refused() -> None:
     assert "rank 0 is of run 20261121-1, rank 1 of 20261122-2" in judge_folder(PATH, seen, runs)
     sizes_differ = {0: ("", sizes), 1: ("", "2,1,1,1,pp-dp-tp")}
     assert "is of sizes 1,2,1,1,pp-dp-tp" in judge_folder(PATH, seen, sizes_differ)
-    assert judge_folder(PATH, seen, {0: ("20261121-1", ""), 1: ("", sizes)}) == "", "old files do not say it"
+    assert judge_folder(PATH, seen, {0: ("20261121-1", ""), 1: ("", sizes)}) == "", "old files have no run"

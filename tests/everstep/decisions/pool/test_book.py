@@ -1,4 +1,4 @@
-"""Whose a machine is, case by case; what holds in whatever order: test_book_laws."""
+"""Which job has a machine, case by case. For invariants over any order of requests see test_book_laws."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine(number: int, domain: str = "") -> Machine:
 
 
 def pool(count: int, standbys: int = 0, domains: list[str] | None = None) -> PoolState:
-    """A pool of so many machines, after its first look."""
+    """A pool of ``count`` machines, after its first poll."""
     state = PoolState()
     machines = [machine(number, (domains or [""] * count)[number]) for number in range(count)]
     poll.apply(state, PollAnswers(machines=machines, standbys=standbys), began_ns=0, now_ns=1)
@@ -63,11 +63,11 @@ def test_the_last_of_the_list_are_standbys() -> None:
     assert places(pool(3, standbys=1)) == {"m0": "free", "m1": "free", "m2": "standby"}
 
 
-def test_a_list_that_grows_has_as_many_standbys_as_it_says() -> None:
+def test_a_growing_list_has_as_many_standbys_as_it_asks_for() -> None:
     state = pool(3, standbys=1)
     longer = PollAnswers(machines=[machine(number) for number in range(5)], standbys=1)
     poll.apply(state, longer, began_ns=2, now_ns=3)
-    assert places(state)["m3"] == places(state)["m4"] == "provisioning", "nobody has asked them yet"
+    assert places(state)["m3"] == places(state)["m4"] == "provisioning", "no poll has asked them yet"
     poll.apply(state, longer, began_ns=4, now_ns=5)
     assert places(state) == {"m0": "free", "m1": "free", "m2": "free", "m3": "free", "m4": "standby"}
 
@@ -99,7 +99,7 @@ def test_an_evicted_machine_is_replaced_by_a_standby_of_another_domain() -> None
     assert state.machines["m1"].uncleaned
 
 
-def test_a_machine_that_left_with_ranks_is_looked_at_often_for_a_while() -> None:
+def test_a_machine_that_left_with_ranks_is_polled_often_for_a_while() -> None:
     """It may answer again soon."""
     state = pool(5, 2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
@@ -125,7 +125,7 @@ def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_
     assert book.replace(state, evict("m1", keep=(0,)), now_ns=8).machines["m1"].name == "m2"
 
 
-def test_a_machine_that_is_not_fit_takes_no_place() -> None:
+def test_an_unfit_machine_replaces_none() -> None:
     state = pool(3, standbys=1)
     poll.apply(state, PollAnswers(faults={"m2": "it does not answer"}), began_ns=2, now_ns=3)
     book.lease(state, want("gpt", 0), now_ns=4)
@@ -149,13 +149,13 @@ def test_a_machine_leaves_quarantine_only_after_it_passed_its_tests_and_is_clean
         return str(state.machines["m0"].place)
 
     assert looked(30, faults={"m0": "it does not answer"}) == "quarantined"
-    assert [looked(seconds) for seconds in (60, 90, 120, 150)] == ["quarantined"] * 4, "ranks may live there"
+    assert [looked(seconds) for seconds in (60, 90, 120, 150)] == ["quarantined"] * 4, "ranks may still run there"
     assert looked(160, cleaned=["m0"], faults={"m0": "xid-79: lost"}) == "quarantined"
     assert [looked(seconds) for seconds in (170, 180)] == ["quarantined"] * 2
-    assert looked(190) == "standby", "there is one too few"
+    assert looked(190) == "standby", "the pool lacks a standby"
 
 
-def test_a_machine_that_was_evicted_twice_does_not_come_back_by_itself() -> None:
+def test_a_machine_that_was_evicted_twice_needs_an_operator() -> None:
     state = pool(3, standbys=2)
     now = quarantine(state)
     move = OperatorMove(machine="m0", operator="me")
@@ -177,7 +177,7 @@ def test_a_machine_that_was_evicted_twice_does_not_come_back_by_itself() -> None
     assert state.machines["m0"].place in {PoolPlace.STANDBY, PoolPlace.FREE}
 
 
-def test_what_a_look_does_not_know_ends_no_lease() -> None:
+def test_an_incomplete_poll_ends_no_lease() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0), now_ns=2)
     for hours in (1, 2, 3, 4):
@@ -189,14 +189,14 @@ def test_what_a_look_does_not_know_ends_no_lease() -> None:
     assert places(state)["m0"] == "free"
 
 
-def test_a_lease_that_is_newer_than_the_look_is_not_ended_by_it() -> None:
+def test_a_poll_does_not_end_a_newer_lease() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0), now_ns=20)
     poll.apply(state, PollAnswers(over=["gpt"]), began_ns=10, now_ns=30)
     assert places(state)["m0"] == "active gpt"
 
 
-def test_a_machine_that_its_job_does_not_name_is_free_after_two_looks() -> None:
+def test_a_machine_that_its_job_does_not_name_is_free_after_two_polls() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     jobs = [RunningJob(job="gpt", run="1", machines=[machine(0)], settled=True)]
@@ -206,7 +206,7 @@ def test_a_machine_that_its_job_does_not_name_is_free_after_two_looks() -> None:
 
 
 def test_a_machine_that_an_incident_holds_stays_with_its_job_however_long_the_stop_takes() -> None:
-    """Else another job could get it, and both had it once the ranks are dead at last."""
+    """Else another job could get it while its ranks still run."""
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     assert book.replace(state, evict("m1", keep=(0,)), now_ns=3).machines["m1"].name == "m2"
@@ -217,7 +217,7 @@ def test_a_machine_that_an_incident_holds_stays_with_its_job_however_long_the_st
     assert book.lease(state, want("bert", 2), now_ns=5 * HOUR).refused
 
 
-def test_a_job_of_before_the_pool_has_its_machines() -> None:
+def test_a_job_that_is_older_than_the_pool_has_its_machines() -> None:
     state = PoolState()
     jobs = [RunningJob(job="gpt", run="1", machines=[machine(0), machine(7)])]
     poll.apply(state, PollAnswers(machines=[machine(0), machine(1)], jobs=jobs), began_ns=10, now_ns=11)
@@ -231,10 +231,10 @@ def test_nobody_gets_a_machine_before_it_is_known_where_jobs_run() -> None:
     for number in range(poll.UNKNOWN_POLLS):
         assert not state.known
         poll.apply(state, PollAnswers(unknown=["old"]), began_ns=10 + number, now_ns=11 + number)
-    assert state.known, "a job that can never say it does not hold up all others"
+    assert state.known, "a job that never answers does not block all others"
 
 
-def test_an_operator_keeps_a_machine_away_and_lets_it_come_back() -> None:
+def test_an_operator_takes_a_machine_out_of_use_and_back_in() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0), now_ns=2)
     move = OperatorMove(machine="m0", operator="me", reason="a loud fan")
@@ -250,8 +250,8 @@ def test_an_operator_keeps_a_machine_away_and_lets_it_come_back() -> None:
     assert not book.operator_evicts(state, OperatorMove(machine="m9", operator="me"), now_ns=7)
 
 
-def test_a_new_run_of_a_job_does_not_get_what_an_operator_takes_out_of_it() -> None:
-    """The run before was terminated by hand, and no look knows of it yet."""
+def test_a_new_run_does_not_get_a_machine_that_an_operator_evicts() -> None:
+    """The run before was terminated by hand, and no poll has seen that yet."""
     state = pool(3)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada", reason="a loud fan"), now_ns=3)
@@ -264,7 +264,7 @@ def test_a_new_run_of_a_job_does_not_get_what_an_operator_takes_out_of_it() -> N
     assert state.machines["m1"].why == "a loud fan"
 
 
-def test_a_job_that_can_let_a_machine_go_is_told_so_although_one_that_cannot_comes_first() -> None:
+def test_a_job_that_can_release_a_machine_is_asked_although_one_that_cannot_comes_first() -> None:
     state = pool(6)
     for number, job in enumerate("abc"):
         book.lease(state, want(job, number), now_ns=2)
@@ -275,14 +275,14 @@ def test_a_job_that_can_let_a_machine_go_is_told_so_although_one_that_cannot_com
         return [one.machine.name for one in poll.leaving(state, PollAnswers(jobs=jobs))]
 
     assert told(a=False, b=True, c=False) == ["m1"]
-    assert told(b=True) == ["m1", "m0", "m2"], "how the others are is not known"
+    assert told(b=True) == ["m1", "m0", "m2"], "the state of the others is unknown"
     book.lease(state, want("d", 3, 4), now_ns=4)
     assert state.spare == 1
     assert told(a=False, b=True, c=True) == ["m1"]
     assert told(c=True) == ["m2"]
 
 
-def test_what_a_test_found_no_look_can_clear() -> None:
+def test_no_poll_clears_what_a_test_found() -> None:
     """Inspections do not see a machine that computes wrongly: it waits for an operator."""
     state = pool(2, standbys=1)
     book.lease(state, want("gpt", 0), now_ns=1)

@@ -1,4 +1,4 @@
-"""Laws of the pool's book that hold whatever is asked in whatever order."""
+"""Invariants of the pool's book over any requests in any order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.everstep.decisions.pool.test_book import S, evict, machine, pool, wan
 
 
 class BookLaws(RuleBasedStateMachine):
-    """Leases, replacements, returns, looks and operators in any order, against a plain account of who has what."""
+    """Leases, replacements, returns, polls and operators in any order, against a plain map of machines to jobs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state = pool(5, standbys=1)
         self.now = 10
         self.has: dict[str, str] = {}
-        """Machine → the job that was told that it has it."""
+        """Machine → the job to which it was given."""
         self.answers: dict[str, Replaced] = {}
 
     def _tick(self) -> int:
@@ -54,7 +54,7 @@ class BookLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule(data=st.data())
     def not_fit(self, data: st.DataObject) -> None:
-        """The machine that came last for another one is not fit."""
+        """The newest replacement is not fit."""
         [(old, new)] = list(self.answers.values())[-1].machines.items()
         job = self.has.get(new.name)
         if job is None:

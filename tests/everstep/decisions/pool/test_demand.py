@@ -1,4 +1,4 @@
-"""Standbys in use, day by day, against a count of single moments."""
+"""Standbys in use, day by day, compared with a count at single moments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECORDS = st.builds(
 
 
 def counted(record: FailureRecord) -> list[int]:
-    """Machines away at the fullest quarter of each day."""
+    """Most machines away in any quarter of each day."""
 
     def away(machine: str, moment: float) -> bool:
         own = [failure for failure in record.failures if failure.machine == machine]
@@ -55,7 +55,7 @@ def test_equals_a_count_moment_by_moment(record: FailureRecord) -> None:
 
 
 @given(RECORDS, st.integers(0, DAYS))
-def test_what_was_known_before_a_day_has_nothing_of_it(record: FailureRecord, day: int) -> None:
+def test_a_record_before_a_day_holds_nothing_of_that_day(record: FailureRecord, day: int) -> None:
     known = record.before(day)
     assert known.days == day
     assert all(failure.failed_day < day and (failure.back_day or 0) < day for failure in known.failures)
@@ -84,7 +84,7 @@ def at(day: float) -> int:
     return START + round(day * DAY_NS)
 
 
-def test_a_machine_is_back_when_it_was_seen_in_a_job_again() -> None:
+def test_a_machine_is_back_once_a_job_has_it_again() -> None:
     record = record_from(
         [("m2", at(1)), ("m1", at(3))],
         [("m2", at(0.5)), ("m2", at(1)), ("m2", at(4)), ("m1", at(2))],
@@ -100,7 +100,7 @@ def test_a_machine_is_back_when_it_was_seen_in_a_job_again() -> None:
     assert daily_demand(record, Refill.REPAIR) == [0, 1, 1, 2, 1, 1, 1, 1, 1, 1]
 
 
-def test_what_is_not_of_the_time_does_not_count() -> None:
+def test_failures_outside_the_time_do_not_count() -> None:
     record = record_from([("m1", at(-1)), ("m1", at(11))], [], machines=8, start_ns=START, until_ns=at(10))
     assert record.failures == ()
     assert record_from([], [], machines=8, start_ns=START, until_ns=at(-1)).days == 0.0

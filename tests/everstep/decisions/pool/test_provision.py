@@ -1,4 +1,4 @@
-"""How many machines a cluster is asked for."""
+"""How many machines the pool requests from a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def listing(count: int, *, standbys: int = 0, at_most: int = 0, **more: object) 
 
 
 def cluster(count: int, job: int, *, standbys: int = 0, at_most: int = 0) -> PoolState:
-    """A pool of so many machines, of which a job has the first ones."""
+    """A pool of ``count`` machines, of which a job has the first ``job``."""
     state = PoolState()
     poll.apply(state, listing(count, standbys=standbys, at_most=at_most), began_ns=0, now_ns=1)
     machines = [machine(number) for number in range(job)]
@@ -50,10 +50,10 @@ def test_a_job_that_waits_for_machines_gets_as_many_as_it_lacks() -> None:
     assert answer.why == "2 needed and 1 to spare; the cluster is asked for more"
     assert wanted(state, now_ns=4) == 6
     assert evict(state, "m1", "m2").why == answer.why
-    assert wanted(state, now_ns=4) == 6, "who asks twice is not given twice"
+    assert wanted(state, now_ns=4) == 6, "the same request counts once"
 
 
-def test_what_comes_is_waited_for_and_not_asked_for_again() -> None:
+def test_machines_that_were_requested_are_not_requested_again() -> None:
     state = cluster(4, 4, at_most=8)
     evict(state, "m1")
     assert wanted(state, now_ns=4) == 5
@@ -61,7 +61,7 @@ def test_what_comes_is_waited_for_and_not_asked_for_again() -> None:
     poll.apply(state, listing(5, at_most=8), began_ns=10, now_ns=11)
     assert place(state, "m4") == "provisioning"
     assert (state.spare, coming(state, now_ns=12), wanted(state, now_ns=12)) == (0, 1, 0)
-    assert not evict(state, "m1").machines, "nobody is replaced by a machine that nobody has seen"
+    assert not evict(state, "m1").machines, "a machine that no poll has seen replaces none"
 
     silent = listing(5, at_most=8, faults={"m4": "it does not answer"})
     poll.apply(state, silent, began_ns=20, now_ns=21)
@@ -72,7 +72,7 @@ def test_what_comes_is_waited_for_and_not_asked_for_again() -> None:
     assert (state.short, wanted(state, now_ns=40)) == ({}, 0)
 
 
-def test_a_machine_that_never_comes_is_not_counted_on_for_ever() -> None:
+def test_a_machine_that_never_comes_counts_for_a_limited_time() -> None:
     state = cluster(4, 4, at_most=8)
     evict(state, "m1")
     silent = listing(5, at_most=8, faults={"m4": "it does not answer"})
@@ -89,14 +89,14 @@ def test_standbys_that_were_used_are_filled_up_again() -> None:
     assert wanted(state, now_ns=4) == 6
 
 
-def test_a_standby_that_does_not_answer_for_a_moment_is_no_reason_for_another_one() -> None:
+def test_a_standby_that_is_silent_for_a_moment_is_not_replaced() -> None:
     state = cluster(5, 4, standbys=1, at_most=6)
     poll.apply(state, listing(5, standbys=1, at_most=6, faults={"m4": "silent"}), began_ns=10, now_ns=11)
     assert (state.spare, wanted(state, now_ns=12)) == (0, 0)
 
 
 @pytest.mark.parametrize("ends", ["over", "settled"])
-def test_a_job_that_goes_on_or_ended_waits_for_none(ends: str) -> None:
+def test_a_job_that_continues_or_ended_waits_for_no_machine(ends: str) -> None:
     state = cluster(4, 4, at_most=8)
     evict(state, "m1")
     running = RunningJob(job="gpt", run="1", machines=[machine(number) for number in range(4)], settled=True)
@@ -123,7 +123,7 @@ def test_never_more_than_it_may_have_and_never_fewer_than_it_has(
     assert asked == 0 or count < asked <= at_most
 
 
-def test_machines_are_looked_for_often_as_long_as_some_may_come_soon() -> None:
+def test_polls_are_frequent_while_machines_may_come_soon() -> None:
     state = cluster(4, 4)
     assert not is_awaited(state, now_ns=4)
     evict(state, "m1")

@@ -1,4 +1,4 @@
-"""Which idle machines get which code: each version once, bounded, and never in anybody's way."""
+"""Which idle machines get which code: each version once, few at a time, and never on machines of a job."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pool(machines: list[tuple[PoolPlace, str, bool]]) -> PoolState:
 
 
 @given(machines=MACHINES, jobs=JOBS)
-def test_it_comes_to_an_end_and_only_machines_that_nobody_has_are_asked(
+def test_checks_end_and_only_idle_machines_are_asked(
     machines: list[tuple[PoolPlace, str, bool]], jobs: list[RunningJob]
 ) -> None:
     state, looked, asked = pool(machines), PollAnswers(jobs=jobs), set[tuple[str, str]]()
@@ -72,7 +72,7 @@ def test_it_comes_to_an_end_and_only_machines_that_nobody_has_are_asked(
         assert asked == {(name, version) for name in fit for version in settled}
 
 
-def test_standbys_come_first_and_who_did_not_answer_is_asked_again() -> None:
+def test_standbys_come_first_and_a_machine_that_did_not_answer_is_asked_again() -> None:
     state = pool([(PoolPlace.FREE, "", False)] * ready.MACHINES + [(PoolPlace.STANDBY, "", False)])
     looked = PollAnswers(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
     [request] = ready.wanted(state, looked)
@@ -84,7 +84,7 @@ def test_standbys_come_first_and_who_did_not_answer_is_asked_again() -> None:
     assert state.machines["m0"].ready == {"v1": "gpt: no room"}
 
 
-def test_what_cannot_be_done_at_all_is_not_tried_again_and_again() -> None:
+def test_an_impossible_check_is_not_repeated_for_ever() -> None:
     state = pool([(PoolPlace.STANDBY, "", False)])
     looked = PollAnswers(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
     [request] = ready.wanted(state, looked)
@@ -110,5 +110,5 @@ HERE = {"python": "3.11.9", "torch": "2.9.1"}
         ),
     ],
 )
-def test_what_all_others_have_otherwise_is_named(elsewhere: list[dict[str, str]], said: str) -> None:
+def test_a_difference_from_all_other_machines_is_named(elsewhere: list[dict[str, str]], said: str) -> None:
     assert differing(HERE, elsewhere) == said

@@ -1,4 +1,4 @@
-"""The size of the pool: the paper's table, exact sums, and laws."""
+"""The size of the pool: the paper's table, exact sums, and invariants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATES = st.floats(0.0, 1.0)
 
 
 def burst(machines: int, *, days: float = 30.0, every: int = 1) -> FailureRecord:
-    """A cluster of 100 machines of which some fail together, each on a day of its own, and are back within hours."""
+    """A cluster of 100 machines of which some fail together on each of several days, and are back within hours."""
     times = [(day + 0.5, n) for day in range(0, int(days), every) for n in range(machines)]
     return FailureRecord(100, days, tuple(MachineFailure(f"m{n}-{at}", at, at + 0.2) for at, n in times))
 
@@ -105,7 +105,7 @@ def test_bursts_need_more_than_the_binomial_says() -> None:
     assert (size.standbys, size.decided_by) == (14, "record")
 
 
-def test_a_short_record_leaves_it_to_the_binomial() -> None:
+def test_with_a_short_record_the_binomial_decides() -> None:
     short, enough = (pool_size(100, burst(9, days=days)) for days in (SHORT_DAYS - 0.1, SHORT_DAYS))
     assert (short.record, short.decided_by) == (None, "binomial")
     assert short.standbys == short.binomial > pool_size(100, None).standbys
@@ -120,7 +120,7 @@ def test_old_bursts_are_forgotten() -> None:
     assert (old.peak, young.peak) == (0, 9)
 
 
-def test_there_are_no_more_standbys_than_machines_but_for_the_floor() -> None:
+def test_standbys_exceed_machines_only_by_the_floor() -> None:
     everything = burst(4, days=30)
     assert pool_size(4, FailureRecord(4, 30, everything.failures)).standbys == 4
     assert (pool_size(4, None, floor=9).standbys, pool_size(4, None, floor=9).decided_by) == (9, "floor")
@@ -131,7 +131,7 @@ def seen(failures: int, *, machines: int = 400, days: float = 349.0) -> FailureR
 
 
 @pytest.mark.parametrize("record", [None, FailureRecord(4, 0.0), FailureRecord(0, 9.0)])
-def test_without_a_record_it_is_the_papers(record: FailureRecord | None) -> None:
+def test_without_a_record_the_rate_is_the_papers(record: FailureRecord | None) -> None:
     assert failure_rate(record) == FailureRate(PAPER_RATE, "paper")
 
 
@@ -141,7 +141,7 @@ def test_a_long_record_replaces_the_papers() -> None:
     assert (found.source, found.failures, found.machine_days) == ("record", 584, 400 * 349)
 
 
-def test_a_short_record_without_a_failure_does_not_say_that_none_fails() -> None:
+def test_a_short_record_without_a_failure_does_not_make_the_rate_zero() -> None:
     assert failure_rate(seen(0, machines=4, days=2)).per_day == pytest.approx(PAPER_RATE, rel=0.01)
     assert failure_rate(seen(0)).per_day < PAPER_RATE / 100
 
@@ -168,7 +168,7 @@ def test_it_is_the_trace(trace: FailureRecord) -> None:
     assert (trace.machines, int(trace.days), len(trace.failures)) == (400, 348, 584)
 
 
-def test_what_the_papers_rule_says_of_the_trace_would_not_have_been_enough(trace: FailureRecord) -> None:
+def test_the_papers_rule_would_not_have_been_enough_for_the_trace(trace: FailureRecord) -> None:
     size = pool_size(trace.machines, trace)
     needed = daily_demand(trace, Refill.DAILY)
     assert (size.binomial, round(size.rate.per_day, 4)) == (5, 0.0042)
@@ -190,12 +190,12 @@ def test_our_rule_holds_99_percent_of_days(
 
 
 def test_no_day_is_sized_from_what_came_later(trace: FailureRecord) -> None:
-    """What the rules say of the first days is the same where nothing is known of the others."""
+    """The sizes for the first days stay the same without the later days."""
     early = walk_forward(trace.before(60), Refill.REPAIR)
     failures = tuple(failure for failure in trace.failures if failure.failed_day < 60)
     assert early == walk_forward(FailureRecord(trace.machines, 60, failures), Refill.REPAIR)
 
 
-def test_a_record_of_no_day_says_nothing() -> None:
+def test_a_record_of_no_day_has_no_answer() -> None:
     for result in walk_forward(FailureRecord(4, 0.5), Refill.DAILY):
         assert (result.days, result.held, result.share, result.mean_standbys, result.mean_idle) == (0, 0, 0.0, 0.0, 0.0)

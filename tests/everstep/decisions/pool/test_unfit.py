@@ -1,4 +1,4 @@
-"""A machine that came for another one and cannot be used: the next one comes, or the other one stays."""
+"""An unfit replacement: the next machine replaces it, or the evicted machine stays."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.everstep.decisions.pool.test_book import evict, machine, places, pool
 
 
 def unfit(new: str, old: str, *, id: str = "i/2", keep: tuple[int, ...] = ()) -> ReplaceRequest:
-    """``new`` came for ``old`` and is not fit."""
+    """``new`` replaces ``old`` and is not fit."""
     return evict(new, id=id, keep=keep).model_copy(update={"back": {new: old}})
 
 
-def test_one_that_came_and_is_not_fit_gives_way_to_the_next_one() -> None:
+def test_an_unfit_replacement_is_replaced_by_the_next_machine() -> None:
     state = pool(4, standbys=2)
     book.lease(state, want("gpt", 0, 1), now_ns=1)
     [new] = book.replace(state, evict("m1", keep=(0,)), now_ns=2).machines.values()
@@ -21,7 +21,7 @@ def test_one_that_came_and_is_not_fit_gives_way_to_the_next_one() -> None:
     assert places(state) == {"m0": "active gpt", "m1": "quarantined gpt", "m2": "quarantined gpt", "m3": "active gpt"}
 
 
-def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
+def test_without_another_replacement_the_evicted_machine_stays() -> None:
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=1)
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada"), now_ns=2)
@@ -38,11 +38,11 @@ def test_where_no_other_is_left_the_machine_that_was_to_leave_stays() -> None:
     back = state.machines["m1"]
     assert (back.job, back.run, back.evicted_ns, back.uncleaned, back.wanted_out) == ("gpt", "1", [], False, True)
     assert back.fault == ""
-    assert state.short["gpt"].machines == 1, "the cluster is asked for one more"
+    assert state.short["gpt"].machines == 1, "the cluster gets a request for one more"
     assert book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=5) == answer
 
 
-def test_a_machine_that_was_cleaned_meanwhile_does_not_go_back() -> None:
+def test_a_machine_that_was_cleaned_meanwhile_does_not_return() -> None:
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=1)
     book.replace(state, evict("m1", keep=(0,)), now_ns=2)

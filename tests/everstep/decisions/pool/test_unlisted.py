@@ -1,4 +1,4 @@
-"""What becomes of machines that are in the list of the cluster no more."""
+"""Machines that the cluster does not list any more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.everstep.decisions.pool.test_book import HOUR, evict, machine, places
 
 
 def dead(**evict_more: str) -> PoolState:
-    """m1 died, was evicted and is not in the list any more: m3 is in its place."""
+    """m1 died, was evicted and is not in the list any more: m3 has replaced it."""
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     request = evict("m1", keep=(0,))
@@ -40,7 +40,7 @@ def test_a_machine_that_died_and_left_the_list_is_forgotten_once_its_evictions_d
     poll_without_m1(state, 25)
     assert "m1" not in state.machines
     poll.apply(state, PollAnswers(machines=[*NEW_LIST, machine(1)], standbys=1), began_ns=26 * HOUR, now_ns=26 * HOUR)
-    assert places(state)["m1"] == "provisioning", "it is a new one"
+    assert places(state)["m1"] == "provisioning", "it counts as new"
 
 
 def test_a_machine_in_the_list_is_not_forgotten_nor_is_one_that_came_back_into_it() -> None:
@@ -57,7 +57,7 @@ def test_a_machine_in_the_list_is_not_forgotten_nor_is_one_that_came_back_into_i
     assert "m1" not in state.machines
 
 
-def test_ranks_that_may_live_on_it_are_not_forgotten_as_long_as_their_job_runs() -> None:
+def test_a_machine_that_may_have_ranks_is_not_forgotten_while_their_job_runs() -> None:
     state = dead()
     poll_without_m1(state, 1, over=False)
     poll_without_m1(state, 50, over=False)
@@ -66,7 +66,7 @@ def test_ranks_that_may_live_on_it_are_not_forgotten_as_long_as_their_job_runs()
     assert "m1" not in state.machines
 
 
-def test_what_waits_for_an_operator_is_not_forgotten_for_being_out_of_the_list() -> None:
+def test_a_machine_that_waits_for_an_operator_is_not_forgotten() -> None:
     state = dead(rule="failed-test")
     poll_without_m1(state, 1)
     poll_without_m1(state, 50)

@@ -1,4 +1,4 @@
-"""ETTR against a count of single moments, and its invariants."""
+"""ETTR compared with a count of single moments, and its invariants."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def test_order_does_not_matter(spans: list[Interval]) -> None:
     }
 
 
-def test_the_window_forgets() -> None:
+def test_time_before_the_window_does_not_count() -> None:
     crash = [Interval(0, 1800 * S, "recovery")]
     assert ettr(crash, start_ns=0, now_ns=3600 * S, window_s=3600.0).ratio == 0.5
     assert ettr(crash, start_ns=0, now_ns=5400 * S, window_s=3600.0).ratio == 1.0
 
 
-def test_no_time_no_ratio() -> None:
+def test_without_time_there_is_no_ratio() -> None:
     assert ettr([], start_ns=5, now_ns=5).ratio is None
     assert ettr([Interval(0, None, "launch")], start_ns=5, now_ns=3).wall_s == 0
 
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[Launch], list[Outage]]:
-    """A job that starts at 0: launches and incidents of which any time may never have been noted."""
+    """A job that starts at 0: launches and incidents, each of whose times may be missing."""
     launches = [
         Launch(begin * S, draw(st.none() | st.integers(begin, 60).map(lambda one: one * S)))
         for begin in sorted(draw(st.sets(st.integers(1, 50), max_size=4)))

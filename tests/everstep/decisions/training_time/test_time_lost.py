@@ -1,4 +1,4 @@
-"""The causes of lost time: together they are what ETTR does not count, and each is where its stages say."""
+"""The causes of lost time: they sum up to what ETTR does not count, and each follows from its stages."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def known_times(draw: st.DrawFn) -> IncidentTimes:
 
 
 @given(st.lists(intervals(), max_size=6), known_times(), st.integers(0, 40), st.none() | st.integers(0, 60))
-def test_together_they_are_what_ettr_does_not_count(
+def test_all_causes_sum_up_to_the_time_that_ettr_does_not_count(
     spans: list[Interval], times: IncidentTimes, now: int, window: int | None
 ) -> None:
-    """Whatever the stages say: they divide the time of an incident, and never make it longer or shorter."""
+    """Any stages divide the time of an incident, and never make it longer or shorter."""
     counted = ettr(spans, start_ns=0, now_ns=now * S, window_s=window)
     begin = 0 if window is None else max(0, now - window)
     causes = time_lost(spans, {ID: times}, begin_ns=begin * S, end_ns=now * S)
@@ -52,7 +52,7 @@ def test_together_they_are_what_ettr_does_not_count(
 
 
 def lost(times: IncidentTimes | None, *more: Interval, end: float | None = 200, now: float = 300) -> dict[str, float]:
-    """Of an incident after the step at 100 s; without what took no time."""
+    """Causes of an incident after the step at 100 s that took any time."""
     spans = [Interval(100 * S, None if end is None else round(end * S), "recovery", ID), *more]
     causes = time_lost(spans, {ID: times} if times else {}, begin_ns=0, end_ns=round(now * S))
     return {cause: seconds for cause, seconds in causes.items() if seconds and cause != "productive"}
@@ -68,12 +68,12 @@ def test_the_stages_of_a_report_divide_an_incident() -> None:
     ) == {"detect": 10, "decide": 3, "evict": 5, "restart": 83, "recompute": 5}
 
 
-def test_what_stages_leave_was_waited_before_the_last_try() -> None:
+def test_time_outside_the_stages_was_waited_before_the_last_attempt() -> None:
     stages = ((Stage.STOP, 1.0), (Stage.REATTEMPT, 2.0), (Stage.STOP, 1.0), (Stage.REATTEMPT, 2.0))
     assert lost(IncidentTimes(100 * S, stages)) == {"decide": 2, "restart": 98}
 
 
-def test_a_parked_job_is_parked_from_when_to_when_it_is_known() -> None:
+def test_a_parked_job_is_parked_between_its_notes() -> None:
     stages = (
         (Stage.STOP, 1.0),
         (Stage.DECIDE, 1.0),
@@ -83,12 +83,12 @@ def test_a_parked_job_is_parked_from_when_to_when_it_is_known() -> None:
     )
     times = IncidentTimes(100 * S, stages, parked=((120 * S, 180 * S),))
     parked = Interval(120 * S, 180 * S, "parked", ID)
-    # 18 s before it were spent on asking for copies again and again, as no stage says.
+    # The 18 s before it, which no stage covers, were spent on repeated requests for copies.
     assert lost(times, parked) == {"decide": 20, "parked": 60, "restart": 20}
     assert lost(IncidentTimes(100 * S, stages[:4])) == {"decide": 2, "parked": 60, "restart": 38}
 
 
-def test_of_an_incident_without_a_report_the_notes_tell() -> None:
+def test_an_incident_without_a_report_is_divided_by_its_notes() -> None:
     noted = ((Stage.DECIDE, 105 * S), (Stage.DECIDE, 125 * S), (Stage.RESTORE, 130 * S))
     assert lost(IncidentTimes(102 * S, noted=noted)) == {"detect": 2, "decide": 3, "restart": 25, "unknown": 70}
 
@@ -108,7 +108,7 @@ def test_an_open_incident(noted: tuple[tuple[str, int], ...], parked_now: bool |
     assert lost(times, end=None) == {"detect": 2} | after
 
 
-def test_what_nothing_is_known_of_is_unknown() -> None:
+def test_time_without_notes_is_unknown() -> None:
     assert lost(None) == {"unknown": 100}
     assert lost(IncidentTimes(None, ((Stage.STOP, 1.0),))) == {"unknown": 100}
 
