@@ -1,1 +1,1 @@
-"""The machine that a job hangs on: pure functions judge stacks and collectives of all ranks together."""
+"""The judgement of a hang: which ranks the others wait for, from the stacks and collectives of all ranks."""

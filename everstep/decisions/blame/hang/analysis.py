@@ -1,4 +1,4 @@
-"""The analysis of a hang: the machines that should leave the job."""
+"""The analysis of a hang: which machines should leave the job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from everstep.decisions.blame.hang.by_waiting import by_waiting, judge_mismatch
 from everstep.decisions.blame.hang.conclusions import (
     HangCase,
     HangLimits,
+    describe_collectives,
     named,
-    open_collectives_told,
     over_evicted,
     unknown,
 )
@@ -25,89 +25,86 @@ from everstep.model.finding import Finding, FindingSource, MachineFinding
 from everstep.model.hang import HangConclusion, HangMethod, HangResult
 from everstep.model.topology import Topology
 
-ONE_SAMPLE = (
-    "there was one sample only: that the job does not move is taken for granted; two, seconds apart, would show it"
-)
+ONE_SAMPLE = "there was only one sample: whether the job hangs is not certain, and a second sample would show it"
 
 
 def judge_hang(
-    evidence: JobSamples, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
+    samples: JobSamples, topology: Topology, limits: HangLimits | None = None, names: Sequence[str] = ()
 ) -> HangVerdict:
-    """Judge a job that does not step, or say that nothing is known.
+    """Judge a job that does not step; the conclusion is UNKNOWN if the samples show no reason.
 
     Args:
-        evidence: The evidence of all ranks that have any.
-        topology: The topology of the job; the evidence's ranks are its ranks.
+        samples: The samples of the job's ranks.
+        topology: The topology of the job.
         limits: The limits of the analysis.
         names: The names of the machines, in their order; for people.
     """
-    doing = {rank: known.doing for rank, known in evidence.ranks.items() if known.trainer}
-    differing = find_outliers(doing, topology)
-    case = HangCase(evidence, topology, limits or HangLimits(), names, wait_graph(evidence, topology), differing)
-    verdict = _with_one_look(case, _conclude(case))
+    activities = {rank: sample.activity for rank, sample in samples.ranks.items() if sample.trainer}
+    differing = find_outliers(activities, topology)
+    case = HangCase(samples, topology, limits or HangLimits(), names, wait_graph(samples, topology), differing)
+    verdict = _allowed_by_samples(case, _conclude(case))
     drawn = picture(
         topology,
         differing.groups,
         named=verdict.ranks if verdict.conclusion is HangConclusion.NAMES else (),
         evicted=verdict.machines,
     )
-    silent = tuple(rank for rank in range(topology.world_size) if not evidence.of(rank).is_known)
+    silent = tuple(rank for rank in range(topology.world_size) if not samples.of(rank).is_known)
     return replace(verdict, unknown=silent, stacks=differing.groups, picture=drawn)
 
 
-def _with_one_look(case: HangCase, verdict: HangVerdict) -> HangVerdict:
-    """Return the verdict that one sample allows: in a healthy job some ranks wait for a computing rank too, and stacks
-    differ."""
-    evidence = case.evidence
-    if evidence.moved is not None or evidence.is_hung or verdict.conclusion is HangConclusion.UNKNOWN:
+def _allowed_by_samples(case: HangCase, verdict: HangVerdict) -> HangVerdict:
+    """Return the verdict, or UNKNOWN if it evicts by only one sample: in a healthy job, too, ranks wait at any time.
+
+    Flight records alone may evict by one sample, since torch writes them only after a rank has waited for long.
+    """
+    samples = case.samples
+    if samples.moved is not None or samples.is_hung or verdict.conclusion is HangConclusion.UNKNOWN:
         return verdict
-    at_any_time = bool(evidence.ras_ranks) or any(known.trainer for known in evidence.ranks.values())
-    if verdict.evicts and at_any_time and verdict.method is not HangMethod.STATE:
-        what = "stacks" if not evidence.ras_ranks else "what ranks do"
-        why = (
-            f"one sample of {what} does not tell a job that hangs from one that computes. If it hangs: {verdict.reason}"
-        )
+    sampled_at_any_time = bool(samples.ras_ranks) or any(sample.trainer for sample in samples.ranks.values())
+    if verdict.evicts and sampled_at_any_time and verdict.method is not HangMethod.STATE:
+        why = f"one sample does not show whether the job hangs or computes. If it hangs: {verdict.reason}"
         return unknown(why, verdict.evidence)
     return replace(verdict, evidence=(*verdict.evidence, ONE_SAMPLE))
 
 
 def _conclude(case: HangCase) -> HangVerdict:
     if not case.known:
-        return unknown("nothing is known of any rank")
-    if sum(known.is_stopped for known in case.evidence.ranks.values()) == case.topology.world_size:
-        return unknown("all ranks are stopped (state T): so somebody pauses a job on purpose")
+        return unknown("nothing is known about any rank")
+    if sum(sample.is_stopped for sample in case.samples.ranks.values()) == case.topology.world_size:
+        return unknown("all ranks are stopped (state T): the job was paused on purpose")
     if progressed := _progressed(case):
-        some = len(progressed) > 1
+        several = len(progressed) > 1
         return HangVerdict(
             HangConclusion.NOT_HUNG,
             HangMethod.NONE,
-            f"{len(progressed)} rank{'s' * some} that wait{'s' * (not some)} for others progressed between two "
+            f"{len(progressed)} rank{'s' * several} that wait{'s' * (not several)} for others progressed between two "
             f"samples: rank {listed(progressed)}",
         )
     reasons = []
     for method in case.limits.methods:
-        found = _WAYS[method](case)
-        if isinstance(found, HangVerdict):
-            return found
-        reasons.append(found)
-    return unknown("; ".join(filter(None, reasons)) or "no method was asked", open_collectives_told(case.graph))
+        verdict = _METHODS[method](case)
+        if isinstance(verdict, HangVerdict):
+            return verdict
+        reasons.append(verdict)
+    return unknown("; ".join(filter(None, reasons)) or "no method was chosen", describe_collectives(case.graph))
 
 
 def _progressed(case: HangCase) -> list[int]:
-    """Ranks that waited and are elsewhere now. One that waits for nobody may spin at one place for ever."""
+    """Return the ranks that waited for others and have moved since; other ranks may move in an endless loop."""
     entered = {rank for collective in case.graph.collectives for rank in collective.entered}
-    waits = entered | case.graph.blind | case.graph.edges.keys()
-    return sorted((case.evidence.moved or frozenset()) & waits)
+    waiting = entered | case.graph.blind | case.graph.edges.keys()
+    return sorted((case.samples.moved or frozenset()) & waiting)
 
 
 def _by_state(case: HangCase) -> HangVerdict | str:
-    stopped = tuple(sorted(rank for rank, known in case.evidence.ranks.items() if known.is_stopped))
+    stopped = tuple(sorted(rank for rank, sample in case.samples.ranks.items() if sample.is_stopped))
     if not stopped:
         return ""
-    if not case.few(stopped):
-        return f"{len(stopped)} ranks are stopped, on too many machines to be named"
-    what = "their processes are" if len(stopped) > 1 else "its process is"
-    return named(case, stopped, HangMethod.STATE, f"{what} stopped (state T)")
+    if not case.on_few_machines(stopped):
+        return f"{len(stopped)} ranks are stopped, on too many machines to evict"
+    processes = "their processes are" if len(stopped) > 1 else "its process is"
+    return named(case, stopped, HangMethod.STATE, f"{processes} stopped (state T)")
 
 
 def _by_waiting(case: HangCase) -> HangVerdict | str:
@@ -120,16 +117,15 @@ def _by_stacks(case: HangCase) -> HangVerdict | str:
         if not case.differing.groups:
             return "there are no stacks"
         if undecided:
-            return f"no stack has a majority in the stages of {len(undecided)} ranks"
-        return "no rank's stack differs from most of its peers'"
+            return f"no stack has a majority in the pipeline stages of {len(undecided)} ranks"
+        return "no rank has another stack than most of its peers"
     shared = shared_group(outliers, case.topology, most_of_job=case.limits.most_over_evicted)
     if shared is None:
         return f"{len(outliers)} outliers share no group that is small enough: rank {listed(outliers)}"
-    what = "what they do is not what most of their peers do"
-    return over_evicted(case, outliers, shared, HangMethod.STACKS, what)
+    return over_evicted(case, outliers, shared, HangMethod.STACKS, "they do not do what most of their peers do")
 
 
-_WAYS: Mapping[HangMethod, Callable[[HangCase], HangVerdict | str]] = {
+_METHODS: Mapping[HangMethod, Callable[[HangCase], HangVerdict | str]] = {
     HangMethod.STATE: _by_state,
     HangMethod.WAIT_FOR: _by_waiting,
     HangMethod.STACKS: _by_stacks,
@@ -141,21 +137,21 @@ MACHINES_KEPT = 1024
 LINES_KEPT = 12
 PICTURE_CHARACTERS = 6000
 REASON_CHARACTERS = 600
-"""How much of one verdict an incident keeps."""
+"""The largest verdict that an incident keeps: its ranks, machines, lines of evidence, and characters."""
 
 
 def found_of(
     verdict: HangVerdict, topology: Topology, names: Sequence[str], *, generation: int, looks: int, seconds: float
 ) -> HangResult:
-    """Return the verdict as an incident keeps it: with names of machines, and bounded.
+    """Return the verdict in the form that an incident keeps: with names of machines, and of limited size.
 
     Args:
         verdict: The verdict of the analysis.
         topology: The topology of the job.
-        names: The names of its machines, in order.
+        names: The names of the job's machines, in order.
         generation: The generation of the samples.
         looks: The number of samples.
-        seconds: The time that the samples needed.
+        seconds: The duration of the samples.
     """
     suspects = sorted({topology.machine(rank) for rank in verdict.ranks} & set(verdict.machines))
     return HangResult(
@@ -176,8 +172,7 @@ def found_of(
 
 
 def findings_of_hang(found: HangResult) -> list[MachineFinding]:
-    """Return a finding about each machine that should leave the job; it is not sure if innocent machines leave on
-    purpose."""
+    """Return a finding about each machine that should leave the job. In an over-eviction, no finding is sure."""
     return [
         MachineFinding(
             machine=machine,
@@ -196,6 +191,6 @@ def findings_of_hang(found: HangResult) -> list[MachineFinding]:
 def _why_it_leaves(found: HangResult, machine: str) -> str:
     if not found.over_evicts:
         return f"the job hangs: {found.reason}"
-    count = f"{found.innocent} of {len(found.machines)} machines leave though nothing points at them"
+    count = f"{found.innocent} of {len(found.machines)} machines leave although none of their ranks is an outlier"
     own = "one of its ranks is an outlier" if machine in found.suspects else "it leaves on purpose"
     return f"over-eviction, {count}; {own}. The job hangs: {found.reason}"

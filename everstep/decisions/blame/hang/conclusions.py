@@ -1,4 +1,4 @@
-"""The possible verdicts of the analysis of a hang, in words."""
+"""The case of a job that hangs, and the verdicts that an analysis can give, in words."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 
 MOST_NAMED = 0.25
-"""Largest share of a job's machines that may be named one by one; one may always."""
+"""Largest share of a job's machines that may be evicted by name; one machine always may."""
 TWO_FAULTS, TWO_FAULTS_OF = 2, 4
-"""So may two of at least so many: two faults at once, as the breaker of evictions lets two go."""
+"""Two machines may be evicted by name in a job of at least four, since two may fail at once."""
 METHODS = (HangMethod.STATE, HangMethod.WAIT_FOR, HangMethod.STACKS)
 
 
@@ -27,18 +27,18 @@ class HangLimits:
     """The limits of an analysis."""
 
     methods: tuple[HangMethod, ...] = METHODS
-    """Asked in this order; the first that finds somebody decides."""
+    """The methods in the order in which they are tried; the first with a verdict decides."""
     most_named: float = MOST_NAMED
-    """Largest share of a job's machines that may be named one by one; one may always, and two of four."""
+    """Largest share of a job's machines that may be evicted by name; one machine always may, and two of four."""
     most_over_evicted: float = MOST_OF_JOB
     """Largest share of a job's machines that may be over-evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangCase:
-    """A job that does not step."""
+    """A job that does not step, and what its samples show."""
 
-    evidence: JobSamples
+    samples: JobSamples
     topology: Topology
     limits: HangLimits
     names: Sequence[str]
@@ -48,26 +48,26 @@ class HangCase:
 
     @property
     def known(self) -> int:
-        """Number of ranks of which something is known."""
-        return sum(1 for one in self.evidence.ranks.values() if one.is_known)
+        """The number of ranks of which something is known."""
+        return sum(sample.is_known for sample in self.samples.ranks.values())
 
-    def few(self, ranks: Sequence[int]) -> bool:
-        """Whether so few machines hold some ranks that these may be named one by one."""
+    def on_few_machines(self, ranks: Sequence[int]) -> bool:
+        """Return whether ranks are on so few machines that these may be evicted by name."""
         machines = {self.topology.machine(rank) for rank in ranks}
         always = TWO_FAULTS if self.topology.machines >= TWO_FAULTS_OF else 1
         return len(machines) <= max(always, int(self.limits.most_named * self.topology.machines))
 
 
-TOLD = 4
-"""The number of open collectives that a verdict lists."""
+COLLECTIVES_LISTED = 4
+"""Number of open collectives that a verdict lists."""
 
 
 def named(case: HangCase, ranks: Sequence[int], method: HangMethod, reason: str) -> HangVerdict:
-    """Name a few ranks that the other ranks wait for."""
+    """Return the verdict that names a few ranks, because they hold up the job."""
     machines = tuple(sorted({case.topology.machine(rank) for rank in ranks}))
     head = f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} on {listed(names_of(machines, case.names))}: {reason}"
-    told = open_collectives_told(case.graph)
-    return HangVerdict(HangConclusion.NAMES, method, head, tuple(ranks), machines, evidence=told)
+    evidence = describe_collectives(case.graph)
+    return HangVerdict(HangConclusion.NAMES, method, head, tuple(ranks), machines, evidence=evidence)
 
 
 def over_evicted(
@@ -79,25 +79,29 @@ def over_evicted(
     *,
     evidence: tuple[str, ...] = (),
 ) -> HangVerdict:
-    """A group that some ranks share; the machines of it without such a rank are innocent, and one at least is not."""
+    """Return the verdict that evicts all machines of the group that some ranks share.
+
+    The machines without such a rank count as innocent. If the group is on one machine, the verdict names this machine.
+    """
     group = shared.group
     suspects = {case.topology.machine(rank) for rank in ranks} & set(group.machines)
-    one = len(group.machines) == 1
+    one_machine = len(group.machines) == 1
     reason = (
         f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ({listed(ranks)}): {what}; "
         f"{'all on' if not shared.unexplained else 'most on'} {_machines(group.machines, case.names)}"
-        + ("" if one else f", the {group.kind} group they share")
+        + ("" if one_machine else f", the {group.kind} group they share")
     )
-    innocent = 0 if one else len(group.machines) - len(suspects)
-    more = [f"{innocent} of {len(group.machines)} machines have no outlier, and go on purpose"] if innocent else []
-    if not one:
-        more.append(f"over-eviction: the fault is on one or two of the {len(group.machines)} machines (section 5.1)")
+    count = len(group.machines)
+    innocent = 0 if one_machine else count - len(suspects)
+    more = [f"{innocent} of {count} machines have no outlier, and leave on purpose"] if innocent else []
+    if not one_machine:
+        more.append(f"over-eviction: the fault is on one or two of the {count} machines (ByteRobust, section 5.1)")
     if shared.alternatives:
-        more.append(f"as small, and as possible: {'; '.join(map(str, shared.alternatives))}")
+        more.append(f"other groups that are as small and as likely: {'; '.join(map(str, shared.alternatives))}")
     if shared.unexplained:
-        more.append(f"outliers in no common group with them stay: rank {listed(shared.unexplained)}")
+        more.append(f"outliers outside of the group stay: rank {listed(shared.unexplained)}")
     return HangVerdict(
-        HangConclusion.OVER_EVICTS if not one else HangConclusion.NAMES,
+        HangConclusion.NAMES if one_machine else HangConclusion.OVER_EVICTS,
         method,
         reason,
         tuple(ranks),
@@ -111,49 +115,50 @@ def over_evicted(
 
 
 def by_the_script(case: HangCase, circles: Sequence[Sink], what: str) -> HangVerdict:
-    """Blame the script: ranks wait for each other in all parts of the job."""
+    """Return the verdict that blames the script: ranks wait for each other in all parts of the job."""
     ranks = tuple(sorted(rank for sink in circles for rank in sink.ranks))
     return HangVerdict(
         HangConclusion.NOT_A_MACHINE,
         HangMethod.WAIT_FOR,
-        f"{what}: the script has its ranks call collectives in an order that cannot work on any machine",
+        f"{what}: the script calls collectives in an order that cannot work on any machine",
         ranks,
-        evidence=open_collectives_told(case.graph),
+        evidence=describe_collectives(case.graph),
     )
 
 
 def unknown(reason: str, evidence: tuple[str, ...] = ()) -> HangVerdict:
-    """Name no rank."""
+    """Return the verdict that names no rank."""
     return HangVerdict(HangConclusion.UNKNOWN, HangMethod.NONE, reason, evidence=evidence)
 
 
-def held_up(rank: int, evidence: JobSamples) -> str:
-    """Describe why a rank that other ranks wait for is blocked, as far as it is known."""
-    known = evidence.of(rank)
-    busy = [one for one in known.helpers if one.role is ProcessRole.DATA_LOADER and one.leaf.kind is not LeafKind.IDLE]
-    if known.is_stopped:
+def held_up(rank: int, samples: JobSamples) -> str:
+    """Describe what a rank does that other ranks wait for, as far as it is known."""
+    sample = samples.of(rank)
+    loaders = [helper for helper in sample.helpers if helper.role is ProcessRole.DATA_LOADER]
+    busy = [loader for loader in loaders if loader.leaf.kind is not LeafKind.IDLE]
+    if sample.is_stopped:
         return "its process is stopped"
-    if known.is_unresponsive:
+    if sample.is_unresponsive:
         return "its process does not answer NCCL's RAS"
-    if known.trainer is not None:
-        helper = f"; its data loader's process is in {busy[0].leaf.operation}" if busy else ""
-        return f"it waits for nobody: {known.trainer}{helper}"
-    if known.record is not None:
-        return "it has not entered the collective that the others are in, and is inside of none"
-    return "nothing is known of it: it may be gone, or stopped"
+    if sample.trainer is not None:
+        loader = f"; its data loader's process is in {busy[0].leaf.operation}" if busy else ""
+        return f"it waits for no rank: {sample.trainer}{loader}"
+    if sample.record is not None:
+        return "it has not entered the collective of the other ranks, and is inside no collective"
+    return "nothing is known about it: it may be gone or stopped"
 
 
-def open_collectives_told(graph: WaitGraph) -> tuple[str, ...]:
-    """The open collectives with most ranks inside."""
-    told = []
-    for collective in graph.collectives[:TOLD]:
-        lacking = f"missing: rank {listed(collective.missing)}" if collective.missing else "nobody is missing"
-        lacking += f", rank {listed(collective.passed)} done with it" if collective.passed else ""
-        told.append(
+def describe_collectives(graph: WaitGraph) -> tuple[str, ...]:
+    """Describe the open collectives with most ranks inside."""
+    lines = []
+    for collective in graph.collectives[:COLLECTIVES_LISTED]:
+        missing = f"missing: rank {listed(collective.missing)}" if collective.missing else "no rank is missing"
+        passed = f", rank {listed(collective.passed)} finished it" if collective.passed else ""
+        lines.append(
             f"{collective.operation} {collective.number} of group {collective.group}: {len(collective.entered)} inside "
-            f"(rank {listed(collective.entered)}), {lacking}"
+            f"(rank {listed(collective.entered)}), {missing}{passed}"
         )
-    return tuple(told)
+    return tuple(lines)
 
 
 def _machines(machines: Sequence[int], names: Sequence[str]) -> str:

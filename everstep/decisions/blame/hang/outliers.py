@@ -1,8 +1,9 @@
-"""Ranks that do what most of their peers do not.
+"""Outliers: ranks that do not do what most of their peers do.
 
-Stages of a pipeline do different things at the same time, so that a rank is compared with those of its own stage (
-the paper's dominance is not stated, section 5.1). What most of a stage do, or half of all ranks, is dominant and taken
-for healthy; the others are outliers. A stage without a majority has none that can be told: its ranks are undecided.
+Stages of a pipeline do different things at the same time, so a rank is compared with the ranks of its own stage. The
+activity of most ranks of a stage is *dominant* there, and so is the activity of half of all ranks; it counts as
+healthy, and the other ranks are outliers. In a stage without a dominant activity, all ranks are undecided. (ByteRobust,
+section 5.1, does not define which stacks are dominant.)
 """
 
 from __future__ import annotations
@@ -16,50 +17,52 @@ from everstep.decisions.blame.hang.verdict import StackGroup
 from everstep.model.topology import Topology
 
 STAGE_MAJORITY = 0.5
-"""More than this share of a stage's known ranks is a majority."""
+"""The activity of more than this share of a stage's known ranks is dominant in the stage."""
 JOB_MAJORITY = 0.5
-"""The share of all known ranks from which on their activity is dominant in each stage."""
+"""The activity of at least this share of all known ranks is dominant in each stage."""
 FEWEST_PEERS = 3
-"""The number of known ranks in a stage below which there is no reliable majority."""
+"""In a stage with fewer known ranks, no activity is dominant by the majority of the stage."""
 
-Doing = tuple[Signature, ...]
+Activity = tuple[Signature, ...]
+"""The activity of a rank's own process, and those of its busy helpers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outliers:
-    """The differences between ranks."""
+    """The result of comparing the activity of ranks."""
 
     ranks: tuple[int, ...]
-    """Outliers, ascending."""
+    """The outliers, ascending."""
     undecided: tuple[int, ...]
-    """Known, and in a stage without a majority."""
+    """The known ranks of stages without a dominant activity, ascending."""
     groups: tuple[StackGroup, ...]
     """The groups of ranks with the same activity, the largest first."""
 
 
-def find_outliers(doing: Mapping[int, Doing], topology: Topology) -> Outliers:
+def find_outliers(activities: Mapping[int, Activity], topology: Topology) -> Outliers:
     """Compare the activity of ranks.
 
     Args:
-        doing: The activity of each known rank.
-        topology: The topology, for the peers of each rank.
+        activities: The activity of each known rank.
+        topology: The topology of the job.
     """
-    numbers: dict[Doing, int] = {}
-    at = {rank: numbers.setdefault(what, len(numbers)) for rank, what in sorted(doing.items()) if what}
+    numbers: dict[Activity, int] = {}
+    number_of = {
+        rank: numbers.setdefault(activity, len(numbers)) for rank, activity in sorted(activities.items()) if activity
+    }
     stages: dict[int, list[int]] = defaultdict(list)
-    for rank in at:
+    for rank in number_of:
         stages[stage_of(rank, topology)].append(rank)
-    counts = Counter(at.values())
-    in_job = {number for number, count in counts.items() if count >= JOB_MAJORITY * len(at) and count > 1}
+    counts = Counter(number_of.values())
+    in_job = {number for number, count in counts.items() if count >= JOB_MAJORITY * len(number_of) and count > 1}
     outliers: list[int] = []
     undecided: list[int] = []
     dominant_pairs: set[tuple[int, int]] = set()
     for stage, ranks in stages.items():
-        here = Counter(at[rank] for rank in ranks)
-        dominant = _dominant(here, in_job)
+        dominant = _dominant(Counter(number_of[rank] for rank in ranks), in_job)
         dominant_pairs |= {(stage, number) for number in dominant}
-        (outliers if dominant else undecided).extend(rank for rank in ranks if at[rank] not in dominant)
-    groups = _groups(at, list(numbers), dominant_pairs, topology)
+        (outliers if dominant else undecided).extend(rank for rank in ranks if number_of[rank] not in dominant)
+    groups = _groups(number_of, list(numbers), dominant_pairs, topology)
     return Outliers(tuple(sorted(outliers)), tuple(sorted(undecided)), groups)
 
 
@@ -68,24 +71,25 @@ def stage_of(rank: int, topology: Topology) -> int:
     return topology.first_along(rank, [axis for axis in topology.axes if axis != "pp"])
 
 
-def _dominant(here: Counter[int], in_job: set[int]) -> set[int]:
-    """Return the activity that counts as healthy in one stage."""
-    total = here.total()
-    found = in_job & here.keys()
-    number, count = here.most_common(1)[0]
-    if total >= FEWEST_PEERS and count > STAGE_MAJORITY * total:
-        found = found | {number}
-    return found
+def _dominant(in_stage: Counter[int], in_job: set[int]) -> set[int]:
+    """Return the activities that are dominant in a stage: the number of each."""
+    total = in_stage.total()
+    number, count = in_stage.most_common(1)[0]
+    by_stage = {number} if total >= FEWEST_PEERS and count > STAGE_MAJORITY * total else set()
+    return (in_job & in_stage.keys()) | by_stage
 
 
 def _groups(
-    at: Mapping[int, int], names: Sequence[Doing], dominant: set[tuple[int, int]], topology: Topology
+    number_of: Mapping[int, int],
+    activities: Sequence[Activity],
+    dominant: set[tuple[int, int]],
+    topology: Topology,
 ) -> tuple[StackGroup, ...]:
     ranks: dict[tuple[int, bool], list[int]] = defaultdict(list)
-    for rank, number in at.items():
+    for rank, number in number_of.items():
         ranks[number, (stage_of(rank, topology), number) in dominant].append(rank)
-    found = [
-        StackGroup("; ".join(map(str, names[number])), tuple(sorted(members)), is_dominant)
+    groups = [
+        StackGroup("; ".join(map(str, activities[number])), tuple(sorted(members)), is_dominant)
         for (number, is_dominant), members in ranks.items()
     ]
-    return tuple(sorted(found, key=lambda group: (-len(group.ranks), group.ranks)))
+    return tuple(sorted(groups, key=lambda group: (-len(group.ranks), group.ranks)))

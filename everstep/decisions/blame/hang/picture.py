@@ -1,4 +1,4 @@
-"""The topology of a job as text, with what each rank does."""
+"""A picture of a job as text: its topology, and what each rank does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from everstep.decisions.blame.hang.verdict import StackGroup
 from everstep.model.topology import Topology
 
 MOST_REPLICAS = 12
-"""Columns that are drawn."""
+"""Largest number of columns."""
 MOST_GROUPS = 8
-"""Groups of stacks that have a letter of their own."""
+"""Largest number of groups of stacks that get their own letter."""
 MOST_STAGES = 32
-"""Rows that are drawn."""
+"""Largest number of rows."""
 UNKNOWN, REST = "?", "+"
 
 
@@ -24,22 +24,22 @@ def picture(
     named: Collection[int] = (),
     evicted: Collection[int] = (),
 ) -> str:
-    """One row for each pipeline stage, one column for each replica of the data, one letter for each rank.
+    """Draw a row for each pipeline stage, a column for each data parallel replica, and a letter for each rank.
 
-    Replicas in which nothing differs are left out where there are many.
+    If there are many replicas, those without a difference are left out.
 
     Args:
-        topology: Of the job.
-        stacks: Who does what; the first have the letters A, B, C …
-        named: Ranks in brackets.
-        evicted: Machines whose ranks are in parentheses.
+        topology: The topology of the job.
+        stacks: The groups of ranks with the same activity; they get the letters A, B, C …
+        named: The ranks that are drawn in brackets.
+        evicted: The machines whose ranks are drawn in parentheses.
     """
     letters = {rank: _letter(number) for number, group in enumerate(stacks) for rank in group.ranks}
     gone, marked = set(evicted), set(named)
     cells: dict[tuple[int, int], str] = {}
     for rank in range(topology.world_size):
-        place = topology.coordinate(rank)
-        key = (place.pp, place.dp)
+        coordinate = topology.coordinate(rank)
+        key = (coordinate.pp, coordinate.dp)
         cells[key] = cells.get(key, "") + _shown(
             letters.get(rank, UNKNOWN), rank in marked, rank // topology.ranks_per_machine in gone
         )
@@ -74,17 +74,17 @@ def _shown(letter: str, named: bool, gone: bool) -> str:
 
 
 def _columns(cells: dict[tuple[int, int], str], topology: Topology) -> list[int]:
-    """All replicas where they are few; else those with marks, then those that differ from most, and one that does
-    not."""
+    """Return the replicas to draw: all if they are few; otherwise those with marks, then those that differ, and a usual
+    one."""
     if topology.dp <= MOST_REPLICAS:
         return list(range(topology.dp))
-    whole = ["".join(cells[row, column] for row in range(topology.pp)) for column in range(topology.dp)]
-    usual = max(set(whole), key=whole.count)
+    texts = ["".join(cells[row, column] for row in range(topology.pp)) for column in range(topology.dp)]
+    usual = max(set(texts), key=texts.count)
     rank = {
-        column: (0 if set(text) & set("[(") else 2 if text == usual else 1, column) for column, text in enumerate(whole)
+        column: (0 if set(text) & set("[(") else 2 if text == usual else 1, column) for column, text in enumerate(texts)
     }
     chosen = sorted(rank, key=lambda column: rank[column])[: MOST_REPLICAS - 1]
-    return sorted({*chosen, whole.index(usual)})
+    return sorted({*chosen, texts.index(usual)})
 
 
 def _legend(

@@ -1,4 +1,4 @@
-"""The samples of each rank of a job that hangs. A rank without samples is not assumed to be healthy."""
+"""What samples show of each rank of a job. A rank without samples is not assumed to be healthy."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from typing import NamedTuple
 from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole, Signature
 
 WORLD = "0"
-"""Name of the group of all ranks in flight records."""
+"""The name of the group of all ranks in flight records."""
 
 
 class PendingOperation(NamedTuple):
-    """An operation that a rank has entered and that is not done."""
+    """An operation that a rank has entered and not finished."""
 
     group: str
-    """Name of the process group, the same on all of its ranks."""
+    """The name of the process group, the same on all of its ranks."""
     number: int
-    """The number of this operation among those of the group."""
+    """The number of the operation among the operations of its group."""
     operation: str
     """``all_reduce``"""
     sizes: str = ""
-    """Shapes of what goes in, where all ranks must have the same; else empty."""
+    """The shapes of the inputs if all ranks must have the same shapes; otherwise empty."""
     peer: int | None = None
-    """The other rank of a p2p operation; None: the operation is a collective, or the rank is not known."""
+    """The other rank of a p2p operation; None if the operation is a collective, or the rank is not known."""
     is_p2p: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicationRecord:
-    """How far a rank came in each of its process groups: from torch's flight recorder, or NCCL's RAS."""
+    """The collectives that a rank has entered in each process group, from torch's flight recorder or NCCL's RAS."""
 
     last: Mapping[str, int]
     """Group → number of the newest collective that the rank entered."""
     pending: tuple[PendingOperation, ...] = ()
-    """The operations that the rank entered and did not finish, the oldest of each group."""
+    """The operations that the rank has not finished, the oldest of each group."""
     order: tuple[tuple[str, int], ...] = ()
-    """The newest collectives that it entered, the newest last: group and number."""
+    """Group and number of the collectives that the rank entered last, the newest last."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """The samples of one rank."""
+    """What samples show of one rank."""
 
     trainer: Signature | None = None
     """The activity of the rank itself; None: its stack could not be read."""
     helpers: tuple[Signature, ...] = ()
     """The activity of the rank's other processes: data loaders, checkpoints, its launcher."""
     record: CommunicationRecord | None = None
-    """None: it has none, or did not answer."""
+    """None: the rank has no record, or did not answer."""
     is_stopped: bool = False
-    """The rank's process is stopped (state T): it does not respond."""
+    """The rank's process is stopped (state T)."""
     is_unresponsive: bool = False
-    """NCCL's RAS of the others gets no answer from its process."""
+    """The rank's process does not answer NCCL's RAS."""
 
     @property
     def is_known(self) -> bool:
@@ -61,34 +61,37 @@ class RankSample:
         return self.trainer is not None or self.record is not None or self.is_stopped
 
     @property
-    def doing(self) -> tuple[Signature, ...]:
-        """What it does and which of its helpers are busy: what is compared between ranks."""
+    def activity(self) -> tuple[Signature, ...]:
+        """The activity of the rank and of its busy helpers, which is compared between ranks; empty if not known."""
         if self.trainer is None:
             return ()
-        calm = (LeafKind.IDLE, ProcessRole.LAUNCHER)
-        busy = {helper for helper in self.helpers if helper.leaf.kind not in calm and helper.role not in calm}
-        return (self.trainer, *sorted(busy, key=lambda one: (one.role, one.path))) if busy else (self.trainer,)
+        busy = {
+            helper
+            for helper in self.helpers
+            if helper.leaf.kind is not LeafKind.IDLE and helper.role is not ProcessRole.LAUNCHER
+        }
+        return self.trainer, *sorted(busy, key=lambda helper: (helper.role, helper.path))
 
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
-    """The samples of a job that does not step."""
+    """What samples show of a job that does not step."""
 
     ranks: Mapping[int, RankSample]
-    """Those of which something was looked for."""
+    """The ranks that were sampled."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Process group → its ranks, if the records show them."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Process group → what its script calls it, e.g. ``mesh_tp``."""
+    """Process group → its name in the script, e.g. ``mesh_tp``."""
     moved: frozenset[int] | None = None
-    """Ranks whose stacks or records changed between two samples; None: there was one sample only."""
+    """Ranks whose stacks or records changed between two samples; None if there was only one sample."""
     ras_ranks: int = 0
-    """NCCL's RAS was asked what ranks did, and numbers so many; it may be asked at any time. 0: it was not."""
+    """The number of ranks that NCCL's RAS knows; 0 if RAS was not asked. RAS may be asked at any time."""
     is_hung: bool = False
-    """It is known from elsewhere that the job does not step. One sample of stacks does not show it."""
+    """Another source shows that the job does not step; one sample of stacks cannot show it."""
 
     def of(self, rank: int) -> RankSample:
-        """Return the samples of one rank."""
+        """Return what samples show of one rank."""
         return self.ranks.get(rank, NOTHING)
 
 

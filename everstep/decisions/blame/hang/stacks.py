@@ -1,9 +1,9 @@
 """Stacks in a normal form that is equal for ranks with the same activity.
 
-What a rank does is its role, the functions that its own code is in, and the *leaf*: what the innermost frames wait for.
-Lines, addresses, wrappers, repeated layers and what a library does inside one call are left out, so that ranks in
-different layers or micro-batches of the same phase are alike (the paper groups by string matching and does not say how
-frames are made equal, section 5.1; these rules are ours).
+The normal form has the role of the process, the functions of the script, and the *leaf*: the activity of the innermost
+frames. It leaves out lines, addresses, wrappers, repeated layers, and what a library does inside one call. So ranks in
+different layers or micro-batches of one phase are equal. (ByteRobust compares stacks as strings, section 5.1, and does
+not describe how they are made equal.)
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class StackFrame(NamedTuple):
     """One frame of a stack."""
 
     function: str
-    """The name that the interpreter reports, qualified if possible: ``Trainer.step``."""
+    """The name of the function, qualified if the interpreter reports it so: ``Trainer.step``."""
     file: str
-    """The path as the dump has it: ``torch/distributed/distributed_c10d.py``."""
+    """The path in the form of the dump: ``torch/distributed/distributed_c10d.py``."""
     line: int
 
 
@@ -43,13 +43,13 @@ class LeafKind(StrEnum):
     P2P = "p2p"
     """The frames send to, or receive from, one other rank."""
     DATA = "data"
-    """Waits for the data loader."""
+    """The frames wait for the data loader."""
     BELOW = "below"
-    """In C++ that may compute or wait: the backward pass, DDP's buckets, a wait for the device."""
+    """The frames are in C++ that may compute or wait: the backward pass, DDP's buckets, a wait for the device."""
     IDLE = "idle"
-    """Waits for work: a data loader's process whose queue is empty."""
+    """A data loader's process waits for work."""
     OTHER = "other"
-    """Anything else: it computes, sleeps, waits for a lock, reads a file."""
+    """Anything else: the frames compute, sleep, wait for a lock, or read a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Leaf:
     operation: str
     """The function that shows the activity: ``all_reduce``."""
     toward: str = ""
-    """Where a p2p operation goes: the ``next`` or ``previous`` pipeline stage; empty: the frames do not show it."""
+    """The stage of the other rank of a p2p operation, ``next`` or ``previous``; empty if the frames do not show it."""
 
     @property
     def waits(self) -> bool:
-        """Whether the rank waits for another rank, or may wait: the code below Python shows no difference."""
+        """Whether the rank waits for another rank, or may wait for one in C++."""
         return self.kind in (LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.BELOW)
 
     @property
@@ -79,7 +79,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The activity of a process, without details that differ between ranks of the same activity."""
+    """The normal form of a stack: the activity of a process."""
 
     role: ProcessRole
     path: tuple[tuple[str, str], ...]
@@ -103,13 +103,13 @@ class Signature:
 
 
 SHOWN = 4
-"""Functions of a signature that people see."""
+"""Number of functions in the text of a signature."""
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "triton"}
-"""Code whose inner functions say nothing about the phase; only its entry is kept."""
+"""Libraries. Of several frames of libraries in a row, only the outermost is kept."""
 _WRAPPERS = {"_call_impl", "_wrapped_call_impl", "decorate_context", "inner", "_fn", "apply", "wrapper"}
-"""Frames of torch that wrap other frames."""
-_SERVERS = ("agent/launcher/", "runpy.py", "<frozen", "<string>", "threading.py")
-"""Functions that start a script or a thread."""
+"""Functions of torch that only call another function; they are left out."""
+_STARTERS = ("agent/launcher/", "runpy.py", "<frozen", "<string>", "threading.py")
+"""Files whose functions start a script or a thread; they are left out."""
 COLLECTIVES = frozenset(
     (
         "all_reduce",
@@ -150,7 +150,7 @@ _SITE = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3[^/]*/")
 
 
 def short_file(file: str) -> str:
-    """A file as py-spy shortens it: what follows the folder of packages or of the standard library."""
+    """Return a path without the folder of packages or of the standard library, as py-spy shortens it."""
     return _SITE.sub("", file, count=1) if file.startswith("/") else file
 
 
@@ -159,7 +159,7 @@ def normalise(frames: Sequence[StackFrame], role: ProcessRole | None = None) -> 
 
     Args:
         frames: The frames, the innermost first, as py-spy reports them.
-        role: The purpose of its process; None: the frames show it.
+        role: The purpose of the process; None if the frames are to show it.
     """
     python = [frame._replace(file=short_file(frame.file)) for frame in frames if _is_python(frame)]
     role = role or role_of(python)
@@ -170,7 +170,7 @@ def normalise(frames: Sequence[StackFrame], role: ProcessRole | None = None) -> 
     for frame in reversed(python):
         library = _is_library(frame.file)
         if not _is_noise(frame) and not (library and inside):
-            if frame[:2] in path:  # one layer inside another, or the same once more
+            if frame[:2] in path:  # a layer inside a layer, or recursion
                 del path[path.index(frame[:2]) :]
             path.append(frame[:2])
         inside = library and (inside or not _is_noise(frame))
@@ -178,7 +178,7 @@ def normalise(frames: Sequence[StackFrame], role: ProcessRole | None = None) -> 
 
 
 def joined(main: Signature, backward: Signature) -> Signature:
-    """What a rank does whose main thread is in the backward pass, which a thread of autograd's own computes (CUDA)."""
+    """Return the activity of a rank on CUDA in the backward pass, which another thread than the main one computes."""
     return Signature(main.role, main.path + backward.path, backward.leaf)
 
 
@@ -196,20 +196,20 @@ def role_of(frames: Sequence[StackFrame]) -> ProcessRole:
 
 
 def _forked(frames: list[StackFrame]) -> list[StackFrame]:
-    """Without the frames in which the rank was as it forked a data loader's process."""
+    """Return the frames of a data loader's process, without those of the rank at the time of the fork."""
     loop = next((at for at, frame in enumerate(frames) if _last(frame.function) == "_worker_loop"), len(frames))
     return frames[: loop + 1]
 
 
 def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINER) -> Leaf:
-    """Return the activity of the innermost frames: those of libraries, and the first frame of the script."""
+    """Return the activity of the innermost frames, up to and including the first frame of the script."""
     if role is ProcessRole.DATA_LOADER:
         return _of_loader(frames)
     for at, frame in enumerate(frames):
         name = _last(frame.function)
         if not _is_library(frame.file):
-            own = at == 0 and _P2P_NAME.search(name)  # waiting for work that was sent off has no frame of torch
-            return Leaf(LeafKind.P2P, name, _toward(frames, at)) if own else Leaf(LeafKind.OTHER, name)
+            is_p2p = at == 0 and _P2P_NAME.search(name)  # ``Work.wait`` has no frame of torch
+            return Leaf(LeafKind.P2P, name, _toward(frames, at)) if is_p2p else Leaf(LeafKind.OTHER, name)
         kind = _of_library(frame.file, name)
         if kind is not None:
             return Leaf(kind, name, _toward(frames, at) if kind is LeafKind.P2P else "")
@@ -217,7 +217,7 @@ def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINE
 
 
 def _of_library(file: str, name: str) -> LeafKind | None:
-    """Return the activity that a function of torch implies for the whole stack; None: it implies none."""
+    """Return the activity that a function of torch implies for the stack; None if it implies none."""
     if file.startswith("torch/distributed/"):
         if name in COLLECTIVES:
             return LeafKind.COLLECTIVE
@@ -230,20 +230,20 @@ def _of_library(file: str, name: str) -> LeafKind | None:
 
 
 def _of_loader(frames: Sequence[StackFrame]) -> Leaf:
-    """A data loader's process waits for work, or is busy with what its frames above torch's loop say."""
+    """Return the activity of a data loader's process: it waits for work, or is busy inside torch's worker loop."""
     inner: list[StackFrame] = []
     for frame in frames:
         if _last(frame.function) == "_worker_loop":
             break
         inner.append(frame)
-    if not inner or all(_is_library(one.file) and "torch/utils/data" not in one.file for one in inner):
+    if all(_is_library(frame.file) and "torch/utils/data" not in frame.file for frame in inner):
         return Leaf(LeafKind.IDLE, "_worker_loop")
-    own = next((one for one in inner if not _is_library(one.file)), inner[0])
+    own = next((frame for frame in inner if not _is_library(frame.file)), inner[0])
     return Leaf(LeafKind.OTHER, _last(own.function))
 
 
 def _toward(frames: Sequence[StackFrame], at: int) -> str:
-    """Return the pipeline neighbour that a rank waits for, from the names of its functions (as in Megatron)."""
+    """Return the stage for which a rank waits, ``next`` or ``previous``, from names of functions as in Megatron."""
     for frame in frames[at:]:
         name = _last(frame.function)
         sends, receives = "send" in name, "recv" in name
@@ -265,7 +265,7 @@ def _last(function: str) -> str:
 
 
 def _is_python(frame: StackFrame) -> bool:
-    """Frames of native code (``py-spy --native``) have names and addresses that differ between builds."""
+    """Return whether a frame is Python code; names and addresses of native frames differ between builds."""
     return not frame.function.startswith("0x") and (".py" in frame.file or frame.file.startswith("<"))
 
 
@@ -276,6 +276,6 @@ def _is_library(file: str) -> bool:
 
 
 def _is_noise(frame: StackFrame) -> bool:
-    if frame.file.startswith(_SERVERS):
+    if frame.file.startswith(_STARTERS):
         return True
     return _last(frame.function) in _WRAPPERS and frame.file.startswith("torch/")

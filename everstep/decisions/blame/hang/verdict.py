@@ -14,12 +14,12 @@ class ParallelGroup:
     """A group of ranks that work together."""
 
     kind: str
-    """The kind of group: ``pp``; several axes together: ``pp+tp``; ``machine``: the ranks of one machine."""
+    """The kind of group: an axis (``pp``), several axes (``pp+tp``), or ``machine`` for the ranks of one machine."""
     ranks: tuple[int, ...]
     machines: tuple[int, ...]
 
     def __str__(self) -> str:
-        """For people."""
+        """Return text for people."""
         if self.kind == "machine":
             return f"machine {self.machines[0]}"
         return f"{self.kind} group of machine{'s' * (len(self.machines) > 1)} {listed(self.machines)}"
@@ -27,18 +27,18 @@ class ParallelGroup:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that do the same."""
+    """Ranks with the same activity."""
 
     text: str
     """The activity of the ranks."""
     ranks: tuple[int, ...]
     dominant: bool
-    """Most of the peers in their pipeline stage, or of the job, have this activity: it counts as healthy."""
+    """The activity is dominant (``outliers``): it counts as healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """The machines that should leave a job that hangs, and why; none unless ``conclusion`` names or over-evicts."""
+    """The machines that should leave a job that hangs, and why. Only NAMES and OVER_EVICTS name machines."""
 
     conclusion: HangConclusion
     method: HangMethod
@@ -49,15 +49,15 @@ class HangVerdict:
     machines: tuple[int, ...] = ()
     """The machines to be evicted."""
     innocent: int = 0
-    """So many of ``machines`` are evicted though nothing points at them; at least."""
+    """The least number of ``machines`` that are evicted without a sign of a fault."""
     group: ParallelGroup | None = None
     """The group that outliers share."""
     alternatives: tuple[ParallelGroup, ...] = ()
-    """Groups that explain the outliers as well: the next choice if the job hangs again."""
+    """Other groups that explain the outliers equally well: the next choice if the job hangs again."""
     unexplained: tuple[int, ...] = ()
     """Outliers that share no group with the other outliers; they stay."""
     unknown: tuple[int, ...] = ()
-    """Ranks of which nothing is known; that is no sign of health."""
+    """Ranks of which nothing is known. They do not count as healthy."""
     evidence: tuple[str, ...] = ()
     """The evidence for the verdict, the strongest first."""
     stacks: tuple[StackGroup, ...] = ()
@@ -72,5 +72,5 @@ class HangVerdict:
 
 
 def names_of(machines: Sequence[int], names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return machines for people: by their names if there are any, else ``machine 3``."""
+    """Return the names of machines; a machine without a name is called ``machine 3``."""
     return tuple(names[machine] if machine < len(names) else f"machine {machine}" for machine in machines)

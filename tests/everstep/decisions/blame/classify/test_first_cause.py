@@ -1,4 +1,4 @@
-"""The first cause among many logs, and unknown where they do not tell."""
+"""The first cause among many logs; it is unknown if they do not show it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_one_cause_among_a_thousand_consequences() -> None:
     ]
 
 
-def test_consequences_alone_are_called_that() -> None:
+def test_consequences_alone_are_reported_as_such() -> None:
     verdict = verdict_of(CLOSED, WAITED.format(1))
 
     assert (verdict.fault, verdict.owner, verdict.consequence) == (FaultClass.HANG, Owner.UNKNOWN, True)
 
 
-def test_times_tell_which_of_two_causes_came_first_if_clocks_can() -> None:
+def test_times_show_the_first_of_two_causes_unless_clocks_may_differ_by_more() -> None:
     early, late, same = (f"2026-11-21 07:{minute} ERROR x failed\n" for minute in ("36:00", "37:00", "36:00,500"))
 
     assert verdict_of(late + FULL, early + MEMORY).reason == "gpu-out-of-memory"
@@ -59,7 +59,7 @@ def test_in_one_log_the_first_line_is_the_cause() -> None:
     assert verdict_of("NVRM: Xid (PCI:0000:05:00): 79, pid=1\n" + MEMORY).reason == "xid-off-the-bus"
 
 
-def test_what_was_survived_is_no_cause() -> None:
+def test_a_line_that_the_program_survived_is_no_cause() -> None:
     steps = "".join(f"step {step} loss 2.0\n" for step in range(300))
 
     assert verdict_of(FULL + steps + "ValueError: bad\n").reason == "user-exception"
@@ -69,16 +69,16 @@ def test_what_was_survived_is_no_cause() -> None:
     assert (unsure.fault, [one.reason for one in unsure.others]) == (FaultClass.UNKNOWN, ["disk-full"])
 
 
-def test_the_name_of_a_setting_is_no_level_of_a_log() -> None:
-    said = (
+def test_the_name_of_a_setting_is_no_log_level() -> None:
+    line = (
         "torch.distributed.DistBackendError: NCCL error in: P.cpp:1, unhandled system error (run with NCCL_DEBUG=INFO)"
     )
 
-    assert verdict_of(said).reason == "nccl-system-error"
+    assert verdict_of(line).reason == "nccl-system-error"
     assert verdict_of("ConnectionError: busy, retrying in 5 s\nstep 1\nKeyError: 3\n").evidence[0].line == 3
 
 
-def test_a_handler_that_fails_too_is_not_the_cause() -> None:
+def test_an_exception_in_a_handler_is_not_the_cause() -> None:
     chained = f"{CLOSED}\nDuring handling of the above exception, another exception occurred:\n\nValueError: cleanup\n"
     own = f"KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n{CLOSED}"
 
@@ -107,7 +107,7 @@ def test_a_handler_that_fails_too_is_not_the_cause() -> None:
         ("", None, FaultClass.UNKNOWN),
     ],
 )
-def test_an_exit_code_says_only_what_it_says(text: str, code: int | None, fault: FaultClass) -> None:
+def test_the_class_of_an_exit_code(text: str, code: int | None, fault: FaultClass) -> None:
     verdict = verdict_of(text, exit_code=code)
 
     assert verdict.fault is fault
@@ -115,5 +115,5 @@ def test_an_exit_code_says_only_what_it_says(text: str, code: int | None, fault:
 
 
 @pytest.mark.parametrize("code", range(-70, 256))
-def test_every_exit_code_has_words(code: int) -> None:
+def test_every_exit_code_has_a_text(code: int) -> None:
     assert read_exit_code(code).text

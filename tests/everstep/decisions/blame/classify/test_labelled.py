@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from everstep.decisions.blame.classify.rule import FaultClass
-from tests.everstep.decisions.blame.classify.labelled_logs import FOLDER, labelled
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 
+from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
+from everstep.decisions.blame.classify.rule import FaultClass
+from everstep.decisions.blame.classify.rules import LineMatcher
+from everstep.decisions.blame.classify.scan import LogScanner
+from everstep.system.log_files import log_files, pieces
+
+FOLDER = Path(__file__).parent / "labelled"
+MATCHER = LineMatcher()
 WRONG = {"runs/worker-killed.log": "connection lost"}
-"""That the worker of a DataLoader was killed is not in its log: it shows as a broken connection."""
+"""The log does not show that a DataLoader's worker was killed, but only a broken connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A log, or a folder with a log for each rank, and its label."""
+
+    path: str
+    fault: str
+    part: str
+    exit_code: int | None
+
+    def verdict(self) -> LogVerdict:
+        logs = []
+        for name in log_files([str(FOLDER / self.path)]):
+            scanner = LogScanner(name, matcher=MATCHER)
+            for piece in pieces(name):
+                scanner.feed(piece)
+            logs.append(scanner.close())
+        return first_cause(logs, self.exit_code)
+
+
+def labelled() -> list[Labelled]:
+    labels = tomllib.loads((FOLDER / "labels.toml").read_text())
+    return [Labelled(path, of["class"], of["part"], of.get("exit_code")) for path, of in labels.items()]
 
 
 def test_every_log_but_one_is_classified_right() -> None:
-    verdicts = [(one, str(one.verdict().fault)) for one in labelled()]
+    verdicts = [(log, str(log.verdict().fault)) for log in labelled()]
     assert len(verdicts) == 113
-    assert {one.path: fault for one, fault in verdicts if fault != one.fault} == WRONG
+    assert {log.path: fault for log, fault in verdicts if fault != log.fault} == WRONG
 
 
 def test_every_log_has_a_label_and_every_label_a_class() -> None:
     entries = labelled()
     inside = {path for path in FOLDER.rglob("*.log") if path.is_file()}
-    tops = [FOLDER / one.path for one in entries]
-    meant = {path for top in tops for path in ([top] if top.is_file() else top.rglob("*.log"))}
+    tops = [FOLDER / entry.path for entry in entries]
 
-    assert inside == meant
-    assert {one.fault for one in entries} <= {str(fault) for fault in FaultClass}
-    assert len({one.path for one in entries}) == len(entries)
-    assert {one.part for one in entries} == {"tuned", "held-out", "second held-out"}
+    assert inside == {path for top in tops for path in ([top] if top.is_file() else top.rglob("*.log"))}
+    assert {entry.fault for entry in entries} <= {str(fault) for fault in FaultClass}
+    assert {entry.part for entry in entries} == {"tuned", "held-out", "second held-out"}
 
 
-def test_an_exception_is_told_with_its_place_in_the_users_code() -> None:
-    verdicts = {one.path: one.verdict() for one in labelled() if one.path.startswith("runs/")}
+def test_a_verdict_has_the_position_in_the_users_code() -> None:
+    verdicts = {log.path: log.verdict() for log in labelled() if log.path.startswith("runs/")}
 
     assert verdicts["runs/shape.log"].place.startswith("/job/train.py:4 in forward")
     assert verdicts["runs/worker-raises.log"].place.startswith("/job/train.py:6 in __getitem__")

@@ -1,4 +1,4 @@
-"""Each rule knows its examples, is the first that does, and does not know what looks alike."""
+"""Each rule is the first that matches its examples, and does not match lines that look similar."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ EACH = pytest.mark.parametrize("rule", LOG_RULES, ids=lambda rule: rule.name)
 
 
 @EACH
-def test_a_rule_is_the_first_that_knows_its_examples(rule: LogRule) -> None:
+def test_a_rule_is_the_first_that_matches_its_examples(rule: LogRule) -> None:
     assert rule.matches
     assert [LineMatcher().rule_of(line) for line in rule.matches] == [rule] * len(rule.matches)
 
 
 @EACH
-def test_a_rule_does_not_know_what_looks_alike(rule: LogRule) -> None:
+def test_a_rule_does_not_match_similar_lines(rule: LogRule) -> None:
     assert rule.misses
     assert [line for line in rule.misses if rule.is_in(line)] == []
 
 
 @EACH
-def test_every_example_is_found_in_a_log_at_all(rule: LogRule) -> None:
+def test_every_example_has_a_trigger(rule: LogRule) -> None:
     triggers = [trigger.decode() for trigger in TRIGGERS]
     assert [line for line in rule.matches if not any(trigger in line.lower() for trigger in triggers)] == []
     assert rule.hints == rule.hints.lower()
@@ -39,13 +39,13 @@ def test_names_are_unique_and_no_consequence_has_a_sure_owner_but_the_network() 
 
 def test_a_remembered_shape_keeps_the_numbers_that_decide() -> None:
     matcher = LineMatcher()
-    said = [
+    lines = [
         "NVRM: Xid (PCI:0000:05:00): 79, pid=1",
         "NVRM: Xid (PCI:0000:05:00): 48, pid=1",
         "OSError: [Errno 28] x",
         "OSError: [Errno 98] x",
     ]
-    names = [rule.name for line in said if (rule := matcher.rule_of(line))]
+    names = [rule.name for line in lines if (rule := matcher.rule_of(line))]
 
     assert names == ["xid-off-the-bus", "xid-memory", "disk-full", "port-taken"]
     assert matcher.rule_of("OSError: [Errno 28] y 123456") == matcher.rule_of("OSError: [Errno 28] y 654321")

@@ -1,4 +1,4 @@
-"""Logs as they are: in pieces, with colours, progress bars, prefixes of ranks, rubbish."""
+"""The scan of real logs: in pieces, with colours, progress bars, prefixes of ranks, and random bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prefixed(rank: int, text: str) -> str:
     return "".join(f"[rank{rank}]: {line}" for line in text.splitlines(keepends=True))
 
 
-WHOLE = (
+LOG = (
     "step 1 loss 2.0\r\n" * 3
     + "10%\r20%\r30%\n2026-11-21 07:36:56,120 WARNING upload failed\n"
     + prefixed(3, RAISED)
@@ -36,18 +36,18 @@ WHOLE = (
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(0, len(WHOLE)), max_size=6))
-def test_however_a_log_is_cut_the_verdict_is_the_same(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(WHOLE)]
-    pieces = [WHOLE[begin:end] for begin, end in itertools.pairwise(places)]
+@given(st.lists(st.integers(0, len(LOG)), max_size=6))
+def test_the_pieces_of_a_log_do_not_change_the_verdict(cuts: list[int]) -> None:
+    ends = [0, *sorted(cuts), len(LOG)]
+    pieces = [LOG[begin:end] for begin, end in itertools.pairwise(ends)]
 
-    assert scanned(*pieces) == scanned(WHOLE)
+    assert scanned(*pieces) == scanned(LOG)
 
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from([*range(65), *range(123, 256)]), max_size=300).map(bytes))
-def test_rubbish_is_read_and_lines_are_counted(rubbish: bytes) -> None:
-    """Anything but letters, which may be a word of a rule."""
+def test_random_bytes_are_read_and_lines_are_counted(rubbish: bytes) -> None:
+    """Without letters, since these may make a word of a rule."""
     verdict = scanned(rubbish + b"\n" + RAISED.encode())
 
     assert verdict.reason == "user-exception"
@@ -55,7 +55,7 @@ def test_rubbish_is_read_and_lines_are_counted(rubbish: bytes) -> None:
     assert verdict.evidence[0].line == verdict.lines
 
 
-def test_ranks_whose_lines_are_mixed_are_told_apart() -> None:
+def test_mixed_lines_of_two_ranks_are_kept_apart() -> None:
     mine, other = (prefixed(rank, text).splitlines(True) for rank, text in ((3, RAISED), (7, RAISED[:-15] + CLOSED)))
     mixed = "".join(line for pair in zip(other, mine, strict=True) for line in pair)
     verdict = scanned(mixed.encode())
@@ -79,14 +79,14 @@ def test_ranks_whose_lines_are_mixed_are_told_apart() -> None:
         RAISED[40:],
     ],
 )
-def test_an_exception_is_found_whatever_stands_around_it(text: str) -> None:
+def test_text_around_an_exception_does_not_hide_it(text: str) -> None:
     verdict = scanned(text.encode())
 
     assert verdict.reason == "user-exception"
     assert verdict.evidence[0].text == "ValueError: bad"
 
 
-def test_a_line_without_an_end_needs_no_more_memory_than_one_that_is_held() -> None:
+def test_a_line_without_an_end_is_cut() -> None:
     scanner = LogScanner("log")
     for _ in range(4):
         scanner.feed(b"x" * LONGEST_LINE)
@@ -95,7 +95,7 @@ def test_a_line_without_an_end_needs_no_more_memory_than_one_that_is_held() -> N
     assert first_cause([scanner.close()]).reason == "disk-full"
 
 
-def test_a_traceback_that_never_ends_hides_nothing_after_it() -> None:
+def test_a_traceback_without_an_end_hides_no_later_line() -> None:
     cut = RAISED.replace("ValueError: bad\n", "    more()\n" * 1000)
     verdict = scanned((cut + "OSError: [Errno 28] No space left on device\n").encode())
 
@@ -107,7 +107,7 @@ def test_the_rank_of_a_log_is_in_its_name() -> None:
         assert scanned(RAISED.encode(), source=name).ranks == ranks
 
 
-def test_torch_tells_the_cause_of_another_process_after_the_exception() -> None:
+def test_torch_prints_the_cause_in_another_process_after_the_exception() -> None:
     text = (
         'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n    for batch in loader:\n'
         "KeyError: Caught KeyError in DataLoader worker process 0.\n"
@@ -117,7 +117,7 @@ def test_torch_tells_the_cause_of_another_process_after_the_exception() -> None:
     assert scanned(text.encode()).place == "/job/data.py:3 in __getitem__"
 
 
-def test_nccl_says_more_in_a_further_line() -> None:
+def test_a_further_line_of_nccl_names_the_cause() -> None:
     text = RAISED.replace(
         "ValueError: bad",
         "torch.distributed.DistBackendError: NCCL error in: P.cpp:1, unhandled system error, NCCL version 2.21\n"

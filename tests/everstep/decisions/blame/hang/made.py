@@ -1,4 +1,4 @@
-"""Stacks and records as tests write them down."""
+"""Stacks, flight records and samples for tests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from everstep.decisions.blame.hang.stacks import ProcessRole, Signature, StackFr
 
 TORCH = "torch/distributed/distributed_c10d.py"
 FIGURE_7 = "16,2,dp=4,pp=4,tp=2"
-"""The paper's figure 7: TP 2, PP 4, DP 4, two GPUs a machine, machine = dp·4 + pp (section 5.1)."""
+"""The topology of ByteRobust, figure 7: TP 2, PP 4, DP 4, two GPUs on each machine (machine = dp·4 + pp)."""
 
 
 def stack(*functions: str, role: ProcessRole | None = None) -> Signature:
-    """What a rank does in ``train.py``, outermost first; with a file where it is torch's: ``all_reduce@torch/…``."""
-    frames = [StackFrame(name, file or "train.py", 1) for name, _, file in (one.partition("@") for one in functions)]
+    """The activity of a rank: functions of ``train.py``, outermost first, or of another file:
+    ``all_reduce@torch/…``."""
+    frames = [
+        StackFrame(name, file or "train.py", 1) for name, _, file in (function.partition("@") for function in functions)
+    ]
     return normalise(frames[::-1], role)
 
 
@@ -24,12 +27,12 @@ STUCK = stack("train", "forward", "load")
 
 
 def of_stacks(stacks: Mapping[int, Signature]) -> JobSamples:
-    """Of ranks with a stack each, in a job that is known not to step."""
+    """The samples of a job that is known to hang, with a stack of each rank."""
     return JobSamples({rank: RankSample(one) for rank, one in stacks.items()}, is_hung=True)
 
 
 def figure_7() -> dict[int, Signature]:
-    """The silent hang in backward: what each rank of figure 7 is in."""
+    """The stacks of all ranks in figure 7: a hang in the backward pass."""
     backward = ("train", "forward_backward")
     found = dict.fromkeys(range(24), stack("train", "optimizer_step", f"reduce_scatter_tensor@{TORCH}"))
     for machine, leaf in {
@@ -43,7 +46,7 @@ def figure_7() -> dict[int, Signature]:
 
 
 def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[str] = ()) -> CommunicationRecord:
-    """How far a rank came in its groups, what it is inside of, and the groups of its newest collectives."""
+    """The record of a rank: its newest collectives, pending ones, and the groups in which it entered the last ones."""
     counts: dict[str, int] = {}
     newest = []
     for group in reversed(order):
@@ -54,5 +57,5 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
 
 
 def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> JobSamples:
-    """Of ranks with a record each."""
+    """The samples of a job with a record of each rank."""
     return JobSamples({rank: RankSample(record=one) for rank, one in records.items()}, groups)

@@ -1,7 +1,7 @@
 """Record the corpora in ``tests/data/hangs``: real jobs on gloo, dumped by py-spy and by torch's flight recorder.
 
-Run it again with a new torch: ``python -P -m tests.everstep.decisions.blame.hang.record_stacks [NAME…]``. It needs
-py-spy and may trace its own children; 16 ranks on two cores take some seconds each.
+Run it again for a new version of torch: ``python -P -m tests.everstep.decisions.blame.hang.record_stacks [NAME…]``. It
+needs py-spy. On two cores a job of 16 ranks takes some seconds.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ ROOT = Path(__file__).resolve().parents[5]
 INTO = ROOT / "tests" / "data" / "hangs"
 HUNG_S, LIMIT_S = 2.0, 120.0
 ENDING = 4095
-"""Byte of the steps that says that all ranks are being ended: then nobody need tell that a peer is gone."""
+"""The byte after the steps of ranks that is set when all ranks are ended, so that none prints a lost connection."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One job and what is wrong with it."""
+    """A job to record, and its fault."""
 
     topology: Topology
     fault: Fault = HEALTHY
     evaluate_every: int = 0
     looks: int = 2
-    """Two looks at the same state, but of a healthy job."""
+    """The number of samples."""
     files: bool = False
-    """Flight records as torch writes them to files, pickles, and no stacks."""
+    """Record no stacks, but the flight records that torch writes to files as pickles."""
 
 
 EIGHT = Topology.of(4, 2, tp=2, pp=2)
@@ -73,16 +73,16 @@ RECORDINGS = {
 }
 
 
-def record(name: str, one: Recording) -> None:
-    """Run the job until it hangs, dump it, end it."""
-    world = one.topology.world_size
-    with tempfile.TemporaryDirectory() as folder, running(one, Path(folder)) as (pids, done):
-        wait_until_it_hangs(one, done, world)
+def record(name: str, recording: Recording) -> None:
+    """Run a job until it hangs, record it, and end it."""
+    world = recording.topology.world_size
+    with tempfile.TemporaryDirectory() as folder, running(recording, Path(folder)) as (pids, done):
+        wait_until_it_hangs(recording, done, world)
         target = Path(folder) / "out"
-        for look in range(1, one.looks + 1):
-            where = target / f"snapshot-{look}" if one.looks > 1 else target
+        for look in range(1, recording.looks + 1):
+            where = target / f"snapshot-{look}" if recording.looks > 1 else target
             where.mkdir(parents=True)
-            if one.files:
+            if recording.files:
                 files(Path(folder), where, world)
             else:
                 dump(pids, Path(folder), where)
@@ -90,38 +90,38 @@ def record(name: str, one: Recording) -> None:
         for path in target.rglob("*"):
             if path.is_file():
                 path.write_bytes(without_own_paths(path.read_bytes()))
-        about = {"torch": torch.__version__, "topology": str(one.topology), "fault": vars(one.fault)}
+        about = {"torch": torch.__version__, "topology": str(recording.topology), "fault": vars(recording.fault)}
         pack(INTO / f"{name}.tar.xz", target, about)
     print(name, (INTO / f"{name}.tar.xz").stat().st_size, "bytes", flush=True)
 
 
-def wait_until_it_hangs(one: Recording, done: Any, world: int) -> None:
+def wait_until_it_hangs(recording: Recording, done: Any, world: int) -> None:
     deadline, since, last = time.monotonic() + LIMIT_S, time.monotonic(), b""
     while time.monotonic() < deadline:
         now = bytes(done[:world])
         if now != last:
             last, since = now, time.monotonic()
-        if one.fault.kind == "" and min(now) >= 5:
+        if recording.fault.kind == "" and min(now) >= 5:
             return
-        if one.fault.kind and min(now) >= 1 and time.monotonic() - since > HUNG_S:
+        if recording.fault.kind and min(now) >= 1 and time.monotonic() - since > HUNG_S:
             return
         time.sleep(0.05)
-    raise SystemExit(f"the job does not come to its fault: steps {list(last)}")
+    raise SystemExit(f"the job does not reach its fault: steps {list(last)}")
 
 
 @contextmanager
-def running(one: Recording, folder: Path) -> Iterator[tuple[list[int], Any]]:
-    """Fork the store and the ranks; their processes, and the steps that they are in."""
+def running(recording: Recording, folder: Path) -> Iterator[tuple[list[int], Any]]:
+    """Fork the store and the ranks; yield the processes of the ranks, and a map with the step of each rank."""
     done = mmap.mmap(-1, 4096)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     gc.collect()
     gc.freeze()
-    world = one.topology.world_size
+    world = recording.topology.world_size
     server = fork(lambda: serve(port, world), done)
     time.sleep(0.3)
-    pids = [fork(lambda rank=rank: rank_main(one, folder, port, rank, done), done) for rank in range(world)]
+    pids = [fork(lambda rank=rank: rank_main(recording, folder, port, rank, done), done) for rank in range(world)]
     try:
         yield pids, done
     finally:
@@ -156,21 +156,21 @@ def store(port: int, world: int, *, is_master: bool = False) -> Any:
     return dist.TCPStore("127.0.0.1", port, world, is_master=is_master, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
-def rank_main(one: Recording, folder: Path, port: int, rank: int, done: Any) -> None:
+def rank_main(recording: Recording, folder: Path, port: int, rank: int, done: Any) -> None:
     os.environ |= {
         "RANK": str(rank),
         "TORCH_FR_BUFFER_SIZE": "96",
     }
-    if one.files:
+    if recording.files:
         start_writer(folder, rank)
     with control_plane(folder / f"server-{rank}"):
-        client = store(port, one.topology.world_size)
-        recorded_job.main(rank, one.topology, client, one.fault, one.evaluate_every, done)
+        client = store(port, recording.topology.world_size)
+        recorded_job.main(rank, recording.topology, client, recording.fault, recording.evaluate_every, done)
 
 
 @contextmanager
 def control_plane(path: Path) -> Iterator[None]:
-    """Torch's server of dumps for this rank."""
+    """Run torch's server of flight records for this rank."""
     os.environ["TORCH_WORKER_SERVER_SOCKET"] = str(path)
     served = worker_main()
     assert served is not None
@@ -179,7 +179,7 @@ def control_plane(path: Path) -> Iterator[None]:
 
 
 def start_writer(folder: Path, rank: int) -> None:
-    """A thread that has torch write its record, as the watchdog does, once a file is there."""
+    """Start a thread that writes the flight record, as torch's watchdog does, once the file ``now`` exists."""
     import threading
 
     def write() -> None:
@@ -205,15 +205,15 @@ def files(folder: Path, where: Path, world: int) -> None:
 
 
 def dump(pids: list[int], folder: Path, where: Path) -> None:
-    """Stacks of all processes, their states, and the flight record of each rank that answers."""
+    """Write the stacks and states of all processes, and the flight record of each rank that answers."""
     processes = []
     for rank, pid in enumerate(pids):
         children = psutil.Process(pid).children(recursive=True)
-        for number, one in enumerate([psutil.Process(pid), *children]):
-            state = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            processes.append({"pid": one.pid, "rank": rank, "state": state})
+        for number, process in enumerate([psutil.Process(pid), *children]):
+            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            processes.append({"pid": process.pid, "rank": rank, "state": state})
             name = f"rank-{rank}.json" if number == 0 else f"rank-{rank}-child-{number}.json"
-            (where / name).write_bytes(py_spy(one.pid))
+            (where / name).write_bytes(py_spy(process.pid))
     for rank in range(len(pids)):
         if record := flight_record(folder / f"server-{rank}"):
             (where / f"flight-record-rank-{rank}.json").write_bytes(record)
@@ -224,13 +224,13 @@ def py_spy(pid: int) -> bytes:
     program = Path(sys.executable).with_name("py-spy")
     command = [str(program), "dump", "--json", "--pid", str(pid)]
     found = subprocess.run(command, capture_output=True, check=False)
-    if found.returncode:  # a stopped process cannot be stopped once more
+    if found.returncode:  # a stopped process cannot be paused
         found = subprocess.run([*command, "--nonblocking"], capture_output=True, check=True)
     return found.stdout
 
 
 def flight_record(path: Path) -> bytes:
-    """The record by torch's worker control plane; nothing of a rank that does not answer."""
+    """The record from torch's worker control plane; empty if the rank does not answer."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(3)
         try:
@@ -246,7 +246,7 @@ def flight_record(path: Path) -> bytes:
 
 
 def without_own_paths(data: bytes) -> bytes:
-    """The same without the folders of this computer; as long, for pickles hold the lengths of texts."""
+    """Replace the folders of this computer by texts of the same length, since pickles have the lengths of texts."""
     for path in (str(ROOT), sys.base_prefix, str(Path(sys.argv[0]).parent)):
         data = data.replace(path.encode(), b"/job".ljust(len(path), b"_"))
     return data
@@ -256,10 +256,10 @@ def pack(path: Path, folder: Path, about: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     (folder / ".about.json").write_text(json.dumps(about))
     with tarfile.open(path, "w:xz", preset=9) as archive:
-        for one in sorted(folder.rglob("*")):
-            if one.is_file():
-                data = one.read_bytes()
-                entry = tarfile.TarInfo(str(one.relative_to(folder)))
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                data = file.read_bytes()
+                entry = tarfile.TarInfo(str(file.relative_to(folder)))
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
 

@@ -1,5 +1,7 @@
-"""A small job with tensor, pipeline and data parallelism on gloo, that hangs in a chosen way: what ``record_stacks.py``
-records. Its functions are called as in the large trainers, so that its stacks look like theirs."""
+"""The job that ``record_stacks.py`` records: it has tensor, pipeline and data parallelism on gloo, and a chosen hang.
+
+Its functions have the names of those in large trainers, so that its stacks look like theirs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ WIDTH, ROWS, PARTS = 32, 4, 4
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, in which rank and step."""
+    """A fault in one step of a rank."""
 
     kind: str = ""
     rank: int = -1
@@ -36,7 +38,7 @@ HEALTHY = Fault()
 
 
 class Tokens(Dataset[Tensor]):
-    """Random rows; of the rank with the fault they stop coming."""
+    """The data of a rank; with the fault ``loader``, reading blocks at the row ``ends_at``."""
 
     def __init__(self, ends_at: int) -> None:
         self.ends_at = ends_at
@@ -56,7 +58,7 @@ def read_remote_shard() -> None:
 
 
 class SumOverGroup(torch.autograd.Function):
-    """The sum over a tensor-parallel group, forward and backward."""
+    """The sum over a tensor parallel group, in forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -73,7 +75,7 @@ class SumOverGroup(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """One layer whose output is summed over the tensor-parallel group."""
+    """A layer whose output is summed over the tensor parallel group."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
@@ -178,7 +180,7 @@ class Worker:
         dist.all_reduce(torch.ones(2))
 
     def two_sums(self) -> None:
-        """Half of the ranks in one order, half in the other: a mistake that no machine makes."""
+        """Call two collectives, in an order that differs between even and odd ranks: a fault of the script."""
         groups: list[Any] = [None, self.second_world]
         for group in groups if self.rank % 2 else reversed(groups):
             dist.all_reduce(torch.ones(3), group=group)
@@ -192,7 +194,7 @@ class Worker:
 
 
 ALL = -2
-"""As the rank of a fault: each of them has it."""
+"""The value of ``Fault.rank`` for a fault of all ranks."""
 
 
 def deadlock() -> None:
@@ -207,7 +209,7 @@ def flush_metrics(lock: threading.Lock) -> None:
 
 
 def match_for_ever() -> None:
-    """In C, with the GIL held."""
+    """Run for ever in C, with the GIL held."""
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 

@@ -1,4 +1,4 @@
-"""Which ranks differ from most of their peers."""
+"""The ranks that differ from most of their peers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.everstep.decisions.blame.hang.made import COMPUTES, FIGURE_7, STUCK, 
 
 
 def test_figure_7() -> None:
-    found = find_outliers({rank: (one,) for rank, one in figure_7().items()}, Topology.parse(FIGURE_7))
+    found = find_outliers({rank: (activity,) for rank, activity in figure_7().items()}, Topology.parse(FIGURE_7))
 
     assert found.ranks == tuple(range(24, 32))
     assert found.undecided == ()
@@ -19,7 +19,7 @@ def test_figure_7() -> None:
 
 
 def test_stages_may_differ() -> None:
-    """Stage 0 waits, stage 1 computes; each has one rank that does not."""
+    """Stage 0 waits and stage 1 computes; in each stage, one rank differs."""
     topology = Topology.of(8, 1, pp=2)
     doing = {rank: (SYNC if rank < 4 else COMPUTES,) for rank in range(8)} | {3: (STUCK,), 4: (STUCK,)}
 

@@ -1,4 +1,4 @@
-"""How sure two looks make it that a job hangs: by the verdict, and by whether those work whom all wait for."""
+"""How likely a hang is by two samples: it depends on the verdict, and on whether the suspects work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
-NOBODY_MOVED, ONE_SAMPLE = JobSamples({}, moved=frozenset()), JobSamples({})
+UNMOVED, ONE_SAMPLE = JobSamples({}, moved=frozenset()), JobSamples({})
 IDLE, BUSY, READS, SENDS = RankWork(0.01, 0, 1.0), RankWork(0.9, 0), RankWork(0.0, 1 << 20), RankWork(0.05, 0, 300.0)
 WORLD = {0: IDLE, 1: IDLE, 2: IDLE}
 
@@ -22,34 +22,36 @@ def verdict(conclusion: HangConclusion, method: HangMethod = HangMethod.WAIT_FOR
 @pytest.mark.parametrize(
     ("of", "evidence", "work", "expected"),
     [
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD, HangSign.QUIET),
-        (verdict(HangConclusion.OVER_EVICTS), NOBODY_MOVED, WORLD, HangSign.QUIET),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: BUSY}, HangSign.BUSY),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: READS}, HangSign.BUSY),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {1: SENDS}, HangSign.BUSY),
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, WORLD | {0: BUSY}, HangSign.QUIET),  # not the one
-        (verdict(HangConclusion.NAMES), NOBODY_MOVED, {0: IDLE}, HangSign.UNKNOWN),  # of the one nothing is known
+        (verdict(HangConclusion.NAMES), UNMOVED, WORLD, HangSign.QUIET),
+        (verdict(HangConclusion.OVER_EVICTS), UNMOVED, WORLD, HangSign.QUIET),
+        (verdict(HangConclusion.NAMES), UNMOVED, WORLD | {1: BUSY}, HangSign.BUSY),
+        (verdict(HangConclusion.NAMES), UNMOVED, WORLD | {1: READS}, HangSign.BUSY),
+        (verdict(HangConclusion.NAMES), UNMOVED, WORLD | {1: SENDS}, HangSign.BUSY),
+        (verdict(HangConclusion.NAMES), UNMOVED, WORLD | {0: BUSY}, HangSign.QUIET),  # another rank
+        (verdict(HangConclusion.NAMES), UNMOVED, {0: IDLE}, HangSign.UNKNOWN),  # nothing is known of the suspect
         (verdict(HangConclusion.NAMES), ONE_SAMPLE, WORLD, HangSign.UNKNOWN),
         (verdict(HangConclusion.NAMES, HangMethod.STATE), ONE_SAMPLE, {}, HangSign.NEVER),
-        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD, HangSign.NEVER),
-        (verdict(HangConclusion.NOT_A_MACHINE), NOBODY_MOVED, WORLD | {2: BUSY}, HangSign.BUSY),
+        (verdict(HangConclusion.NOT_A_MACHINE), UNMOVED, WORLD, HangSign.NEVER),
+        (verdict(HangConclusion.NOT_A_MACHINE), UNMOVED, WORLD | {2: BUSY}, HangSign.BUSY),
         (verdict(HangConclusion.NOT_HUNG), JobSamples({}, moved=frozenset({1})), WORLD, HangSign.COMPUTES),
         (verdict(HangConclusion.UNKNOWN), JobSamples({}, moved=frozenset({2})), WORLD, HangSign.COMPUTES),
-        (verdict(HangConclusion.UNKNOWN), NOBODY_MOVED, WORLD, HangSign.UNKNOWN),
+        (verdict(HangConclusion.UNKNOWN), UNMOVED, WORLD, HangSign.UNKNOWN),
     ],
 )
-def test_how_sure_it_is(of: HangVerdict, evidence: JobSamples, work: dict[int, RankWork], expected: HangSign) -> None:
+def test_the_sign_of_a_hang(
+    of: HangVerdict, evidence: JobSamples, work: dict[int, RankWork], expected: HangSign
+) -> None:
     assert check_hang(of, evidence, work).sign is expected
 
 
-def test_work_is_of_all_processes_of_a_rank_between_two_looks() -> None:
+def test_the_work_of_a_rank_is_that_of_all_its_processes() -> None:
     first = [UsedUp(0, 10, 5.0, 1.0, 100, 7), UsedUp(0, 11, 1.0, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 0)]
     last = [UsedUp(0, 10, 5.2, 1.2, 100, 57), UsedUp(0, 11, 1.4, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 70_000)]
     late = UsedUp(2, 13, 9.0, 0.0, 0)
 
     found = work_of(first, [*last, late], 2.0)
 
-    assert set(found) == {0, 1}, "who was seen once only is not known"
+    assert set(found) == {0, 1}, "nothing is known of a process in one sample"
     assert (round(found[0].share, 3), found[0].works) == (0.4, True)
     assert found[0].switches == 25.0
     assert (found[1].share, found[1].works) == (0.0, True)
@@ -60,7 +62,7 @@ def test_work_is_of_all_processes_of_a_rank_between_two_looks() -> None:
     ("before", "after", "works"),
     [("D", "D", True), ("t", "t", True), ("S", "D", False), ("D", "S", False), ("T", "T", False)],
 )
-def test_whoever_the_kernel_or_a_debugger_holds_up_is_not_taken_for_idle(before: str, after: str, works: bool) -> None:
-    """One ``fsync`` of a checkpoint takes seconds, in which a process has no CPU, reads and writes nothing."""
+def test_a_rank_that_the_kernel_or_a_debugger_holds_up_works(before: str, after: str, works: bool) -> None:
+    """During an ``fsync`` of several seconds, a process uses no CPU, and neither reads nor writes."""
     first, last = UsedUp(0, 10, 5.0, 0.0, 100, 7, before), UsedUp(0, 10, 5.0, 0.0, 100, 7, after)
     assert work_of([first], [last], 2.0)[0].works is works

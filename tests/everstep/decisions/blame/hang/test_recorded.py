@@ -1,4 +1,4 @@
-"""Real jobs on gloo, recorded by ``record_stacks.py``: who is named, by which method."""
+"""The verdicts on real jobs on gloo, recorded by ``record_stacks.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES, OVER = HangConclusion.NAMES, HangConclusion.OVER_EVICTS
 
 
 def unpacked(name: str, folder: Path) -> tuple[Path, Topology, int]:
-    """The recording, its topology, and the rank whose fault it is."""
+    """The folder of a recording, its topology, and the rank at fault."""
     with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     about = json.loads((folder / ".about.json").read_text())
@@ -55,7 +55,7 @@ def test_the_rank_is_named(name: str, method: HangMethod, tmp_path: Path) -> Non
     assert verdict.machines == (topology.machine(culprit),)
 
 
-def test_the_loader_of_the_culprit_is_told(tmp_path: Path) -> None:
+def test_the_reason_names_the_data_loader(tmp_path: Path) -> None:
     evidence, topology, _ = read("loader", tmp_path)
     assert "its data loader's process is in read_remote_shard" in judge_hang(evidence, topology).reason
 
@@ -69,7 +69,7 @@ def test_a_healthy_job_is_not_hung(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "healthy-pp4", "evaluation"])
 @pytest.mark.parametrize("look", [1, 2])
-def test_one_look_at_a_healthy_job_evicts_nobody(name: str, look: int, tmp_path: Path) -> None:
+def test_one_sample_of_a_healthy_job_evicts_no_machine(name: str, look: int, tmp_path: Path) -> None:
     path, topology, _ = unpacked(name, tmp_path)
     verdict = judge_hang(read_folder(path / f"snapshot-{look}"), topology)
     assert verdict.machines == (), verdict.reason
@@ -82,7 +82,7 @@ def test_the_scripts_own_order_is_not_a_machine(tmp_path: Path) -> None:
 
 
 def test_records_without_p2p_over_evict_the_pipeline(tmp_path: Path) -> None:
-    """Gloo's recorder has no point-to-point: without stacks a pipeline hides who waits, and its group is taken."""
+    """Gloo does not record point-to-point operations, so that a pipeline hides which rank waits."""
     evidence, topology, culprit = read("flight-records-pp4", tmp_path)
     verdict = judge_hang(evidence, topology)
     assert verdict.conclusion is OVER
@@ -91,7 +91,7 @@ def test_records_without_p2p_over_evict_the_pipeline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["stop", "deadlock", "loader", "gil", "spin"])
-def test_the_papers_way_alone_takes_the_pipeline_of_the_culprit(name: str, tmp_path: Path) -> None:
+def test_stack_outliers_alone_over_evict_the_pipeline_of_the_culprit(name: str, tmp_path: Path) -> None:
     evidence, topology, culprit = read(name, tmp_path)
 
     verdict = judge_hang(evidence, topology, HangLimits(methods=(HangMethod.STACKS,)))
@@ -102,7 +102,7 @@ def test_the_papers_way_alone_takes_the_pipeline_of_the_culprit(name: str, tmp_p
     assert topology.machine(culprit) in verdict.machines
 
 
-def test_without_records_stacks_name_who_does_something_of_its_own(tmp_path: Path) -> None:
+def test_stacks_without_records_name_the_rank_that_delays_itself(tmp_path: Path) -> None:
     evidence, topology, culprit = read("gil", tmp_path)
     stacks = {rank: replace(one, record=None) for rank, one in evidence.ranks.items()}
     assert judge_hang(replace(evidence, ranks=stacks), topology).ranks == (culprit,)
@@ -115,7 +115,7 @@ def test_recordings_are_small() -> None:
 
 
 def test_figure_7_by_recorded_stacks_of_half_as_many_ranks(tmp_path: Path) -> None:
-    """A job of 16 ranks, recorded as one hangs in its backward pass, with the healthy replica three times over."""
+    """A recorded job of 16 ranks with a hang in the backward pass; its healthy replica is used three times."""
     evidence, small, culprit = read("deadlock", tmp_path)
     large, ill = Topology.parse(FIGURE_7), small.coordinate(culprit)["dp"]
     ranks = {}

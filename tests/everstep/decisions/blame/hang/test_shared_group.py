@@ -28,20 +28,18 @@ def test_outliers_of_one_machine_evict_that_machine_only() -> None:
     assert machines([24], FIGURE) == machines([24, 25], FIGURE) == (12,)
 
 
-def test_two_machines_of_a_group_stand_for_all_of_it() -> None:
+def test_outliers_on_two_machines_of_a_group_evict_the_group() -> None:
     assert machines([24, 31], FIGURE) == (12, 13, 14, 15)
     assert machines([0, 8], FIGURE) == (0, 4, 8, 12)  # of one stage: a dp group
 
 
 def test_smallest_first() -> None:
-    """Two machines that share a tp group of two and a dp group of eight."""
     topology = Topology(16, 1, (("pp", 2), ("dp", 4), ("tp", 2)))
     assert machines([0, 1], topology) == (0, 1)
     assert machines([0, 2], topology) == (0, 2, 4, 6)
 
 
-def test_a_tie_is_told() -> None:
-    """A rank's pp and dp groups are as large; the ranks of one machine are of both of another one."""
+def test_groups_of_the_same_ranks_are_no_tie() -> None:
     topology = Topology(8, 2, (("dp", 4), ("pp", 4)))
     found = shared_group([0, 2], topology)
     assert found is not None
@@ -50,11 +48,10 @@ def test_a_tie_is_told() -> None:
     square = Topology(16, 1, (("dp", 4), ("pp", 4)), (Laid("ep", 4, ("pp",)),))
     found = shared_group([0, 1], square)
     assert found is not None
-    assert (found.group.kind, found.alternatives) == ("ep", ())  # the same ranks by two names are no tie
+    assert (found.group.kind, found.alternatives) == ("ep", ())
 
 
 def test_a_tie_of_two_groups() -> None:
-    """Expert groups over dp and tp hold the same two ranks as a dp group does."""
     topology = Topology(16, 1, (("dp", 4), ("tp", 4)), (Laid("ep", 4, ("dp", "tp")),))
     found = shared_group([0, 1], topology)
     assert found is not None
@@ -73,8 +70,8 @@ def test_laid_groups_count() -> None:
     assert (found.group.kind, found.group.machines) == ("ep", (0, 1, 2, 3))
 
 
-def test_a_whole_replica() -> None:
-    """Where one replica of the model hangs with tensor groups across machines, no group of one kind has all of it."""
+def test_a_complete_replica() -> None:
+    """If a replica hangs whose tensor parallel groups span machines, no group of one kind has all outliers."""
     topology = Topology(16, 1, (("dp", 4), ("pp", 2), ("tp", 2)))
     found = shared_group([4, 5, 6, 7], topology)
     assert found is not None
@@ -86,7 +83,7 @@ def test_no_group_is_more_than_half_of_the_job() -> None:
     assert shared_group([0, 3], Topology(4, 1, (("dp", 2), ("pp", 2)))) is None
 
 
-def test_nobody() -> None:
+def test_no_outliers() -> None:
     assert shared_group([], FIGURE) is None
 
 
@@ -100,7 +97,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(st.data())
-def test_any_whole_group_is_found_in_any_order(data: st.DataObject) -> None:
+def test_any_group_is_found_in_any_order(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     kind = data.draw(st.sampled_from(topology.kinds))
     group = data.draw(st.sampled_from(topology.groups(kind)))
@@ -116,8 +113,8 @@ def test_any_whole_group_is_found_in_any_order(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_a_whole_group_plus_noise(data: st.DataObject) -> None:
-    """Noise of less than a quarter leaves the group, or is in a group with all of it that is as small as can be."""
+def test_a_group_and_one_outlier_elsewhere(data: st.DataObject) -> None:
+    """The result is the group without the other outlier, or a larger group with both."""
     topology = data.draw(topologies())
     kind = data.draw(st.sampled_from(topology.kinds))
     group = data.draw(st.sampled_from(topology.groups(kind)))
@@ -129,15 +126,15 @@ def test_a_whole_group_plus_noise(data: st.DataObject) -> None:
     found = shared_group([*group, noise], topology)
 
     assert found is not None
-    if any(set(one.machines) == theirs for one in found.alternatives):
-        return  # with the noise, another group is as whole
+    if any(set(group.machines) == theirs for group in found.alternatives):
+        return  # the other outlier completes another group
     assert theirs <= set(found.group.machines)
     assert found.unexplained in ((), (noise,))
     assert (topology.machine(noise) in found.group.machines) == (found.unexplained == ())
 
 
 @given(st.data())
-def test_nothing_smaller_of_one_kind_has_all(data: st.DataObject) -> None:
+def test_no_smaller_group_of_one_kind_has_all_outliers(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     ranks = st.integers(0, topology.world_size - 1)
     outliers = data.draw(st.lists(ranks, min_size=1, max_size=4, unique=True))

@@ -1,4 +1,4 @@
-"""Which stacks are taken for the same, and what a stack's innermost frames do."""
+"""The normal form of stacks: which stacks are equal, and the activity of their innermost frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.everstep.decisions.blame.hang.made import TORCH, stack
 
 
 def frames(*lines: str) -> list[StackFrame]:
-    """``function file line``, the innermost first."""
+    """Frames from texts ``function file line``, the innermost first."""
     return [StackFrame(name, file, int(line)) for name, file, line in (one.split() for one in lines)]
 
 
@@ -27,15 +27,15 @@ HEALTHY = frames(
 )
 
 
-def test_lines_wrappers_layers_and_who_started_the_script_make_no_difference() -> None:
-    other = [one._replace(line=one.line + 7) for one in HEALTHY]
+def test_lines_wrappers_layers_and_starters_make_no_difference() -> None:
+    other = [frame._replace(line=frame.line + 7) for frame in HEALTHY]
     deeper = [*HEALTHY[:7], *HEALTHY[2:], *frames("fork agent/launcher/rank_process.py 3")]
 
     assert normalise(HEALTHY) == normalise(other) == normalise(deeper)
     assert str(normalise(HEALTHY)) == "train > forward > forward > all_reduce (collective)"
 
 
-def test_what_a_library_does_inside_one_call_makes_no_difference() -> None:
+def test_the_inside_of_a_library_makes_no_difference() -> None:
     inner = frames("linear torch/nn/functional.py 1", "Linear.forward torch/nn/modules/linear.py 2")
     other = frames("layer_norm torch/nn/functional.py 9", "Linear.forward torch/nn/modules/linear.py 2")
     rest = frames("train train.py 12")
@@ -96,7 +96,7 @@ def test_a_data_loader_is_idle_or_busy() -> None:
     assert (busy.leaf.kind, busy.leaf.operation) == (LeafKind.OTHER, "read_remote_shard")
 
 
-def test_backward_on_a_gpu_is_what_the_thread_of_autograd_does() -> None:
+def test_the_thread_of_autograd_shows_the_backward_pass_on_a_gpu() -> None:
     main = stack("step", "backward@torch/_tensor.py", "_engine_run_backward@torch/autograd/graph.py")
     thread = stack("backward", f"all_reduce@{TORCH}")
 
