@@ -16,9 +16,8 @@ from temporalio import activity
 from activities.activity import Activity, Bounds, within
 from activities.heartbeat import Say
 from activities.turns import gathered
-from everstep.decisions.blame.slow.by_samples import RankAtWork, counted, slow_round
-from everstep.decisions.blame.slow.own_past import RankTimes
-from everstep.decisions.detect.cpu_watch import CpuPerStep
+from everstep.decisions.blame.slow.by_samples import RankAtWork, count_samples, slow_round
+from everstep.decisions.blame.slow.own_past import CpuPerStep, RankTimes
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import DumpError, EverstepError
@@ -98,11 +97,11 @@ class VoteRound(Activity[SlowRound]):
             await asyncio.sleep(max(now + self.round_s / LOOKS - time.monotonic(), 0.0))
         times = await self._times(tools)
         names = [machine.name for machine in machines]
-        counts = counted(seen)
+        counts = count_samples(seen)
         found = await asyncio.to_thread(
             slow_round, counts, times, topology, names=names, number=self.number, looks=len(seen)
         )
-        computes = {rank: f"{counts[rank].computes} of {counts[rank].looks}" for rank in sorted(counts)[:LOGGED]}
+        computes = {rank: f"{counts[rank].computes} of {counts[rank].samples}" for rank in sorted(counts)[:LOGGED]}
         activity.logger.info(
             "a slow job was sampled for one round",
             extra={

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.detect.cpu_watch import CpuPerStep, CpuWatch
+from everstep.decisions.blame.slow.own_past import CpuPerStep
+from everstep.decisions.detect.cpu_watch import CpuWatch
 from everstep.decisions.detect.metric_watch import MetricWatch, Series
 from everstep.errors import EverstepError
 from everstep.rank.step_reports import Flops, ReportFile

@@ -84,7 +84,7 @@ async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs
     ]
     assert (report.resolution, report.evicted) == ("eviction", ["m1"])
     assert [(one.rule, one.machine) for one in report.asked if one.yes] == [("failed-replay", "m1")]
-    assert "m1 is the one machine in every group that showed a fault" in report.tried[3].found
+    assert "m1 is the only machine in every group that showed a fault" in report.tried[3].found
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     last = [call for call in cluster.calls if call.startswith(("replay", "replace"))]
     both = ["replay column 0", "replay column 1", "replay row 0", "replay row 1"]
@@ -94,7 +94,7 @@ async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs
     child = jobs.client.get_workflow_handle(replay_workflow_id(state.spec.name, 1, 1))
     shown: WorkflowMetadata = await child.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     page = shown.current_details
-    assert "## m1 is the one machine" in page and "**row 1**" in page and "the same as the other groups" in page
+    assert "## m1 is the only machine" in page and "**row 1**" in page and "the same as the other groups" in page
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
     shown = await incident.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     assert f"/workflows/{child.id.replace('/', '%2F')})" in shown.current_details

@@ -162,7 +162,7 @@ async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:
     handle = await struck(jobs, Symptom.NOT_FINITE)
     report = await recovered(jobs, handle, 2)
     assert report.evicted == [] and [given.tests for given in jobs.cluster.diagnoses][1] == ["bitwise"]
-    assert "not so the next time" in report.tried[0].found
+    assert "a second test did not confirm it" in report.tried[0].found
 
 
 async def test_a_machine_that_is_surely_at_fault_leaves_where_the_others_cannot_be_tested_once_more(jobs: Jobs) -> None:

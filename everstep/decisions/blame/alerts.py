@@ -1,5 +1,4 @@
-"""Network alerts: the findings that are alerts, and the alerts of a machine that count together (ByteRobust, figure
-5)."""
+"""Network alerts: which findings are alerts, and which alerts of a machine count together (ByteRobust, figure 5)."""
 
 from __future__ import annotations
 
@@ -8,24 +7,23 @@ from collections.abc import Iterable, Sequence
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Owner
 
 FLAPS = frozenset({"nic-flap", "ib-port-flap"})
-"""Reason codes of a link that went down and came back up. Their verdict is unknown, since the switch may be at fault;
-each still counts as an alert (ByteRobust, figure 5)."""
+"""The reason codes of a link that went down and up again. The verdict of such a finding is unknown, since the switch
+may be at fault, but it counts as an alert (ByteRobust, figure 5)."""
 REPEATED_FLAPS = frozenset({"nic-flap-repeated", "ib-port-flap-repeated"})
-"""The reason codes with which the monitor itself counted two outages on one link."""
+"""The reason codes of a link on which the monitor counted two outages."""
 ALERTS_WITHIN_S = 300.0
-"""Network alerts of one machine at most this far apart, seconds, count together (ByteRobust, figure 5: 5 minutes)."""
+"""Alerts of one machine that are at most this far apart, seconds, count together (ByteRobust, figure 5: 5 minutes)."""
 ONE_ALERT_S = 30.0
-"""Alerts of a machine closer than this, seconds, are one alert: of two links behind one switch, or of one link that is
-reported again (ByteRobust inspects the network every 30 s, table 3)."""
+"""Alerts of one machine that are closer together, seconds, are one alert: they may be from two links behind one switch,
+or from one link that is reported again (ByteRobust inspects the network every 30 s, table 3)."""
 ALERTS_KEPT = 200
-"""Network alerts of a job's machines that the job remembers."""
+"""Number of network alerts that a job remembers of its machines."""
 
 
 def is_alert(finding: Finding) -> bool:
-    """Return whether a finding is a network alert: a fault of the network, or a link that went down.
+    """Return whether a finding of an inspection is a network alert: a fault of the network, or a link that went down.
 
-    A mere count, as of lost packets, does not show which end is at fault, and is no alert; nor is the result of a test
-    of the stopped job.
+    A count, for example of lost packets, is no alert, since it does not show which end of a link is at fault.
     """
     if finding.source is not FindingSource.INSPECTION or finding.owner is not Owner.NETWORK:
         return False
@@ -36,11 +34,10 @@ def is_alert(finding: Finding) -> bool:
 def alerts_of(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the network alerts among findings, the oldest first, each of them once.
 
-    An outage is reported twice: as a fault while it lasts, and as a flap once the link is back. Both are one alert, the
-    first.
+    An outage is reported twice: as a fault while it lasts, and as a flap once the link is back. Only the fault counts.
     """
-    found = {(finding.since_ns, finding.key): finding for finding in findings if is_alert(finding)}
-    alerts = [found[key] for key in sorted(found)]
+    by_key = {(finding.since_ns, finding.key): finding for finding in findings if is_alert(finding)}
+    alerts = [by_key[key] for key in sorted(by_key)]
     faults = [alert for alert in alerts if alert.verdict is Health.FAULTY]
     return tuple(
         alert for alert in alerts if not (alert.reason in FLAPS and any(_ends(alert, fault) for fault in faults))
@@ -53,7 +50,7 @@ def _ends(flap: Finding, fault: Finding) -> bool:
 
 
 def second_alert(finding: Finding, alerts: tuple[Finding, ...]) -> Finding | None:
-    """Return another alert of the machine that counts together with this alert; the end of an outage has none."""
+    """Return another alert of the machine that counts together with a finding; None if the finding is no alert."""
     if finding not in alerts:
         return None
     near = (alert for alert in alerts if ONE_ALERT_S <= abs(alert.since_ns - finding.since_ns) / 1e9 <= ALERTS_WITHIN_S)

@@ -1,7 +1,7 @@
-"""The rank that failed first, the explanation of its end, and the owner of the fault.
+"""The rank that failed first, the finding that explains its end, and the owner of the fault.
 
-When one rank dies, its peers follow within milliseconds with broken connections. They are victims: the cause is the
-earliest end that is not such a consequence.
+When a rank dies, its peers follow within milliseconds, since their connections break. These peers are *victims*: the
+first failure is the earliest end of a rank that is no victim.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from everstep.model.incident import Failure, Symptom
 from everstep.system.signals import signal_name
 
 _SOURCE = re.compile(r"\[(?:/[^\]\s]*/)([\w.-]+:\d+)\] ")
-"""A position in the source of gloo or c10d in an exception: only file and line of the path fit into a headline."""
+"""A position in the source of gloo or c10d within an exception. A headline shows only its file and line."""
 MACHINE_LOST = "machine lost"
-"""Cause of a failure in which a machine lost all that it knew and ran."""
+"""The cause of a failure in which a machine lost its memory and its ranks."""
 
 
 def is_victim(end: RankExit) -> bool:
-    """Return whether a rank ended because another rank went away, or did not arrive."""
+    """Return whether a rank ended because another rank ended, or did not arrive."""
     return end.classification is not None and end.classification.consequence
 
 
 def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
     """Return the end that explains the other ends; None if no rank ended by itself.
 
-    A rank that left with code 0 explains those that failed because a peer went
-    away, and those that were stopped; it does not explain a failure of its own kind.
+    An end with code 0 explains victims, but not a rank that failed by itself.
     """
     own = [end for end in ends if not end.stopped_by_us and (end.code is not None or end.signal or end.time_ns)]
-    by_themselves = [end for end in own if not is_victim(end)]
-    candidates = [end for end in by_themselves if end.code != 0] or by_themselves or own
+    no_victims = [end for end in own if not is_victim(end)]
+    candidates = [end for end in no_victims if end.code != 0] or no_victims or own
     return min(candidates, key=lambda end: (end.time_ns, end.rank), default=None)
 
 
 def cause_of(end: RankExit) -> str:
-    """Signature of an end, the same for the same cause: ``SIGKILL``, ``ValueError`` or ``exit code 3``."""
+    """Return a short text that is equal for equal causes: ``SIGKILL``, ``ValueError`` or ``exit code 3``."""
     if end.signal:
         return signal_name(end.signal)
     if end.exception:
@@ -52,12 +51,12 @@ def cause_of(end: RankExit) -> str:
 
 
 def short_exception(exception: str) -> str:
-    """An exception for a headline: at most 120 characters, without the folders of the source that raised it."""
+    """Return an exception for a headline: at most 120 characters, without folders of source files."""
     return _SOURCE.sub(r"[\1] ", exception)[:120]
 
 
 def symptom_of(end: RankExit) -> Symptom:
-    """Return the symptom of an end as seen from outside."""
+    """Return the symptom of a rank's end."""
     if end.signal:
         return Symptom.CRASH
     if end.exception:
@@ -70,8 +69,8 @@ def symptom_of(end: RankExit) -> Symptom:
 def headline_of(end: RankExit) -> str:
     """Describe an end in one line: ``rank 5 on m2 ended by SIGKILL``, with its class if its output shows the class."""
     where = f"rank {end.rank} on {end.machine}"
-    found = end.classification
-    why = f" ({found.fault})" if found and found.evidence and not end.exception else ""
+    shown = end.classification
+    why = f" ({shown.fault})" if shown and shown.evidence and not end.exception else ""
     if end.signal:
         return f"{where} ended by {signal_name(end.signal)}{why}"
     if end.exception:
@@ -90,7 +89,7 @@ def headline_of_loss(
 
     Args:
         lost: Machine that returned empty → the ranks that it ran.
-        end: The first end of a rank elsewhere; it is named unless it only followed.
+        end: The first end of a rank on another machine. It is described, too, unless the rank is a victim.
         gone: Machine that did not return → the ranks that it ran.
     """
     texts = []
@@ -105,7 +104,7 @@ def headline_of_loss(
 
 
 def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Failure:
-    """Return the failure as it is kept for later decisions; ``now_ns``: the time on the clock of the keeper."""
+    """Return the failure in the form that later decisions need; ``now_ns`` is the time by the clock of the caller."""
     return Failure(
         generation=generation,
         step=step,
@@ -119,37 +118,37 @@ def failure_of(end: RankExit, *, generation: int, step: int, now_ns: int) -> Fai
 
 
 WITHIN_S = 600.0
-"""A fault that names its machine for sure explains an end only if it is not older than this at the time: what a
-job has lived with for longer is not what ended it."""
+"""The largest age, seconds, of a sure fault that explains an end. An older fault did not end the job, since the job ran
+with it."""
 NEAR_S = 60.0
-"""The same limit for a fault that does not name its machine for sure."""
+"""The largest age, seconds, of an unsure fault that explains an end."""
 KILLED_FOR_MEMORY = ("oom-kill", "oom-kill-limit")
-"""Reason codes of the kernel's line about a process that it killed because memory was used up."""
+"""The reason codes of a process that the kernel killed because memory was used up."""
 SIGKILL = 9
 
 
 def explanation(
     findings: Iterable[MachineFinding], end: RankExit | None, *, job: str, seen_ns: int
 ) -> MachineFinding | None:
-    """Return the finding that explains an end; None: no finding does.
+    """Return the finding that explains an end; None if no finding does.
 
-    First that the kernel killed this very process for memory, then a fault of the machine on which it ran. A fault of
-    another machine explains the end only if the rank ended because a peer went away, or if no rank ended by itself, and
-    only if the finding names that machine for sure. An end that the program itself caused needs no finding.
+    That the kernel killed this process for memory explains the end first; then a fault of its machine does. A sure
+    fault of another machine explains the end of a victim, and a failure without an end. If the program itself caused
+    its end, no other finding explains it.
 
     Args:
         findings: The findings of inspections, the worst first.
-        end: The first end; None: no rank ended by itself.
+        end: The first end; None if no rank ended by itself.
         job: The job's name.
-        seen_ns: When the failure was seen, if no end has a time.
+        seen_ns: The time at which the failure was seen, for an end without a time.
     """
     at_ns = (end.time_ns if end else 0) or seen_ns
-    found = [seen for seen in findings if _recent(seen, at_ns)]
-    faulty = [seen for seen in found if seen.finding.verdict is Health.FAULTY]
+    recent = [seen for seen in findings if _recent(seen, at_ns)]
+    faulty = [seen for seen in recent if seen.finding.verdict is Health.FAULTY]
     sure = [seen for seen in faulty if seen.finding.sure]
     if end is None:
         return next(iter(sure), None)
-    if killed := next((seen for seen in found if _killed(seen, end, job)), None):
+    if killed := next((seen for seen in recent if _killed(seen, end, job)), None):
         return killed
     if end.classification and end.classification.owner == Owner.CODE:
         return None
@@ -158,10 +157,8 @@ def explanation(
 
 
 def _recent(seen: MachineFinding, at_ns: int) -> bool:
-    """Return whether a finding is from shortly before the end, or after it; clocks of machines differ by much less.
-
-    A repeated event counts from its last time.
-    """
+    """Return whether a finding is not too old to explain an end. A repeated event has the age of its last
+    occurrence."""
     of_program = seen.finding.verdict is not Health.FAULTY
     within_s = WITHIN_S if seen.finding.sure or of_program else NEAR_S
     newest_ns = max(seen.finding.since_ns, seen.finding.last_ns)
@@ -169,23 +166,23 @@ def _recent(seen: MachineFinding, at_ns: int) -> bool:
 
 
 def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:
-    """Return whether the kernel killed this process for memory."""
-    found = seen.finding
-    this = seen.machine == end.machine and found.item == f"rank {end.rank} of {job}"
-    process = not end.pid or any(f"process {end.pid} " in line for line in found.evidence)
-    return end.signal == SIGKILL and found.reason in KILLED_FOR_MEMORY and this and process
+    """Return whether a finding shows that the kernel killed this process for memory."""
+    finding = seen.finding
+    same_rank = seen.machine == end.machine and finding.item == f"rank {end.rank} of {job}"
+    same_process = not end.pid or any(f"process {end.pid} " in line for line in finding.evidence)
+    return end.signal == SIGKILL and finding.reason in KILLED_FOR_MEMORY and same_rank and same_process
 
 
 def is_hint(finding: Finding) -> bool:
-    """Return whether a finding explains a failure, and a test has to show whether the machine is at fault."""
+    """Return whether a finding only hints at its machine, so that a test has to show whether it is at fault."""
     return finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE and not finding.sure
 
 
 def fault_owner(classification: Classification | None, findings: Sequence[MachineFinding]) -> Owner:
-    """Return the owner from the end of the first rank; if that is a consequence or has no owner, from a finding.
+    """Return the owner of the fault: from the class of the failure or, if this has no owner, from the worst finding.
 
     Args:
-        classification: The class of the failure; None: no rank failed by itself.
+        classification: The class of the failure; None if no rank failed by itself.
         findings: The findings of the inspections, the worst first.
     """
     if classification is not None and not classification.consequence and classification.owner != Owner.UNKNOWN:

@@ -1,4 +1,4 @@
-"""Machines that do not answer, as findings."""
+"""The findings about machines whose agents do not answer."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from everstep.model.finding import Finding, FindingSource, Health, MachineFindin
 from everstep.model.recovery_policy import RecoveryPolicy
 
 SILENT = "silent-machine"
-"""Reason code of a finding that rests on silence alone."""
+"""The reason code of these findings."""
 
 
 def findings_of_silence(
     silent: Mapping[str, float], policy: RecoveryPolicy, *, stepping: Collection[str] = ()
 ) -> list[MachineFinding]:
-    """A finding for each machine that does not answer: faulty once it had its time to answer.
+    """Return a finding for each silent machine: faulty once it was silent for longer than the policy allows.
 
     Args:
-        silent: Machine → seconds since anything was heard from its agent; only machines whose ranks are silent too.
-        policy: How long a machine may be silent.
-        stepping: Machines whose ranks step although the agent is silent.
+        silent: Machine → seconds since its agent was last heard; only machines whose ranks are silent, too.
+        policy: The policy with the time that a machine may be silent.
+        stepping: Machines whose ranks step although the agent is silent; their verdict is unknown.
     """
-    about = {machine: _about(seconds, policy) for machine, seconds in silent.items()}
-    about |= dict.fromkeys(stepping, (Health.UNKNOWN, "its agent is silent, and its ranks step: the machine works"))
-    return [_finding(machine, *known) for machine, known in about.items()]
+    verdicts = {machine: _of_silence(seconds, policy.silence.evict_s) for machine, seconds in silent.items()}
+    verdicts |= dict.fromkeys(stepping, (Health.UNKNOWN, "its agent is silent, and its ranks step: the machine works"))
+    return [_finding(machine, verdict, text) for machine, (verdict, text) in verdicts.items()]
 
 
-def _about(seconds: float, policy: RecoveryPolicy) -> tuple[Health, str]:
+def _of_silence(seconds: float, allowed_s: float) -> tuple[Health, str]:
     heard = f"nothing was heard from its agent and ranks for {seconds:.1f} s"
-    if seconds < policy.silence.evict_s:
-        return Health.UNKNOWN, f"{heard}: it has {policy.silence.evict_s:g} s to answer"
+    if seconds < allowed_s:
+        return Health.UNKNOWN, f"{heard}: it has {allowed_s:g} s to answer"
     return Health.FAULTY, f"{heard}: it is gone"
 
 

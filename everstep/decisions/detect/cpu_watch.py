@@ -10,28 +10,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+
+from everstep.decisions.blame.slow.own_past import CpuPerStep
 
 KEPT = 32
 """The number of earlier times with which the newest time is compared."""
 KNOWN = 3
 """The number of earlier times that a comparison needs."""
-
-
-class CpuPerStep(NamedTuple):
-    """The time of a rank's main thread for each step, seconds."""
-
-    had_s: float
-    """The time in which the rank had a CPU."""
-    waited_s: float
-    """The time in which the rank was ready to run and had no CPU: other processes had it, or its share was used up."""
-    step_s: float = 0.0
-    """The duration of the same steps; 0: not known."""
-
-    @property
-    def busy_s(self) -> float:
-        """Return how long the rank computes in a step, with a CPU or ready to run."""
-        return self.had_s + self.waited_s
 
 
 @dataclass(slots=True)

@@ -1,13 +1,13 @@
 """The choice of diagnostic tests for a symptom (ByteRobust, section 4.2 and figure 5).
 
-One table, the first row that fits counts. The order of the tests is that of the paper: tests of a single machine come
-before tests of two machines.
+``ROWS`` is a table: the first row that fits a failure counts. As in the paper, tests of a single machine come before
+tests of two machines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.decisions.blame.classify.rule import FaultClass
 from everstep.model.diagnosis import Diagnostic
@@ -17,7 +17,7 @@ from everstep.model.incident import Symptom
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Tests, and why these."""
+    """The tests to run, and the reason."""
 
     tests: tuple[Diagnostic, ...]
     why: str
@@ -30,23 +30,23 @@ class ChoiceRow:
 
     choice: Choice
     faults: frozenset[str] = frozenset()
-    """Classes of the end; empty: any."""
+    """The classes of the failure that fit; empty: all."""
     symptoms: frozenset[str] = frozenset()
-    """Empty: any."""
+    """The symptoms that fit; empty: all."""
     owners: frozenset[str] = frozenset()
-    """Empty: any."""
+    """The owners of the fault that fit; empty: all."""
 
     def fits(self, symptom: str, fault: str, owner: str) -> bool:
         """Return whether this row applies."""
-        wanted = ((self.faults, fault), (self.symptoms, symptom), (self.owners, owner))
-        return all(not values or value in values for values, value in wanted)
+        conditions = ((self.faults, fault), (self.symptoms, symptom), (self.owners, owner))
+        return all(not fitting or value in fitting for fitting, value in conditions)
 
 
 NETWORK = (Diagnostic.ALL_TO_ALL, Diagnostic.LOOPBACK, Diagnostic.ALL_GATHER, Diagnostic.NIC)
 GPUS = (Diagnostic.DCGM, Diagnostic.EUD, Diagnostic.GPU_COPY)
 PAPER = "ByteRobust, section 4.2"
 ROWS = (
-    ChoiceRow(Choice((), "nothing failed: its code is updated"), symptoms=frozenset({Symptom.UPDATE})),
+    ChoiceRow(Choice((), "nothing failed: the code of the job is updated"), symptoms=frozenset({Symptom.UPDATE})),
     ChoiceRow(
         Choice(
             (Diagnostic.EUD, Diagnostic.DCGM, Diagnostic.ALL_TO_ALL, Diagnostic.BITWISE, Diagnostic.ALL_GATHER),
@@ -57,14 +57,7 @@ ROWS = (
     ),
     ChoiceRow(
         Choice(
-            (
-                Diagnostic.EUD,
-                Diagnostic.DCGM,
-                Diagnostic.ALL_TO_ALL,
-                Diagnostic.LOOPBACK,
-                Diagnostic.ALL_GATHER,
-                Diagnostic.NIC,
-            ),
+            (Diagnostic.EUD, Diagnostic.DCGM, *NETWORK),
             "an error of communication",
             PAPER,
         ),
@@ -87,11 +80,11 @@ ROWS = (
         faults=frozenset({FaultClass.DISK_FAULT, FaultClass.DISK_FULL, FaultClass.MOUNT}),
     ),
     ChoiceRow(
-        Choice((), "the fault is one of code, data or shared storage: no machine is tested"),
+        Choice((), "code, data, shared storage or the scheduler is at fault: no machine is tested"),
         owners=frozenset({Owner.CODE, Owner.DATA, Owner.STORAGE, Owner.SCHEDULER}),
     ),
     ChoiceRow(
-        Choice((), "the program's own error: no machine is tested, the code is rolled back", PAPER),
+        Choice((), "the program is at fault: no machine is tested, and the code is rolled back", PAPER),
         symptoms=frozenset({Symptom.USER_ERROR, Symptom.EARLY_EXIT}),
     ),
     ChoiceRow(
@@ -112,21 +105,21 @@ ROWS = (
                 Diagnostic.ALL_GATHER,
                 Diagnostic.NIC,
             ),
-            "nothing says what failed: all tests",
+            "the failure is not known: all tests",
         )
     ),
 )
 
 
 def choose_tests(symptom: str, fault: str = "", owner: str = "", off: Iterable[str] = ()) -> Choice:
-    """The tests of a stopped job's machines, in order; none: no machine is tested.
+    """Return the tests for the machines of a stopped job, in order. If there are none, no machine is tested.
 
     Args:
-        symptom: What was seen.
-        fault: Class of the end that began it (``everstep.decisions.blame.classify``); empty: not known.
-        owner: Whose matter that is; empty: not known.
+        symptom: The symptom of the failure.
+        fault: The class of the failure (``everstep.decisions.blame.classify``); empty if not known.
+        owner: The owner of the fault; empty if not known.
         off: Tests that are never run.
     """
-    found = next(row.choice for row in ROWS if row.fits(symptom, fault, owner))
+    choice = next(row.choice for row in ROWS if row.fits(symptom, fault, owner))
     left_out = frozenset(off)
-    return Choice(tuple(test for test in found.tests if test not in left_out), found.why, found.source)
+    return replace(choice, tests=tuple(test for test in choice.tests if test not in left_out))

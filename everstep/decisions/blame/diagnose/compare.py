@@ -1,23 +1,24 @@
 """Faults that only a comparison of machines shows: other bits, a low bandwidth, a test that fails on one machine only.
 
-Bitwise alignment (ByteRobust, section 4.2): every machine does the same calculation, and the digests of the results are
-compared. More than half of the machines of a kind have to agree, or none is named; if two machines differ, neither is
-named. Results of machines of different kinds are not compared.
+For bitwise alignment (ByteRobust, section 4.2), all machines do the same calculation, and the digests of its results
+are compared among machines of one kind. A machine is named only if more than half of the machines of its kind agree on
+another result.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
+from everstep.base.text import listed
 from everstep.model.diagnosis import DiagnosticResult
 from everstep.model.finding import Health
 
-NAMED = 3
-"""The number of differing results of one machine that are named."""
+LISTED = 3
+"""Number of differing results of a machine in a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,9 @@ class BitsCompared:
     """The result of a comparison for one machine."""
 
     agrees: bool | None
-    """False: the machine computed other bits than most machines. None: not known."""
+    """Whether the machine computed the same bits as most machines of its kind; None: not known."""
     text: str = ""
-    """Why not, or what differs."""
-    differing: tuple[str, ...] = field(default=())
-    """Names of the results that differ from most."""
+    """The results that differ, or why nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,70 +36,66 @@ class Computed:
     """The results that one machine computed."""
 
     kind: str
-    """The kind of the machine: machines of other kinds may correctly compute other bits."""
+    """The kind of the machine: a healthy machine of another kind may compute other bits."""
     digests: Mapping[str, str]
-    """Name of each result → digest."""
+    """Name of each result → its digest."""
 
 
 def compare(computed: Mapping[str, Computed]) -> dict[str, BitsCompared]:
-    """Compare the results of all machines, and return the result for each machine."""
+    """Compare the results of all machines; returns machine → the result of the comparison."""
     kinds: dict[str, dict[str, Computed]] = defaultdict(dict)
-    for machine, one in computed.items():
-        kinds[one.kind][machine] = one
-    return {machine: said for group in kinds.values() for machine, said in _of_kind(group).items()}
+    for machine, own in computed.items():
+        kinds[own.kind][machine] = own
+    return {machine: result for group in kinds.values() for machine, result in _of_kind(group).items()}
 
 
 def _of_kind(group: Mapping[str, Computed]) -> dict[str, BitsCompared]:
     if len(group) == 1:
         return dict.fromkeys(group, BitsCompared(None, "there is no other machine of its kind to compare it with"))
-    counts = Counter(_bits(one) for one in group.values())
+    counts = Counter(tuple(sorted(own.digests.items())) for own in group.values())
     bits, count = counts.most_common(1)[0]
     if count * 2 <= len(group):
-        text = "the two machines of this kind differ" if len(group) == 2 else "no majority of the machines agrees"
-        return dict.fromkeys(group, BitsCompared(None, f"{text}: nobody can be named"))
-    usual, found = dict(bits), {}
-    for machine, one in group.items():
-        odd = tuple(sorted(name for name in usual.keys() | one.digests if usual.get(name) != one.digests.get(name)))
-        more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
-        text = f"other bits than {count} of {len(group)} machines of its kind: {', '.join(odd[:NAMED])}{more}"
-        found[machine] = BitsCompared(False, text, odd) if odd else BitsCompared(True)
-    return found
-
-
-def _bits(one: Computed) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(one.digests.items()))
+        text = "the two machines of its kind differ" if len(group) == 2 else "no majority of its kind agrees"
+        return dict.fromkeys(group, BitsCompared(None, f"{text}: no machine can be named"))
+    usual, compared = dict(bits), {}
+    for machine, own in group.items():
+        odd = sorted(name for name in usual.keys() | own.digests if usual.get(name) != own.digests.get(name))
+        text = f"other bits than {count} of {len(group)} machines of its kind: {listed(odd, LISTED)}"
+        compared[machine] = BitsCompared(False, text) if odd else BitsCompared(True)
+    return compared
 
 
 K = TypeVar("K", bound=Hashable)
 LEAST = 3
-"""Fewer figures than this are not compared."""
+"""Fewer values than this are not compared."""
 LOW_SHARE = 0.5
-"""Less than this share of the median is worth a look …"""
+"""A bandwidth below this share of the median is reported."""
 SLOW_SHARE = 0.2
-"""… and a share below this is a fault: other work on a machine does not lower its bandwidth that far."""
+"""A bandwidth below this share of the median is a fault: other work on a machine does not lower it that far."""
 
 
 def below(figures: Mapping[K, float], share: float) -> dict[K, float]:
-    """Those below a share of the median of all, with which share of it they have.
+    """Return the keys of the values below a share of the median, each with its own share of the median.
 
     Args:
-        figures: Bandwidths of what is alike.
-        share: Of the median, above 0 and below 1.
+        figures: Bandwidths that can be compared.
+        share: A share of the median, above 0 and below 1.
     """
     if len(figures) < LEAST:
         return {}
     usual = median(figures.values())
-    return {one: value / usual for one, value in figures.items() if value < share * usual}
+    return {key: value / usual for key, value in figures.items() if value < share * usual}
 
 
 BREAKS = frozenset({"test-hangs", "test-crashed", "all-to-all-failed", "reference-failed", "gpu-copy-failed"})
-"""Reason codes of tests that started but did not end. A test without its requirements did not start."""
+"""The reason codes of a test that started and broke."""
 NOT_BEGUN = "test-unable"
+"""The reason code of a test that could not start."""
 PASS_SHARE = 0.5
-"""The share of the machines of a kind that has to pass a test which one of them fails."""
+"""A test that breaks on a machine is a fault if more than this share of the machines of its kind pass it."""
 
 SOFTWARE = ", torch "
-"""The part of a kind from which on it does not describe hardware (``agent.diagnoser.kind``)."""
+"""The text of a kind before this part describes the hardware (``agent.diagnoser.kind``)."""
 
 
 def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict[str, str]]:
@@ -109,27 +104,29 @@ def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict
     Args:
         results: Machine → the results of its own tests. A machine of unknown kind gets no entry.
     """
-    found: dict[str, dict[str, str]] = {}
-    for test in dict.fromkeys(one.test for said in results.values() for one in said):
+    failing_on: dict[str, dict[str, str]] = {}
+    for test in dict.fromkeys(result.test for own in results.values() for result in own):
         of_test = {
-            machine: one
-            for machine, said in results.items()
-            for one in said
-            if one.test == test and not one.nothing and all(each.reason != NOT_BEGUN for each in one.findings)
+            machine: result
+            for machine, own in results.items()
+            for result in own
+            if result.test == test
+            and not result.nothing
+            and all(finding.reason != NOT_BEGUN for finding in result.findings)
         }
         for machine, broken in of_test.items():
-            how = next((each.text for each in broken.findings if each.reason in BREAKS), "")
+            how = next((finding.text for finding in broken.findings if finding.reason in BREAKS), "")
             kind = _kind(broken, results[machine])
             if not (how and kind) or broken.verdict is not Health.UNKNOWN:
                 continue
-            alike = [one for other, one in of_test.items() if _kind(one, results[other]) == kind]
+            alike = [result for other, result in of_test.items() if _kind(result, results[other]) == kind]
             passing = sum(not result.findings for result in alike)
             if passing > PASS_SHARE * len(alike):
-                found.setdefault(machine, {})[test] = f"{how}; {passing} of {len(alike)} machines of its kind pass"
-    return found
+                failing_on.setdefault(machine, {})[test] = f"{how}; {passing} of {len(alike)} machines of its kind pass"
+    return failing_on
 
 
 def _kind(result: DiagnosticResult, own: Sequence[DiagnosticResult]) -> str:
-    """Return the hardware kind; if the result of a test does not name it, the kind from other tests of the machine."""
-    kind = result.kind or next((one.kind for one in own if one.kind), "")
+    """Return the kind of the hardware: from the result of a test or, if it has none, from the machine's other tests."""
+    kind = result.kind or next((other.kind for other in own if other.kind), "")
     return kind.partition(SOFTWARE)[0]

@@ -1,4 +1,4 @@
-"""The diagnosis from all tests of several machines: each machine's own findings, and the results of comparisons."""
+"""The diagnosis of several machines, from the results of their own tests and from comparisons between them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def judge(
         results: Machine → the results of its own tests.
         pairs: The results of tests between two machines.
         silent: Machine → why its tests could not be run at all.
-        shares: The shares of the other machines' bandwidth below which a bandwidth is reported.
+        shares: The thresholds of bandwidths.
     """
     shares, silent = shares or Shares(), silent or {}
-    machines = [*results, *(one for one in silent if one not in results)]
+    machines = [*results, *(machine for machine in silent if machine not in results)]
     found: dict[str, list[Finding]] = {
         machine: [finding for result in results.get(machine, ()) for finding in result.findings] for machine in machines
     }
@@ -60,7 +60,7 @@ def judge(
     _compare_bits(results, found)
     _compare_bandwidths(results, shares, found)
     links = _compare_pairs(machines, pairs, shares, found)
-    tested = {machine for machine, said in results.items() if any(not one.nothing for one in said)}
+    tested = {machine for machine, own in results.items() if any(not result.nothing for result in own)}
     tested |= {machine for pair in pairs if pair.passed for machine in pair.machines}
     return Diagnosis(
         machines=[
@@ -79,100 +79,97 @@ def judge(
 
 
 def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
-    """Return the first of two diagnoses, without its unsure faults that the second diagnosis does not show.
+    """Return the first of two diagnoses, without the unsure faults that the second one does not confirm.
 
-    A single low bandwidth may be caused by other work on that machine: it is measured again before it is a fault. A
-    test that breaks, and a fault between two machines, are repeated too. Without a second diagnosis only the sure
-    faults count.
+    Other work on a machine may lower a bandwidth, break a test, or disturb a pair of machines once. Without a second
+    diagnosis, only sure faults count.
 
     Args:
         first: The diagnosis of all tests.
-        second: The diagnosis of the repeated tests, whose faults were not sure; None: it could not be carried out.
+        second: The diagnosis of the tests with unsure faults, which were repeated; None: they could not be repeated.
     """
 
     def key(machine: str, finding: Finding) -> tuple[str, str, str]:
         return machine, finding.inspection, finding.reason
 
-    not_again = "not so the next time" if second else "it could not be tested once more"
+    unconfirmed = "a second test did not confirm it" if second else "it could not be tested a second time"
     second = second or Diagnosis()
     links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
-    again = {key(one.machine, finding) for one in second.machines for finding in one.findings}
+    again = {key(tested.machine, finding) for tested in second.machines for finding in tested.findings}
     machines = []
-    for one in first.machines:
+    for tested in first.machines:
         findings = worst_first(
             finding
-            if finding.sure or finding.verdict is not Health.FAULTY or key(one.machine, finding) in again
-            else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; {not_again}"})
-            for finding in one.findings
+            if finding.sure or finding.verdict is not Health.FAULTY or key(tested.machine, finding) in again
+            else finding.model_copy(update={"verdict": Health.UNKNOWN, "text": f"{finding.text}; {unconfirmed}"})
+            for finding in tested.findings
         )
-        verdict = _verdict(findings, tested=one.verdict is not Health.UNKNOWN or bool(findings))
-        machines.append(one.model_copy(update={"findings": findings, "verdict": verdict}))
+        verdict = _verdict(findings, tested=tested.verdict is not Health.UNKNOWN or bool(findings))
+        machines.append(tested.model_copy(update={"findings": findings, "verdict": verdict}))
     seconds = first.seconds + second.seconds
     return first.model_copy(update={"machines": machines, "links": links, "seconds": seconds})
 
 
-def unsure_tests(found: Diagnosis) -> list[str]:
-    """Tests with a fault that is to be seen twice before it counts, in the order in which they were run."""
+def unsure_tests(diagnosis: Diagnosis) -> list[str]:
+    """Return the tests with an unsure fault, which counts only if a second test confirms it, in the order of tests."""
     tests = {
         finding.inspection
-        for machine in found.machines
+        for machine in diagnosis.machines
         for finding in machine.findings
         if finding.verdict is Health.FAULTY and not finding.sure
     }
-    tests |= {link.test for link in found.links}
-    return [test for test in found.tests if test in tests]
+    tests |= {link.test for link in diagnosis.links}
+    return [test for test in diagnosis.tests if test in tests]
 
 
 def passed(pairs: Sequence[PairResult], test: str, shares: Shares | None = None) -> dict[Pair, bool | None]:
-    """Return pair → whether it passed a test; a pair that is far slower than other pairs did not pass."""
+    """Return pair → whether it passed a test; a pair that is far slower than other pairs has not passed."""
     of_test = [pair for pair in pairs if pair.test == test]
     slow = _slow_pairs(of_test, (shares or Shares()).slow)
     return {pair_of(*pair.machines): pair.passed and pair_of(*pair.machines) not in slow for pair in of_test}
 
 
 def _verdict(findings: Sequence[Finding], *, tested: bool) -> Health:
-    """Judge a machine; without any test its health is unknown."""
+    """Return the verdict on a machine: unknown if it was not tested and has no finding."""
     return verdict_of(findings) if findings or tested else Health.UNKNOWN
 
 
 def _compare_bits(results: Mapping[str, Sequence[DiagnosticResult]], found: dict[str, list[Finding]]) -> None:
-    tests = dict.fromkeys(one.test for said in results.values() for one in said if one.digests)
+    tests = dict.fromkeys(result.test for own in results.values() for result in own if result.digests)
     for test in tests:
         computed = {
-            machine: Computed(one.kind, one.digests)
-            for machine, said in results.items()
-            for one in said
-            if one.test == test and one.digests and one.verdict is Health.HEALTHY
+            machine: Computed(result.kind, result.digests)
+            for machine, own in results.items()
+            for result in own
+            if result.test == test and result.digests and result.verdict is Health.HEALTHY
         }
-        kinds = {machine: one.kind for machine, one in computed.items()}
-        for machine, said in compare(computed).items():
-            if said.agrees is False:
-                found[machine].append(reasons.OTHER_BITS.finding(test, "", kinds[machine], text=said.text))
-            elif said.agrees is None:
-                found[machine].append(reasons.UNCOMPARED.finding(test, "", kinds[machine], text=said.text))
+        for machine, compared in compare(computed).items():
+            if not compared.agrees:
+                reason = reasons.UNCOMPARED if compared.agrees is None else reasons.OTHER_BITS
+                found[machine].append(reason.finding(test, "", computed[machine].kind, text=compared.text))
 
 
 def _compare_bandwidths(
     results: Mapping[str, Sequence[DiagnosticResult]], shares: Shares, found: dict[str, list[Finding]]
 ) -> None:
     figures: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    for machine, said in results.items():
-        for one in said:
-            for name, value in one.measures.items():
+    for machine, own in results.items():
+        for result in own:
+            for name, value in result.measures.items():
                 if name.partition("{")[0].endswith(SPEED):
-                    figures[one.test, one.kind, name][machine] = value
+                    figures[result.test, result.kind, name][machine] = value
     for (test, _, name), values in figures.items():
         usual = median(values.values())
         for machine, share in below(values, shares.low).items():
             reason = reasons.SLOW if share < shares.slow and test in STEADY else reasons.LOW
-            text = f"{size_text(values[machine])}/s, {share:.0%} of what is usual here"
+            text = f"{size_text(values[machine])}/s, {share:.0%} of the usual bandwidth"
             found[machine].append(
                 reason.finding(test, name, f"median of {len(values)}: {size_text(usual)}/s", text=text)
             )
 
 
 def _slow_pairs(pairs: Sequence[PairResult], share: float) -> dict[Pair, float]:
-    """Pairs that passed, and are far slower than most of their kind that did."""
+    """Return the pairs that are far slower than most pairs of their kind: pair → its share of the usual bandwidth."""
     figures: dict[tuple[str, str], dict[Pair, float]] = defaultdict(dict)
     for pair in pairs:
         if pair.passed:
@@ -193,12 +190,12 @@ def _compare_pairs(
         texts = {pair_of(*pair.machines): pair.text for pair in of_test} | {
             pair: f"{share:.0%} of the usual bandwidth" for pair, share in slow.items()
         }
-        seen = passed(of_test, test, shares)
-        said = judge_pairs(involved, seen)
-        # A bandwidth may be low for other work: who is named only with pairs that are slow is tested once more.
-        sure = judge_pairs(involved, seen | dict.fromkeys(slow)).machines
-        links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in said.links]
-        for names, reason in ((said.machines, reasons.FAILS_WITH_ALL), (said.unsure, reasons.FAILS_UNSURE)):
+        pair_passed = passed(of_test, test, shares)
+        judged = judge_pairs(involved, pair_passed)
+        # Other work may lower a bandwidth. So a machine is named for sure only if it is named without the slow pairs.
+        sure = judge_pairs(involved, pair_passed | dict.fromkeys(slow)).machines
+        links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in judged.links]
+        for names, reason in ((judged.machines, reasons.FAILS_WITH_ALL), (judged.unsure, reasons.FAILS_UNSURE)):
             for machine in names:
                 own = [pair for pair in texts if machine in pair and texts[pair]]
                 lines = [f"{' and '.join(pair)}: {texts[pair]}" for pair in own]
@@ -208,10 +205,10 @@ def _compare_pairs(
 
 def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence[PairResult]) -> list[Measured]:
     figures: dict[str, dict[str, float]] = defaultdict(dict)
-    for machine, said in results.items():
-        for one in said:
-            for name, value in one.measures.items():
-                figures[f"{one.test} {name}"][machine] = value
+    for machine, own in results.items():
+        for result in own:
+            for name, value in result.measures.items():
+                figures[f"{result.test} {name}"][machine] = value
     for pair in pairs:
         for name, value in pair.measures.items():
             figures[f"{pair.test} {name}"][" and ".join(pair.machines)] = value
@@ -228,31 +225,30 @@ def _measured(results: Mapping[str, Sequence[DiagnosticResult]], pairs: Sequence
     ]
 
 
-def findings_of_tests(found: Diagnosis) -> list[MachineFinding]:
-    """Return every finding with its machine, faults first; findings of broken links are included."""
-    own = [(one.machine, finding) for one in found.machines for finding in one.findings]
-    said = [
+def findings_of_tests(diagnosis: Diagnosis) -> list[MachineFinding]:
+    """Return all findings of machines and of broken links, faults first."""
+    own = [(tested.machine, finding) for tested in diagnosis.machines for finding in tested.findings]
+    findings = [
         MachineFinding(machine=machine, finding=finding.model_copy(update={"source": FindingSource.TEST}))
-        for machine, finding in [*own, *_of_links(found)]
+        for machine, finding in [*own, *_of_links(diagnosis)]
     ]
-    return sorted(said, key=lambda one: one.finding.verdict != "faulty")
+    return sorted(findings, key=lambda found: found.finding.verdict != "faulty")
 
 
-def _of_links(found: Diagnosis) -> list[tuple[str, Finding]]:
-    """Return the machines without which all remaining links work.
+def _of_links(diagnosis: Diagnosis) -> list[tuple[str, Finding]]:
+    """Return findings for broken links: if the machines of these findings leave, all other links work.
 
-    A broken link cannot be blamed on either of its machines, and the job cannot run over it. The machine with the most
-    broken links gets the finding; of two equal machines the later machine, which does not have the rendezvous store.
+    A broken link may be the fault of either machine, and the job cannot run over it. The machine with the most broken
+    links gets the finding; of two equal machines the later one, because the first one has the rendezvous store.
     """
-    left, said = list(found.links), []
-    order = list(
-        dict.fromkeys([*(one.machine for one in found.machines), *(one for link in left for one in link.machines)])
-    )
+    left, findings = list(diagnosis.links), []
+    machines = [*(tested.machine for tested in diagnosis.machines), *(name for link in left for name in link.machines)]
+    order = list(dict.fromkeys(machines))
     while left:
-        machine = max(order, key=lambda one: (sum(one in link.machines for link in left), order.index(one)))
+        machine = max(order, key=lambda name: (sum(name in link.machines for link in left), order.index(name)))
         for link in [link for link in left if machine in link.machines]:
-            other = next(one for one in link.machines if one != machine)
+            other = next(name for name in link.machines if name != machine)
             text = f"the link between it and {other} does not work, and both work with others"
-            said.append((machine, reasons.BAD_LINK.finding(link.test, other, link.text, text=text)))
+            findings.append((machine, reasons.BAD_LINK.finding(link.test, other, link.text, text=text)))
             left.remove(link)
-    return said
+    return findings

@@ -1,8 +1,7 @@
-"""Reason codes that only a comparison of machines can produce."""
+"""The reason codes of findings from a comparison of machines."""
 
 from __future__ import annotations
 
-from everstep.model.diagnosis import Diagnostic
 from everstep.model.finding import Health, Owner, Reason, Remedy
 
 OTHER_BITS = Reason(
@@ -53,12 +52,4 @@ SILENT = Reason(
 )
 
 JUDGED = (OTHER_BITS, UNCOMPARED, FAILS_WITH_ALL, FAILS_UNSURE, BAD_LINK, SLOW, LOW, FAILS_ALONE, SILENT)
-"""All reason codes that only a comparison produces."""
-OF_TEST = {
-    OTHER_BITS.code: (Diagnostic.BITWISE,),
-    UNCOMPARED.code: (Diagnostic.BITWISE,),
-    FAILS_WITH_ALL.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
-    FAILS_UNSURE.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
-    BAD_LINK.code: (Diagnostic.ALL_GATHER, Diagnostic.NIC),
-}
-"""The tests that can lead to each reason; other reasons can follow from any bandwidth test, or from none."""
+"""All of these reason codes."""

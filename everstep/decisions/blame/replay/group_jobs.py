@@ -1,4 +1,4 @@
-"""The replay jobs of a job: whether it can be replayed, the sizes of its groups, and the job that each group runs."""
+"""The jobs of a replay: whether a job can be replayed, in which groups, and what each group runs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from everstep.rank import environment
 
 
 def shrunk(topology: Topology, machines: int) -> Topology:
-    """The topology with fewer machines: the data axes shrink, the outermost first, and all else stays.
+    """Return the topology with fewer machines: the data axes shrink, the outermost axis first.
 
     Raises:
-        TopologyError: these sizes cannot be had.
+        TopologyError: the sizes of the data axes do not allow this number of machines.
     """
     data = topology.data_axes
     rest = prod(size for axis, size in topology.mesh if axis not in data)
     ranks = machines * topology.ranks_per_machine
     if ranks % rest:
-        raise TopologyError(f"{machines} machines hold no whole replicas of the model")
+        raise TopologyError(f"complete replicas of the model cannot fill {machines} machines")
     left, sizes = ranks // rest, dict(topology.mesh)
     for axis in data[:0:-1]:
         sizes[axis] = gcd(sizes[axis], left)
@@ -40,11 +40,11 @@ def shrunk(topology: Topology, machines: int) -> Topology:
 
 
 def no_replay(spec: JobSpec, showing: Showing) -> str:
-    """Return why a job cannot be replayed, in words; empty: it can."""
+    """Return why a job cannot be replayed, in words; empty if it can."""
     if spec.machines < 2:
-        return "the job has one machine: there is nobody to compare it with"
+        return "the job has only one machine, which cannot be compared"
     if showing.kind != "steps":
-        return "the script does not run its steps in run.steps: nobody could say where a replay ends"
+        return "the script does not run its steps in run.steps, so a replay would not know after which step it ends"
     try:
         plan_of(spec)
     except TopologyError as error:
@@ -53,16 +53,16 @@ def no_replay(spec: JobSpec, showing: Showing) -> str:
 
 
 def plan_of(spec: JobSpec) -> ReplayPlan:
-    """The groups in which a job is replayed.
+    """Return the groups in which a job is replayed.
 
     Raises:
-        TopologyError: its machines make no two groups, or no group of the wanted size.
+        TopologyError: the machines are too few for two groups, or groups of this size are not possible.
     """
     topology, wanted = spec.topology(), spec.policy.replay.machines
     unit = replica_machines(topology)
     size = wanted or group_size(topology.machines, unit)
     if size % unit:
-        raise TopologyError(f"replay.machines is {size}: groups have {unit} machines, or a multiple")
+        raise TopologyError(f"replay.machines is {size}, which is not a multiple of {unit}")
     if size * 2 > topology.machines:
         raise TopologyError(
             f"a group needs {size} of the {topology.machines} machines: there are no two groups to compare"
@@ -72,14 +72,15 @@ def plan_of(spec: JobSpec) -> ReplayPlan:
 
 
 def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: bool = False) -> int:
-    """Return how often both phases are run while they name no machine: each machine takes part once in each phase.
+    """Return how often both phases are run as long as they name no machine.
+
+    In each repeat, a machine takes part in two trials: one in each phase.
 
     Args:
-        policy: The policy with the required certainty.
-        runs: The trials so far: a group that did not start is tried again, so there is a second repeat.
-        seen: Some groups showed a fault, and no machine is named. It has to show in a row and in a column for that,
-        each of
-            which is missed with half the probability.
+        policy: The policy, with the required certainty.
+        runs: The trials so far. If a group did not start, there is a second repeat.
+        seen: Whether groups showed a fault that names no machine yet. It has to show in a row and in a column, and
+            each of these may be missed with half the probability.
     """
     repeats = -(-runs_needed(policy.replay.fault_share, policy.replay.miss_probability) // 2)
     again = seen or any(run.end is RunEnd.NOT_STARTED for run in runs)
@@ -88,22 +89,22 @@ def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: b
 
 
 def spec_of_group(spec: JobSpec, group: ReplayGroup) -> JobSpec:
-    """Return the job that one group runs: the same script, with less data parallelism, from its seed, for some steps.
+    """Return the job that a group runs: the same script with less data parallelism, for some steps from its beginning.
 
-    It keeps no checkpoints, and its name is its own, so that it changes no data of the job.
+    It has its own name and keeps no checkpoints, so that it changes no data of the job.
     """
     small = shrunk(spec.topology(), len(group.machines))
     sizes: dict[str, object] = {"machines": small.machines}
     if spec.mesh:
         sizes["mesh"] = small.mesh
-    told = {environment.REPLAY_STEPS: str(spec.policy.replay.steps), environment.STATE_DIGEST: "1"}
-    kept_nowhere = {"backup": False, "disk": False, "remote_url": ""}
+    env = {environment.REPLAY_STEPS: str(spec.policy.replay.steps), environment.STATE_DIGEST: "1"}
+    no_checkpoints = {"backup": False, "disk": False, "remote_url": ""}
     return spec.model_copy(
         update={
             **sizes,
             "name": replay_name(spec.name, group.name),
             "args": [*spec.args, *spec.policy.replay.args],
-            "env": {**spec.env, **told},
-            "checkpoint": spec.checkpoint.model_copy(update=kept_nowhere),
+            "env": {**spec.env, **env},
+            "checkpoint": spec.checkpoint.model_copy(update=no_checkpoints),
         }
     )

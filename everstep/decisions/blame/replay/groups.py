@@ -1,12 +1,14 @@
-"""Groups of machines for dual-phase replay (ByteRobust, section 6, algorithm 1).
+"""Groups of machines for a dual-phase replay (ByteRobust, section 6, algorithm 1).
 
-The job's script is run again on groups of machines: once by rows, ``x // m``, once by columns, ``x mod n``. Machine x
-is in one group of each phase, so a machine at fault shows in both, and the two groups have few machines in common.
-TP and PP sizes stay, and with them every other size that splits the model; the data axes shrink, so a group has whole
-replicas of it. All groups of a phase run at once.
+The job's script runs again on groups of machines: in the first phase by rows, ``x // m``, in the second phase by
+columns, ``x mod n``. Machine x is in one group of each phase. So a machine at fault shows in both phases, and its two
+groups have few machines in common. All groups of a phase run at once.
 
-Everstep adds: if the machines do not divide into groups of one size, the last groups are filled with machines that run
-in another group as well, and such groups run after the others (a further *wave*).
+TP, PP and every other size that splits the model stay. The data parallel sizes shrink, so that a group has complete
+replicas of the model.
+
+If the machines do not divide into groups of one size, the last groups are filled with machines of other groups, and run
+after these in a further *wave*. (This is everstep's.)
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ class ReplayGroup:
     name: str
     """``row 3`` or ``column 1``."""
     machines: tuple[int, ...]
-    """Positions, in ascending order."""
+    """The positions of the machines, ascending."""
     filled: tuple[int, ...] = ()
-    """Machines of the group that also run in another group of this phase."""
+    """The machines of the group that also run in another group of this phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class ReplayPhase:
 
     name: str
     waves: tuple[tuple[ReplayGroup, ...], ...]
-    """Groups of one wave have no machine in common: they run at once."""
+    """The groups of one wave have no machine in common, so they run at once."""
 
     @property
     def groups(self) -> tuple[ReplayGroup, ...]:
@@ -51,20 +53,10 @@ class ReplayPlan:
 
     machines: int
     size: int
-    """Machines of a group: m of the paper."""
+    """The number of machines of a group, ``m`` in the paper. If m ≤ n, a single machine at fault is named alone."""
     count: int
-    """Groups of a phase: n of the paper."""
+    """The number of groups of a phase, ``n`` in the paper."""
     phases: tuple[ReplayPhase, ReplayPhase]
-
-    @property
-    def unique(self) -> bool:
-        """Whether a single machine at fault is always named alone (m ≤ n)."""
-        return self.size <= self.count
-
-    @property
-    def most_suspects(self) -> int:
-        """The largest number of machines that are named for a single machine at fault: ⌈m / n⌉."""
-        return -(-self.size // self.count)
 
     @property
     def groups(self) -> tuple[ReplayGroup, ...]:
@@ -72,46 +64,47 @@ class ReplayPlan:
         return tuple(group for phase in self.phases for group in phase.groups)
 
     @property
-    def of_machines(self) -> dict[int, frozenset[str]]:
-        """Machine → the names of its groups."""
-        found: dict[int, set[str]] = {x: set() for x in range(self.machines)}
+    def groups_of_machines(self) -> dict[int, frozenset[str]]:
+        """Position of a machine → the names of its groups."""
+        groups_of: dict[int, set[str]] = {x: set() for x in range(self.machines)}
         for group in self.groups:
             for x in group.machines:
-                found[x].add(group.name)
-        return {x: frozenset(names) for x, names in found.items()}
+                groups_of[x].add(group.name)
+        return {x: frozenset(names) for x, names in groups_of.items()}
 
 
 def replica_machines(topology: Topology) -> int:
-    """Return the fewest machines that hold whole replicas of the model: k = 1 of the paper.
+    """Return the least number of machines on which complete replicas of the model run (k = 1 in the paper).
 
-    If a machine holds one TP group, the result is the PP size. A machine may hold several TP groups, or several
-    replicas, or a replica may end within a machine. Groups that are laid over data axes, e.g. of experts, stay whole.
+    If one TP group runs on a machine, this is the PP size. But several TP groups or several replicas may run on one
+    machine, and a replica may end within a machine. Groups that are laid over data axes, e.g. of experts, are not
+    divided.
     """
     data = prod(topology.size(axis) for axis in topology.data_axes)
-    whole = 1
+    replicas = 1
     for kind in topology.laid:
         split = prod(topology.size(axis) for axis in kind.over if axis not in topology.data_axes)
-        whole = lcm(whole, kind.size // gcd(kind.size, split))
-    ranks = topology.world_size // data * whole
+        replicas = lcm(replicas, kind.size // gcd(kind.size, split))
+    ranks = topology.world_size // data * replicas
     return ranks // gcd(ranks, topology.ranks_per_machine)
 
 
 def group_size(machines: int, unit: int) -> int:
-    """Return the number of machines of a group: whole replicas, as near to the job's size as a unique answer allows.
+    """Return the number of machines of a group: as large as possible, if a single fault is to name one machine only.
 
     Args:
         machines: The number of machines to be tested.
-        unit: Machines of a group come in multiples of this (:func:`replica_machines`).
+        unit: The size of a group is a multiple of this (:func:`replica_machines`).
 
     Returns:
-        The largest multiple of ``unit`` that divides the machines and is not more than the number of groups; if there
-        is none, the unit itself: then groups are filled, or several machines may be named for a single fault.
+        The largest multiple of ``unit`` that divides the machines and is not more than the number of groups. If there
+        is none, ``unit`` itself: then groups are filled, or a single fault may name several machines.
 
     Raises:
         TopologyError: there are fewer machines than a replica needs.
     """
     if machines < unit:
-        raise TopologyError(f"{machines} machines hold no replica of the model, which needs {unit}")
+        raise TopologyError(f"{machines} machines are too few: a replica of the model needs {unit}")
     sizes = [size for size in range(unit, isqrt(machines) + 1, unit) if machines % size == 0]
     return max(sizes, default=unit)
 
@@ -121,13 +114,13 @@ def plan_replay(machines: int, size: int) -> ReplayPlan:
 
     Args:
         machines: The number of machines to be tested; positions are counted from 0.
-        size: Machines of a group.
+        size: The number of machines of a group.
 
     Raises:
         TopologyError: there are fewer machines than a group has.
     """
     if not 0 < size <= machines:
-        raise TopologyError(f"a group of {size} machines cannot be made of {machines}")
+        raise TopologyError(f"a group of {size} machines is not possible with {machines} machines")
     count = -(-machines // size)
     rows = [[x for x in range(size * count) if x // size == row] for row in range(count)]
     columns = [[x for x in range(size * count) if x % count == column] for column in range(count)]
@@ -139,11 +132,11 @@ def _phase(name: str, groups: Sequence[Sequence[int]], machines: int) -> ReplayP
     """Fill positions that have no machine, and put groups that share a machine into different waves."""
     waves: list[list[ReplayGroup]] = []
     lent: dict[int, int] = {}
-    for number, places in enumerate(groups):
-        own = [x for x in places if x < machines]
+    for number, positions in enumerate(groups):
+        own = [x for x in positions if x < machines]
         others = (x for x in range(machines) if x not in own)
-        # Machines that were lent least are first: no machine has to run much more often than the other machines.
-        filling = sorted(others, key=lambda x: (lent.get(x, 0), x))[: len(places) - len(own)]
+        # The machines that have been lent least often are lent first: none runs much more often than the others.
+        filling = sorted(others, key=lambda x: (lent.get(x, 0), x))[: len(positions) - len(own)]
         for x in filling:
             lent[x] = lent.get(x, 0) + 1
         group = ReplayGroup(f"{name} {number}", tuple(sorted(own + filling)), tuple(sorted(filling)))

@@ -1,8 +1,7 @@
-"""The stored trials of groups, so that a replay of thousands of machines and dozens of repeats stays small.
+"""The trials of groups in their stored form, which keeps a replay of thousands of machines small.
 
-A trial of a group has a bounded size; of several trials with the same end the first is kept, with their number. The
-conclusion from all of them (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) is the same before and
-after.
+A stored trial has a limited size. Of several trials of a group with the same result, the first one is kept, with their
+number. The conclusion (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) stays the same.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from everstep.model.replay import GroupRun, RunEnd
 
 LETTERS = 16
-"""Letters of each digest."""
+"""The number of letters of a digest."""
 DIGESTS = 64
-"""The largest number of digests of a trial's losses, and of its states; beyond that, neighbours share a digest."""
+"""The largest number of digests for a trial's losses, and for its states. If there are more, neighbours share one."""
 IN_FULL = 4
-"""The number of answers of one group whose digests are kept; further answers are compared as a whole only."""
+"""The number of different answers of a group whose digests are kept; of further answers only one digest is kept."""
 WHY = 300
-"""Letters of a reason."""
+"""The largest number of letters of a reason."""
 
 
 def digest(parts: Iterable[str]) -> str:
@@ -29,7 +28,7 @@ def digest(parts: Iterable[str]) -> str:
 
 
 def bounded(run: GroupRun) -> GroupRun:
-    """A run with few digests; a run that is bounded already stays as it is."""
+    """Return a trial with at most ``DIGESTS`` digests of each kind."""
     losses, steps_each = _shared(run.losses)
     states, ranks_each = _shared(run.states)
     return run.model_copy(
@@ -44,7 +43,7 @@ def bounded(run: GroupRun) -> GroupRun:
 
 
 def _shared(digests: Sequence[str]) -> tuple[list[str], int]:
-    """Combine digests to at most this many, and return how many each combines."""
+    """Combine neighbouring digests to at most ``DIGESTS``; also return how many digests each of them combines."""
     each = -(-len(digests) // DIGESTS) or 1
     if each == 1:
         return list(digests), 1
@@ -52,17 +51,17 @@ def _shared(digests: Sequence[str]) -> tuple[list[str], int]:
 
 
 def answer_of(run: GroupRun) -> str:
-    """Return a digest of all that a group computed; empty: there is nothing to compare."""
+    """Return one digest of all that a group computed; empty if there is nothing to compare."""
     if run.answer or not (run.losses or run.states):
         return run.answer
     return digest(["losses", *run.losses, "states", *run.states])
 
 
 def fold(runs: Iterable[GroupRun]) -> list[GroupRun]:
-    """Keep one trial of each kind for each group: the first, with the number of all, the last repeat, and their
-    seconds.
+    """Combine the trials of a group with the same result: keep the first, with their number, last repeat and seconds.
 
-    Who is in a group the plan says. What a run computed that broke before its end is compared with nothing.
+    Names of machines are dropped, since the plan has them. So are the digests of a trial that broke: they are not
+    compared.
     """
     folded: dict[tuple[str, ...], GroupRun] = {}
     in_full = Counter[str]()
@@ -70,16 +69,16 @@ def fold(runs: Iterable[GroupRun]) -> list[GroupRun]:
         ran = run.end is RunEnd.RAN
         answer = answer_of(run) if ran else ""
         key = (run.group, str(run.end), run.kind if ran else "", run.shape if ran else "", answer)
-        if (known := folded.get(key)) is not None:
+        if (first := folded.get(key)) is not None:
             more = {
-                "count": known.count + run.count,
-                "repeat": max(known.repeat, run.repeat),
-                "seconds": round(known.seconds + run.seconds, 3),
+                "count": first.count + run.count,
+                "repeat": max(first.repeat, run.repeat),
+                "seconds": round(first.seconds + run.seconds, 3),
             }
-            folded[key] = known.model_copy(update=more)
+            folded[key] = first.model_copy(update=more)
             continue
-        kept = ran and in_full[run.group] < IN_FULL
+        keeps_digests = ran and in_full[run.group] < IN_FULL
         in_full[run.group] += ran
-        small = run if kept else run.model_copy(update={"losses": [], "states": []})
+        small = run if keeps_digests else run.model_copy(update={"losses": [], "states": []})
         folded[key] = small.model_copy(update={"machines": [], "answer": answer})
     return list(folded.values())

@@ -1,4 +1,4 @@
-"""The cause of a slow job from timings: a machine, by vote; or the job itself, in which case no machine is evicted."""
+"""The cause of a slow job, from recorded timings: a machine or a group of machines, or the job itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from statistics import fmean, median
 from everstep.base.text import listed
 from everstep.decisions.blame.hang.verdict import ParallelGroup
 from everstep.decisions.blame.slow.timings import PhaseTime, StepTime, communicates, computes, stage_seconds, step_times
-from everstep.decisions.blame.slow.vote import Round, SlowLimits, SlowVerdict, vote
+from everstep.decisions.blame.slow.vote import LEAST_FLAGGED, Round, SlowLimits, SlowVerdict, vote
 from everstep.model.slow import SlowConclusion
 from everstep.model.topology import Topology
 
-LEAST_FLAGGED = 0.6
-"""A degrader has the flag in this share of the rounds: in three of five."""
 HEAVY = 1.1
-"""A stage that computes so much longer than the median of the others is heavy."""
+"""A stage is heavy if it computes at least this many times as long as the median of the other stages."""
 CORRELATED = 0.8
-"""Forward and backward that are slow in the same steps by this correlation are so by their input."""
+"""If the times of forward and backward correlate by at least this much, the length of the input determines both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,8 @@ class _SlowCase:
 
     @property
     def voted(self) -> list[Mapping[int, StepTime]]:
-        """The steps of the rounds."""
-        return [self.steps[step] for one in self.rounds for step in one.steps]
+        """The times of all steps of the rounds."""
+        return [self.steps[step] for vote_round in self.rounds for step in vote_round.steps]
 
 
 def judge_slow(times: Sequence[PhaseTime], topology: Topology, limits: SlowLimits | None = None) -> SlowVerdict:
@@ -46,23 +44,23 @@ def judge_slow(times: Sequence[PhaseTime], topology: Topology, limits: SlowLimit
     case = _SlowCase(times, steps, tuple(stage_seconds(times, topology).items()), rounds, limits)
     if not rounds:
         return SlowVerdict(SlowConclusion.UNKNOWN, _too_little(case), stages=case.stages)
-    flags = Counter(one.flagged for one in rounds if one.flagged)
+    flags = Counter(vote_round.flagged for vote_round in rounds if vote_round.flagged)
     if flags:
         group, count = flags.most_common(1)[0]
         if count >= LEAST_FLAGGED * len(rounds):
-            return _degrader(case, group, count, topology)
+            return _of_group(case, group, count, topology)
     return _of_the_job(case)
 
 
-def _degrader(case: _SlowCase, group: ParallelGroup, count: int, topology: Topology) -> SlowVerdict:
-    """A machine, or a group of them."""
-    often = Counter(rank for one in case.rounds for rank in one.outliers if topology.machine(rank) in group.machines)
-    ranks = tuple(sorted(rank for rank, found in often.items() if found >= LEAST_FLAGGED * len(case.rounds)))
-    ranks = ranks or tuple(sorted(often))
-    slowdown = median(one[rank].ratio for one in case.voted for rank in ranks if rank in one)
-    slow = Counter(rank for one in case.rounds for rank in one.outliers if topology.machine(rank) not in group.machines)
-    others = sorted(rank for rank, found in slow.items() if found >= LEAST_FLAGGED * len(case.rounds))
-    beside = f"rank {listed(others)} on other machines is slow in as many rounds: look again once this is gone"
+def _of_group(case: _SlowCase, group: ParallelGroup, count: int, topology: Topology) -> SlowVerdict:
+    """Return the verdict that a machine, or a group of machines, is slow; ``count``: the number of its flags."""
+    outlier_in = Counter(rank for vote_round in case.rounds for rank in vote_round.outliers)
+    own = {rank: rounds for rank, rounds in outlier_in.items() if topology.machine(rank) in group.machines}
+    often = {rank for rank, rounds in outlier_in.items() if rounds >= LEAST_FLAGGED * len(case.rounds)}
+    ranks = tuple(sorted(own.keys() & often)) or tuple(sorted(own))
+    slowdown = median(times[rank].ratio for times in case.voted for rank in ranks if rank in times)
+    others = sorted(often - own.keys())
+    beside = f"rank {listed(others)} on other machines is slow in as many rounds: repeat the analysis without this one"
     where = str(group) if group.kind == "machine" else f"the {group}"
     return SlowVerdict(
         SlowConclusion.MACHINE,
@@ -80,7 +78,7 @@ def _degrader(case: _SlowCase, group: ParallelGroup, count: int, topology: Topol
 
 
 def _waits(ranks: Sequence[int], times: Sequence[PhaseTime]) -> str:
-    """Who computes longer waits less in communication: the others wait for it."""
+    """Describe how long slow ranks spend in communication: less than the others, since the others wait for them."""
     sums: dict[int, float] = defaultdict(float)
     for timing in times:
         if communicates(timing.operation):
@@ -90,37 +88,37 @@ def _waits(ranks: Sequence[int], times: Sequence[PhaseTime]) -> str:
     if not own or not others or not (usual := median(others)):
         return ""
     share = fmean(own) / usual
-    what = "less than the others, who wait for it" if share < 1 else "more than the others: look at its network too"
-    return f"in communication it spends {100 * share:.0f} % of the time that the others do, {what}"
+    meaning = "since the others wait for it" if share < 1 else "so its network may be slow too"
+    return f"it spends {100 * share:.0f} % as much time in communication as the others do, {meaning}"
 
 
 def _heavy(stages: Sequence[tuple[int, float]]) -> str:
-    """A stage that has more to do; empty: there is none."""
+    """Describe the heavy stage; empty if there is none."""
     if len(stages) < 2:
         return ""
-    stage, longest = max(stages, key=lambda one: one[1])
+    stage, longest = max(stages, key=lambda numbered: numbered[1])
     usual = median(seconds for number, seconds in stages if number != stage)
     if not usual or longest < HEAVY * usual:
         return ""
     return (
         f"all ranks of stage {stage} compute {100 * (longest / usual - 1):.0f} % longer than those of other stages: "
-        "the model's layers are not spread evenly"
+        "the layers of the model are divided unevenly"
     )
 
 
 def _of_the_job(case: _SlowCase) -> SlowVerdict:
-    """No machine: what the job itself does unevenly."""
-    uneven = [max(one.raw_ratio for one in ranks.values()) for ranks in case.voted if ranks]
+    """Return the verdict that no machine is slow, with the reason in the job itself."""
+    uneven = [max(time.raw_ratio for time in times.values()) for times in case.voted if times]
     typical = median(uneven) if uneven else 1.0
     heavy = _heavy(case.stages)
     if typical >= case.limits.slow:
         linked = _forward_backward(case.times)
         how = f"; forward and backward are slow together (correlation {linked:.2f})" if linked >= CORRELATED else ""
-        told = any(timing.work is not None for timing in case.times)
+        has_work = any(timing.work is not None for timing in case.times)
         conclusion, reason = (
             SlowConclusion.UNEVEN_WORK,
-            f"the slowest rank of a step computes {100 * (typical - 1):.0f} % longer than its peers, and "
-            + ("takes no longer for the same amount of work" if told else "it is another one in other steps")
+            f"the slowest rank of a step computes {100 * (typical - 1):.0f} % longer than its peers, "
+            + ("but not for the same amount of work" if has_work else "but it is not the same rank in all steps")
             + f"{how}: sequences of uneven length, not a machine",
         )
     elif heavy:
@@ -156,5 +154,5 @@ def _too_little(case: _SlowCase) -> str:
     if not any(map(computes, operations)):
         return f"no operation computes, only {listed(operations)}: timings of forward or backward are needed"
     if not case.steps:
-        return "no stage has three ranks with the same operation in the same step: there is nobody to compare with"
-    return f"{len(case.steps)} steps are too few: a vote has {case.limits.rounds} rounds of one step at least"
+        return "no stage has three ranks with the same operation in the same step: ranks cannot be compared"
+    return f"{len(case.steps)} steps are too few: a vote has {case.limits.rounds} rounds of at least one step each"

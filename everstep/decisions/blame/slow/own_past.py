@@ -1,9 +1,9 @@
-"""The comparison of a machine's ranks with their own CPU time before the job became slow.
+"""The comparison of ranks with their own CPU time before the job became slow, which confirms or refutes a vote.
 
-The second evidence beside the vote. Ranks are compared with their own past, and that with what became of their peers in
-the same pipeline stage: so what a rank always had more to do than others, for its place in the job, is told from a
-machine that became slow. Where a rank computes longer because it has no CPU, that is the machine's doing; where it has
-one for longer, it may have more to do, which only tokens tell.
+The growth of a rank's CPU time is compared with that of its peers in the same pipeline stage. A rank that always had
+more work than its peers shows no growth, unlike a rank on a machine that became slow. If a rank computes longer because
+it gets no CPU, its machine is the cause. If it uses the CPU for longer, it may have more work, which only the number of
+tokens can show.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
+from typing import NamedTuple
 
 from everstep.decisions.blame.hang.outliers import stage_of
-from everstep.decisions.detect.cpu_watch import CpuPerStep
 from everstep.model.topology import Topology
 
 HALF = 0.5
-"""The share of a decline above which a cause explains it; a quantity with at most this share of the growth of another
-quantity did not grow with it."""
+"""A cause explains a decline if it accounts for at least this share of it."""
 UNEVEN = 1.1
-"""The factor over its peers from which a rank has more work: its computing time before the decline (and by at least a
-tenth of a step), or its tokens against before."""
+"""Two times, or two amounts of work, differ if one is at least this many times the other."""
 FEWEST_PEERS = 2
-"""The number of known ranks of the same stage on other machines below which no comparison is made."""
+"""A machine is compared only if at least this many ranks of the same stages on other machines are known."""
 
 
 class Growth(StrEnum):
-    """The result of the CPU times of a machine's ranks."""
+    """What the CPU times of a machine's ranks show."""
 
     NO_CPU = "no CPU"
-    """The ranks compute longer than before for lack of a CPU, and their peers do not."""
+    """The ranks compute longer than before because they get no CPU, and their peers do not."""
     SLOWER = "slower"
     """The ranks compute longer than before at the same amount of work, and their peers do not."""
     LONGER = "longer"
@@ -40,7 +38,7 @@ class Growth(StrEnum):
     MORE_WORK = "more work"
     """The ranks compute longer than before, and have more work."""
     ALWAYS = "always"
-    """The ranks compute no longer than before, and had more work than their peers before the decline too."""
+    """The ranks compute no longer than before, and already computed longer than their peers before the decline."""
     NOT_LONGER = "not longer"
     """The ranks compute no longer than before."""
     ALL = "all"
@@ -49,33 +47,50 @@ class Growth(StrEnum):
 
     @property
     def is_sure(self) -> bool:
-        """Whether this evidence blames the machine for sure."""
+        """Whether this result blames the machine for sure."""
         return self in (Growth.NO_CPU, Growth.SLOWER)
 
 
 class JobGrowth(StrEnum):
-    """The result of the CPU times of all ranks."""
+    """What the CPU times of all ranks show."""
 
     STAGE = "a stage"
     """The ranks of one pipeline stage compute longer than before, and the other ranks do not."""
     ALL = "all"
     """Most ranks compute longer than before."""
     NONE = "none"
-    """Most ranks compute no longer than before: they wait longer."""
+    """Most ranks compute no longer than before, so they wait longer."""
     UNKNOWN = "not known"
+
+
+class CpuPerStep(NamedTuple):
+    """The times of a rank's main thread in one step, seconds."""
+
+    had_s: float
+    """The time in which the rank had a CPU."""
+    waited_s: float
+    """The time in which the rank was ready to run without a CPU: other processes used it, or its quota was used up."""
+    step_s: float = 0.0
+    """The duration of the step; 0 if not known."""
+
+    @property
+    def busy_s(self) -> float:
+        """The time in which the rank computes: with a CPU, or waiting for one."""
+        return self.had_s + self.waited_s
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """The time of a step of one rank, now and before."""
+    """The times of one rank for a step, now and before the decline."""
 
     step_s: float
     typical_step_s: float
     cpu: CpuPerStep | None
-    """None: not known, as the next."""
+    """None: not known."""
     typical_cpu: CpuPerStep | None
+    """None: not known."""
     work: float | None = None
-    """The work of a step as a multiple of the work before: 1.2 is a fifth more. None: not known."""
+    """The work of a step divided by the work before the decline: 1.2 is a fifth more. None: not known."""
 
     @property
     def grown_s(self) -> float | None:
@@ -84,25 +99,26 @@ class RankTimes:
 
     @property
     def starved_s(self) -> float:
-        """The part of that growth that is caused by the lack of a CPU."""
+        """The growth of the time in a step in which the rank gets no CPU, seconds."""
         return 0.0 if self.cpu is None or self.typical_cpu is None else self.cpu.waited_s - self.typical_cpu.waited_s
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPast:
-    """The result of the comparison for one machine, and its reason."""
+    """The result of the comparison for one machine."""
 
     growth: Growth
     why: str
+    """The reason, in words."""
 
 
 def own_past(times: Mapping[int, RankTimes], machine: int, topology: Topology) -> OwnPast:
-    """Compare the ranks of a machine with their own past, and with their peers'.
+    """Compare the ranks of a machine with their own past, and with the past of their peers.
 
     Args:
         times: The times of each known rank.
         machine: The number of the machine.
-        topology: The topology, for the ranks of the machine and their peers.
+        topology: The topology of the job.
     """
     ranks = [rank for rank in topology.ranks(machine) if rank in times]
     own = [rank for rank in ranks if times[rank].grown_s is not None]
@@ -118,8 +134,8 @@ def own_past(times: Mapping[int, RankTimes], machine: int, topology: Topology) -
         return _not_longer(times, own, peers, steps)
     if of_peers > HALF * grown or _in_proportion(times, own, peers):
         return OwnPast(Growth.ALL, f"its peers compute longer too: {1000 * of_peers:.0f} ms a step; {steps}")
-    said = f"its ranks compute {1000 * grown:.0f} ms longer in a step, their peers {1000 * of_peers:.0f} ms; {steps}"
-    return _longer(times, own, grown, said)
+    why = f"its ranks compute {1000 * grown:.0f} ms longer in a step, their peers {1000 * of_peers:.0f} ms; {steps}"
+    return _longer(times, own, grown, why)
 
 
 def _in_proportion(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int]) -> bool:
@@ -130,18 +146,17 @@ def _in_proportion(times: Mapping[int, RankTimes], own: Sequence[int], peers: Se
     return _grown_s(times, own) / before <= UNEVEN * _grown_s(times, peers) / usual
 
 
-def _longer(times: Mapping[int, RankTimes], own: Sequence[int], grown: float, said: str) -> OwnPast:
-    """Why the ranks compute longer than before; their peers do not."""
+def _longer(times: Mapping[int, RankTimes], own: Sequence[int], grown: float, why: str) -> OwnPast:
+    """Return the result for ranks that compute longer than before, unlike their peers."""
     starved = median(times[rank].starved_s for rank in own)
     if starved >= HALF * grown:
-        return OwnPast(Growth.NO_CPU, f"{said}; of it they have no CPU for {1000 * starved:.0f} ms")
-    work = [times[rank].work for rank in own]
-    told = [one for one in work if one is not None]
-    if len(told) < len(work):
-        return OwnPast(Growth.LONGER, f"{said}; whether they have more to do is not known: all have to report tokens")
-    if median(told) >= UNEVEN:
-        return OwnPast(Growth.MORE_WORK, f"{said}; they have {100 * (median(told) - 1):.0f} % more tokens to do")
-    return OwnPast(Growth.SLOWER, f"{said}; they have no more tokens to do than before")
+        return OwnPast(Growth.NO_CPU, f"{why}; for {1000 * starved:.0f} ms of this they get no CPU")
+    work = [ratio for rank in own if (ratio := times[rank].work) is not None]
+    if len(work) < len(own):
+        return OwnPast(Growth.LONGER, f"{why}; whether they have more work is not known: not all of them report tokens")
+    if median(work) >= UNEVEN:
+        return OwnPast(Growth.MORE_WORK, f"{why}; they have {100 * (median(work) - 1):.0f} % more tokens than before")
+    return OwnPast(Growth.SLOWER, f"{why}; they have no more tokens than before")
 
 
 def _not_longer(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int], steps: str) -> OwnPast:
@@ -150,14 +165,14 @@ def _not_longer(times: Mapping[int, RankTimes], own: Sequence[int], peers: Seque
     if before >= UNEVEN * usual and before - usual >= (UNEVEN - 1) * step_s:
         return OwnPast(
             Growth.ALWAYS,
-            f"its ranks compute no longer than before; before the decline too it was {1000 * before:.0f} ms a step, "
-            f"their peers' {1000 * usual:.0f} ms: their place in the job has more to do, or it was as slow then",
+            f"its ranks compute no longer than before, when they computed {1000 * before:.0f} ms in a step and their "
+            f"peers {1000 * usual:.0f} ms: they have more work in the job, or the machine was already slow",
         )
     return OwnPast(Growth.NOT_LONGER, f"its ranks compute no longer than before; {steps}")
 
 
 def job_growth(times: Mapping[int, RankTimes], topology: Topology) -> tuple[JobGrowth, str]:
-    """Compare all ranks with their own past; returns what it shows, and why."""
+    """Compare all ranks with their own past, and return the result and its reason."""
     known, lost_s = _known(times, times), decline_s(times)
     if len(known) * 2 < topology.world_size or lost_s <= 0:
         return JobGrowth.UNKNOWN, "how long most ranks compute, now and before, is not known"
@@ -176,7 +191,7 @@ def job_growth(times: Mapping[int, RankTimes], topology: Topology) -> tuple[JobG
 
 
 def decline_s(times: Mapping[int, RankTimes]) -> float:
-    """Return how much longer a step lasts than before, seconds; 0: not known."""
+    """Return how much longer a step lasts than before, seconds; 0 if not known."""
     known = [timing.step_s - timing.typical_step_s for timing in times.values() if timing.typical_step_s > 0]
     return median(known) if known else 0.0
 

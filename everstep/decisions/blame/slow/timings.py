@@ -1,8 +1,7 @@
 """The times of ranks for the parts of their steps, in comparable form.
 
-A rank is compared with those of its own pipeline stage in the same operation (and with the same amount of work, if that
-is known): stages legitimately differ, and so do sequences. (Comparing like with like is ours; section 5.1 compares
-stacks.)
+A rank is compared with the ranks of its own pipeline stage, in the same operation, and by amount of work if that is
+known: stages may differ, and so may sequences. (ByteRobust, section 5.1, compares stacks instead.)
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from everstep.decisions.blame.hang.outliers import stage_of
 from everstep.model.topology import Topology
 
 FEWEST_PEERS = 3
-"""The number of ranks in a stage below which no rank is called slow."""
+"""In a stage with fewer ranks, no rank counts as slow."""
 _COMMUNICATION = re.compile(
     r"comm|reduce|gather|scatter|broadcast|send|recv|p2p|barrier|sync|wait|all_?to_?all|bubble", re.IGNORECASE
 )
-_WHOLE = re.compile(r"^(whole[-_ ])?(train[-_ ])?(step|iteration|iter|total)([-_ ]time)?$", re.IGNORECASE)
+_FULL_STEP = re.compile(r"^(whole[-_ ])?(train[-_ ])?(step|iteration|iter|total)([-_ ]time)?$", re.IGNORECASE)
 
 
 class PhaseTime(NamedTuple):
@@ -32,7 +31,7 @@ class PhaseTime(NamedTuple):
     rank: int
     operation: str
     start: float
-    """Seconds, on any clock that all rows share."""
+    """Seconds, on one clock for all rows."""
     duration: float
     """Seconds."""
     work: float | None = None
@@ -44,19 +43,18 @@ class StepTime:
     """The computing time of one rank in one step."""
 
     seconds: float
-    """The duration of all computing operations of the rank, seconds."""
+    """The duration of all computing operations of the rank."""
     ratio: float
     """The time divided by the peers' time for the same work: 1.2 is a fifth longer."""
     raw_ratio: float
-    """The ratio without regard to the amount of work."""
+    """The time divided by the peers' time, without regard to the amount of work."""
     begins: float
-    """When the first of these operations began; seconds."""
+    """The time at which the first of these operations began, seconds."""
 
 
 def computes(operation: str) -> bool:
-    """Return whether an operation computes. An operation that waits for other ranks, or for the whole step, does not
-    count."""
-    return not _COMMUNICATION.search(operation) and not _WHOLE.match(operation)
+    """Return whether an operation computes: it neither waits for other ranks nor is the full step."""
+    return not _COMMUNICATION.search(operation) and not _FULL_STEP.match(operation)
 
 
 def communicates(operation: str) -> bool:
@@ -65,9 +63,9 @@ def communicates(operation: str) -> bool:
 
 
 def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict[int, StepTime]]:
-    """Return the computing time of each rank in each step, against its peers: step → rank → time.
+    """Return the computing time of each rank in each step: step → rank → time.
 
-    Ranks of stages with fewer than three of them have no peers, and are left out.
+    Ranks of stages with fewer than three ranks are left out, since they have too few peers.
     """
     stages: dict[int, int] = {}
     cells: dict[tuple[int, int, str], dict[int, list[float]]] = defaultdict(dict)
@@ -102,14 +100,14 @@ def step_times(times: Iterable[PhaseTime], topology: Topology) -> dict[int, dict
 
 
 def _by_work(ranks: Mapping[int, Sequence[float]]) -> float:
-    """Return the usual time of a unit of work; 0: it is not known for all ranks."""
+    """Return the usual time for one unit of work; 0 if the work of some rank is not known."""
     if any(not cell[3] or cell[1] <= 0 for cell in ranks.values()):
         return 0.0
     return median(cell[0] / cell[1] for cell in ranks.values())
 
 
 def stage_seconds(times: Iterable[PhaseTime], topology: Topology) -> dict[int, float]:
-    """Return stage → seconds: the median over ranks of their mean computing time in a step."""
+    """Return stage → the mean computing time of a rank in a step, seconds: the median over the ranks."""
     sums: dict[int, float] = defaultdict(float)
     steps: dict[int, set[int]] = defaultdict(set)
     for timing in times:

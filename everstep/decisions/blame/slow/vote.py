@@ -1,8 +1,8 @@
-"""Fail-slow voting: in each round the group with most outliers gets a flag; the one with most flags degrades the job
-(section 5.1).
+"""The vote on what slows a job down (ByteRobust, section 5.1).
 
-Ours are what makes an outlier (a tenth longer than its peers at the same work, in most steps of the round), and that a
-machine is the smallest group.
+In each round, the group with most outliers gets a flag. The group with the most flags slows the job down. ByteRobust
+does not define the outliers. Here an outlier computes a tenth longer than its peers at the same work, in most steps of
+the round, and the smallest group is a machine.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ class Round:
     """A round of the vote."""
 
     steps: tuple[int, ...]
-
     outliers: tuple[int, ...]
-    """Ranks that were slower than their peers."""
+    """The ranks that were slower than their peers."""
     flagged: ParallelGroup | None
-    """The group with most of them; None: there are none."""
+    """The group with most outliers; None if there are no outliers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowVerdict:
-    """The cause of a slow job, and the machines that should leave: none, unless a machine is the cause."""
+    """The cause of a slow job, and the machines that should leave."""
 
     conclusion: SlowConclusion
     reason: str
     """The conclusion in one sentence."""
     machines: tuple[int, ...] = ()
-    """The machines to be evicted."""
+    """The machines to be evicted; empty unless the conclusion is MACHINE."""
     ranks: tuple[int, ...] = ()
     """The slow ranks."""
     group: ParallelGroup | None = None
@@ -49,20 +48,22 @@ class SlowVerdict:
     """The computing time of the slow ranks divided by that of their peers: 1.25 is a quarter longer."""
     rounds: tuple[Round, ...] = ()
     stages: tuple[tuple[int, float], ...] = ()
-    """Pipeline stage and what a rank of it computes in a step, in seconds."""
+    """Each pipeline stage with the computing time of one of its ranks in a step, seconds."""
     evidence: tuple[str, ...] = ()
 
 
 ROUND_S = 10.0
-"""Length of a round (section 5.1)."""
+"""The duration of a round, seconds (ByteRobust, section 5.1)."""
 ROUNDS = 5
-"""Rounds of a vote (section 5.1)."""
+"""The number of rounds of a vote (ByteRobust, section 5.1)."""
+LEAST_FLAGGED = 0.6
+"""A group slows the job down if it has the flag in at least this share of the rounds: in three of five."""
 SLOW = 1.1
-"""The factor over its peers' time above which a rank is slow."""
+"""A rank is slow in a step if its time is at least this many times that of its peers."""
 MOST_STEPS = 0.75
-"""A rank is an outlier of a round if it is slow in this share of its steps; otherwise its work varies."""
+"""A rank is an outlier of a round if it is slow in at least this share of its steps; otherwise its work varies."""
 MOST_OF_JOB = 0.5
-"""Largest share of a job's machines that may be flagged for being slow."""
+"""The largest share of a job's machines that may get the flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def vote(steps: Mapping[int, Mapping[int, StepTime]], topology: Topology, limits
 
 
 def _in_rounds(steps: Mapping[int, Mapping[int, StepTime]], limits: SlowLimits) -> list[list[int]]:
-    """The steps of the last rounds, by when they began; a record that is too short is cut into as many equal parts."""
-    begins = {step: min(one.begins for one in ranks.values()) for step, ranks in steps.items() if ranks}
+    """Return the steps of the last rounds. A record that is too short for them is cut into as many equal parts."""
+    begins = {step: min(time.begins for time in ranks.values()) for step, ranks in steps.items() if ranks}
     order = sorted(begins, key=lambda step: begins[step])
     if len(order) < limits.rounds:
         return []
@@ -100,21 +101,23 @@ def _round(
 ) -> Round:
     ratios: dict[int, list[float]] = defaultdict(list)
     for step in part:
-        for rank, one in steps[step].items():
-            ratios[rank].append(one.ratio)
+        for rank, time in steps[step].items():
+            ratios[rank].append(time.ratio)
     outliers = tuple(
         sorted(
             rank
-            for rank, found in ratios.items()
-            if median(found) >= limits.slow and sum(one >= limits.slow for one in found) >= MOST_STEPS * len(found)
+            for rank, own in ratios.items()
+            if median(own) >= limits.slow and sum(ratio >= limits.slow for ratio in own) >= MOST_STEPS * len(own)
         )
     )
     return Round(tuple(part), outliers, most_outliers(outliers, topology, limits))
 
 
 def most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimits) -> ParallelGroup | None:
-    """The group with most outliers, each rank on its machines that is none taken off; of several the one with the
-    fewest machines, then ranks."""
+    """Return the group with most outliers: the number of outliers minus that of other ranks on its machines is largest.
+
+    Of equal groups, the one with the fewest machines counts, then a machine, then the group with the fewest ranks.
+    """
     candidates: dict[tuple[int, ...], ParallelGroup] = {}
     for rank in outliers:
         machine = topology.machine(rank)
@@ -122,14 +125,14 @@ def most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimit
         candidates.setdefault(own, ParallelGroup("machine", own, (machine,)))
         for kind in filter(lambda kind: topology.size(kind) > 1, topology.kinds):
             ranks = topology.group(rank, kind)
-            machines = tuple(sorted({topology.machine(one) for one in ranks}))
+            machines = tuple(sorted({topology.machine(member) for member in ranks}))
             if len(machines) <= max(1, limits.most_of_job * topology.machines):
                 candidates.setdefault(ranks, ParallelGroup(kind, ranks, machines))
     slow = Counter(map(topology.machine, outliers))
     return max(
         candidates.values(),
         key=lambda group: (
-            sum(2 * slow[one] - topology.ranks_per_machine for one in group.machines),
+            sum(2 * slow[member] - topology.ranks_per_machine for member in group.machines),
             -len(group.machines),
             group.kind == "machine",
             -len(group.ranks),

@@ -1,4 +1,4 @@
-"""Which rank failed first."""
+"""The rank that failed first, and the description of its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_victim_that_ended_earlier_is_not_the_cause() -> None:
     assert first_failure(ends) == ends[1]
 
 
-def test_a_victim_whose_exception_was_wrapped_in_another_one_is_still_one() -> None:
+def test_a_rank_is_a_victim_although_its_exception_is_wrapped_in_another() -> None:
     wrapped = f"{GLOO}\n\nThe above exception was the direct cause of the following exception:\n" + "frame\n" * 400
 
     assert is_victim(end(6, 10, code=1, exception="RuntimeError: ", log_tail=wrapped))
@@ -45,7 +45,7 @@ def test_among_victims_alone_the_earliest_is_named() -> None:
     assert first_failure(ends) == ends[1]
 
 
-def test_ranks_that_the_stop_killed_explain_nothing() -> None:
+def test_ranks_that_were_stopped_explain_nothing() -> None:
     assert first_failure([end(0, 10, signal=9, stopped_by_us=True)]) is None
 
 
@@ -59,20 +59,20 @@ def test_a_rank_that_left_early_with_success_explains_the_victims() -> None:
 
 
 def test_a_rank_that_left_with_success_does_not_explain_a_failure_of_its_own_kind() -> None:
-    """Seven ranks have left after their last step, and the eighth fails to write the model."""
+    """One rank left after its last step, and another one then fails to write the model."""
     ends = [end(4, 10, code=0), end(0, 500, code=1, exception="OSError: no space left on device")]
 
     assert first_failure(ends) == ends[1]
 
 
-def test_the_cause_is_the_same_for_the_same_cause() -> None:
+def test_equal_ends_have_equal_causes() -> None:
     assert cause_of(end(1, 5, signal=9)) == cause_of(end(7, 9, signal=9)) == "SIGKILL"
     assert cause_of(end(1, 5, code=1, exception="ValueError: bad 1")) == "ValueError"
     assert cause_of(end(1, 5, code=3)) == "exit code 3"
     assert cause_of(end(1, 5)) == "exit status unknown"
 
 
-def test_a_headline_says_who_where_and_what() -> None:
+def test_headlines() -> None:
     assert headline_of(end(5, 1, signal=9)) == "rank 5 on m2 ended by SIGKILL"
     assert headline_of(end(5, 1, code=1, exception="ValueError: x")) == "rank 5 on m2 raised ValueError: x"
     assert headline_of(end(5, 1, code=1, exception="RuntimeError: [/a/tcp/pair.cc:561] Read error [::1]:5")) == (
@@ -96,7 +96,7 @@ def test_a_user_exception_is_no_crash() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raised",
     [
         GLOO,
         "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
@@ -105,35 +105,35 @@ def test_a_user_exception_is_no_crash() -> None:
         "RuntimeError: [../gloo/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
     ],
 )
-def test_where_the_network_failed_nobody_made_an_error(said: str) -> None:
-    assert symptom_of(end(2, 7, code=1, exception=said)) is Symptom.CONNECTION_LOST
-    chained = f"Traceback (most recent call last)\n{said}\nThe above exception was the direct cause of\n"
+def test_a_lost_connection_is_no_user_error(raised: str) -> None:
+    assert symptom_of(end(2, 7, code=1, exception=raised)) is Symptom.CONNECTION_LOST
+    chained = f"Traceback (most recent call last)\n{raised}\nThe above exception was the direct cause of\n"
     wrapped = end(
         2, 7, code=1, exception="RuntimeError: stage 1", log_tail=f"{chained}Traceback (most recent call last)\n"
     )
     assert symptom_of(wrapped) is Symptom.CONNECTION_LOST
-    assert symptom_of(end(2, 7, signal=9, log_tail=said)) is Symptom.CRASH
-    assert symptom_of(end(2, 7, code=3, log_tail=said)) is Symptom.CRASH
-    assert symptom_of(end(2, 7, code=0, log_tail=said)) is Symptom.EARLY_EXIT
+    assert symptom_of(end(2, 7, signal=9, log_tail=raised)) is Symptom.CRASH
+    assert symptom_of(end(2, 7, code=3, log_tail=raised)) is Symptom.CRASH
+    assert symptom_of(end(2, 7, code=0, log_tail=raised)) is Symptom.EARLY_EXIT
 
 
 @pytest.mark.parametrize(
     "raised",
     ["ValueError: x", "TimeoutError: Timed out waiting for shard 7 of the dataset", "OSError: No route to host: nfs-3"],
 )
-def test_what_was_logged_before_does_not_make_a_users_error_one_of_the_network(raised: str) -> None:
+def test_a_user_error_stays_one_after_a_logged_network_error(raised: str) -> None:
     warned = f"WARNING: retrying: {GLOO}\nTraceback (most recent call last)\n  File ...\n{raised}\n"
     assert symptom_of(end(2, 7, code=1, exception=raised, log_tail=warned)) is Symptom.USER_ERROR
     own, aborted = end(3, 10, code=1, exception=raised), end(1, 900, signal=6)
     assert first_failure([aborted, own]) == own
 
 
-def test_a_peer_that_went_away_shows_in_the_log_too() -> None:
+def test_the_log_shows_a_victim_too() -> None:
     assert is_victim(end(1, 1, code=1, log_tail="…\n[rank1]: " + GLOO))
     assert not is_victim(end(1, 1, code=1, exception="ValueError: Connection"))
 
 
-def test_a_machine_that_came_back_empty_is_named_and_not_the_rank_that_saw_it_go() -> None:
+def test_the_headline_names_a_lost_machine_and_no_victim() -> None:
     victim = end(3, 10, code=1, exception=GLOO)
 
     assert headline_of_loss({"m2": [4, 5]}, victim) == "m2 came back empty and lost ranks 4, 5"
@@ -142,7 +142,7 @@ def test_a_machine_that_came_back_empty_is_named_and_not_the_rank_that_saw_it_go
     assert headline_of_loss({"m2": range(16, 32)}, None).endswith("ranks 16, 17, 18, 19, 20, 21, 22, 23 and 8 more")
 
 
-def test_a_rank_that_ended_on_its_own_is_named_beside_the_lost_machine() -> None:
+def test_the_headline_names_a_rank_that_ended_by_itself_too() -> None:
     assert headline_of_loss({"m2": [4]}, end(1, 5, signal=9)).endswith("rank 4; rank 1 on m0 ended by SIGKILL")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from everstep.decisions.detect.cpu_watch import KNOWN, CpuPerStep, CpuWatch
+from everstep.decisions.blame.slow.own_past import CpuPerStep
+from everstep.decisions.detect.cpu_watch import KNOWN, CpuWatch
 
 
 def test_times_are_for_each_step_and_slow_steps_do_not_change_the_typical_time() -> None:

@@ -1,4 +1,4 @@
-"""Which tests follow which symptom."""
+"""The choice of tests for a symptom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.model.incident import Symptom
 
 
 @pytest.mark.parametrize("symptom", [Symptom.CRASH, Symptom.USER_ERROR])
-def test_an_error_of_nccl_is_followed_as_in_the_paper(symptom: Symptom) -> None:
+def test_an_nccl_error_leads_to_the_tests_of_the_paper(symptom: Symptom) -> None:
     """EUD, then all-to-all within a machine, then all-gather with neighbours."""
     found = choose_tests(symptom, FaultClass.NCCL_ERROR, Owner.UNKNOWN)
     order = [found.tests.index(one) for one in (Diagnostic.EUD, Diagnostic.ALL_TO_ALL, Diagnostic.ALL_GATHER)]
@@ -21,7 +21,7 @@ def test_an_error_of_nccl_is_followed_as_in_the_paper(symptom: Symptom) -> None:
     assert Diagnostic.BITWISE not in found.tests
 
 
-def test_a_loss_that_is_not_finite_has_bits_compared() -> None:
+def test_a_loss_that_is_not_finite_leads_to_a_comparison_of_bits() -> None:
     assert Diagnostic.BITWISE in choose_tests(Symptom.NOT_FINITE, FaultClass.NAN, Owner.UNKNOWN).tests
 
 
@@ -34,14 +34,14 @@ def test_a_loss_that_is_not_finite_has_bits_compared() -> None:
         (Symptom.CRASH, FaultClass.REMOTE_STORAGE, Owner.STORAGE),
     ],
 )
-def test_where_no_machine_is_at_fault_none_is_tested(symptom: str, fault: str, owner: str) -> None:
+def test_if_no_machine_is_at_fault_none_is_tested(symptom: str, fault: str, owner: str) -> None:
     found = choose_tests(symptom, fault, owner)
 
     assert found.tests == ()
     assert found.why
 
 
-def test_what_nothing_explains_has_all_tests_and_those_that_are_off_are_left_out() -> None:
+def test_an_unknown_failure_leads_to_all_tests_that_are_not_off() -> None:
     assert set(choose_tests("a symptom of a later release").tests) == set(Diagnostic)
     assert set(choose_tests(Symptom.CRASH, off=["eud", "dcgm"]).tests) == set(Diagnostic) - {
         Diagnostic.EUD,

@@ -1,4 +1,4 @@
-"""Rounds of pairs: any single bad machine and any single bad link is named, among any number of machines."""
+"""Tests of pairs: any single bad machine and any single bad link is named, among any number of machines."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ def names(count: int) -> list[str]:
 
 
 def carried_out(machines: list[str], passes: Callable[[Pair], bool | None]) -> tuple[Pairs, int]:
-    """The verdict, and after how many rounds."""
+    """The result, and the number of rounds until it is known."""
     seen: dict[Pair, bool | None] = {}
     shifted, rounds = len(shifted_rounds(machines)), 0
     while pairs := next_round(machines, seen, max(0, rounds - shifted)):
-        assert len({machine for pair in pairs for machine in pair}) == 2 * len(pairs), "all of a round at once"
+        assert len({machine for pair in pairs for machine in pair}) == 2 * len(pairs), (
+            "each machine is in one pair of a round"
+        )
         assert all(pair not in seen for pair in pairs)
         seen |= {pair: passes(pair) for pair in pairs}
         rounds += 1
@@ -59,7 +61,6 @@ def test_a_single_bad_machine_is_named_after_the_shifted_rounds(count: int, data
 
 @given(st.integers(3, 64), st.data())
 def test_a_single_bad_link_is_named_and_no_machine(count: int, data: st.DataObject) -> None:
-    """One that the rounds use: another one is not tested."""
     machines = names(count)
     at = data.draw(st.integers(0, count - 1))
     bad = pair_of(machines[at], machines[(at + 1) % count])
@@ -70,7 +71,7 @@ def test_a_single_bad_link_is_named_and_no_machine(count: int, data: st.DataObje
 
 
 @given(st.integers(2, 40), st.data())
-def test_of_several_bad_machines_none_that_works_is_named(count: int, data: st.DataObject) -> None:
+def test_among_several_bad_machines_no_working_machine_is_named(count: int, data: st.DataObject) -> None:
     machines = names(count)
     bad = data.draw(st.sets(st.sampled_from(machines)))
     found, rounds = carried_out(machines, bad.isdisjoint)
@@ -91,14 +92,14 @@ def test_of_two_machines_none_is_named(bad: set[str]) -> None:
     assert found == Pairs(unsure=("m0", "m1"))
 
 
-def test_where_nothing_works_nobody_is_named() -> None:
+def test_if_nothing_works_no_machine_is_named() -> None:
     found, rounds = carried_out(names(6), lambda _: False)
 
     assert found == Pairs(unsure=tuple(names(6)))
     assert rounds == 2
 
 
-def test_a_pair_that_could_not_be_run_accuses_nobody_and_clears_nobody() -> None:
+def test_a_pair_that_could_not_be_run_neither_accuses_nor_clears_a_machine() -> None:
     gone = "m3"
     found, _ = carried_out(names(6), lambda pair: None if gone in pair else True)
     assert found == Pairs(unsure=(gone,))
@@ -108,7 +109,6 @@ def test_a_pair_that_could_not_be_run_accuses_nobody_and_clears_nobody() -> None
 
 
 def test_a_suspect_is_tested_again_with_machines_that_work() -> None:
-    """m1 and m2 fail together, with m0 and with m3: only a test of each with another one says that both are bad."""
     bad = {"m1", "m3"}
     found, rounds = carried_out(names(8), bad.isdisjoint)
 

@@ -1,4 +1,4 @@
-"""Whether a job can be replayed, and what each group of it runs."""
+"""Whether a job can be replayed, and the job that each group runs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def test_only_the_data_axes_shrink(tp: int, pp: int, replicas: int, ranks: int, 
     if world % ranks:
         return
     mesh = (("pp", pp), ("dp_replicate", replicas), ("dp_shard", shard), ("tp", tp))
-    whole = Topology(world // ranks, ranks, mesh)
-    unit = replica_machines(whole)
-    small = shrunk(whole, unit)
+    full = Topology(world // ranks, ranks, mesh)
+    unit = replica_machines(full)
+    small = shrunk(full, unit)
     assert (small.machines, small.size("tp"), small.size("pp")) == (unit, tp, pp)
-    assert whole.dp % small.dp == 0 and small.axes == whole.axes
-    assert shrunk(whole, whole.machines) == whole
+    assert full.dp % small.dp == 0 and small.axes == full.axes
+    assert shrunk(full, full.machines) == full
 
 
 @given(st.integers(2, 40), st.integers(1, 3))
-def test_every_group_size_that_the_plan_takes_can_be_launched(machines: int, pp: int) -> None:
+def test_every_planned_group_can_be_launched(machines: int, pp: int) -> None:
     spec = job(machines * pp, pp=pp)
     if no_replay(spec, STEPS):
         assert machines * pp < 2 * plan_size(spec)
@@ -76,27 +76,27 @@ def test_a_mesh_stays_a_mesh() -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (job(1), "one machine"),
+        (job(1), "only one machine"),
         (job(4, pp=4), "a group needs 4 of the 4 machines"),
-        (job(8, pp=2, policy={"replay": {"machines": 3}}), "groups have 2 machines, or a multiple"),
+        (job(8, pp=2, policy={"replay": {"machines": 3}}), "not a multiple of 2"),
         (job(8, policy={"replay": {"machines": 5}}), "no two groups"),
     ],
 )
-def test_what_cannot_be_replayed_says_why(spec: JobSpec, why: str) -> None:
+def test_the_reason_why_a_job_cannot_be_replayed(spec: JobSpec, why: str) -> None:
     assert why in no_replay(spec, STEPS)
 
 
-def test_a_script_without_a_loop_of_ours_is_not_replayed() -> None:
+def test_a_script_without_run_steps_is_not_replayed() -> None:
     assert "run.steps" in no_replay(job(), Showing(kind="calls"))
     assert no_replay(job(), STEPS) == ""
 
 
-def test_phases_are_repeated_until_a_fault_is_missed_seldom_enough() -> None:
+def test_the_number_of_repeats_follows_from_the_allowed_miss() -> None:
     assert repeats_of(RecoveryPolicy()) == 2
     assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0})) == 1
     assert repeats_of(RecoveryPolicy(replay={"fault_share": 0.02, "miss_probability": 0.05})) == 75
 
 
-def test_nobody_can_give_a_job_the_name_of_a_replay() -> None:
+def test_a_job_cannot_have_the_name_of_a_replay() -> None:
     with pytest.raises(ValueError, match="not a job name"):
         job().model_validate({"name": "gpt~", "script": "/job.py"})

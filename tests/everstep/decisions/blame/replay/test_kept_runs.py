@@ -1,4 +1,4 @@
-"""What is kept of many runs says the same as all of them, and stays small."""
+"""The stored trials lead to the same conclusion as all trials, and stay small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.model.replay import GroupRun, Replayed, RunEnd
 
 
 def drawn(plan: ReplayPlan, repeat: int, chance: random.Random, answers: int) -> list[GroupRun]:
-    """Both phases once: most groups run to their end, and compute one of several things."""
+    """The trials of both phases: most groups reach their end, with one of several answers."""
     runs = []
     for group in plan.groups:
         end = chance.choice([*[RunEnd.RAN] * 6, *RunEnd])
@@ -35,7 +35,7 @@ def drawn(plan: ReplayPlan, repeat: int, chance: random.Random, answers: int) ->
     return runs
 
 
-def test_of_runs_that_could_not_be_carried_out_the_first_reason_is_told_before_and_after() -> None:
+def test_the_first_reason_why_trials_could_not_be_run_is_kept() -> None:
     plan = plan_replay(2, 2)
     names = [group.name for group in plan.groups]
     ends = [(1, RunEnd.UNABLE), (1, RunEnd.NOT_STARTED), (2, RunEnd.UNABLE), (2, RunEnd.UNABLE)]
@@ -52,10 +52,10 @@ def concluded(plan: ReplayPlan, runs: list[GroupRun]) -> Replayed:
 
 
 @given(st.integers(2, 14), st.integers(1, 7), st.integers(0, 6), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_what_is_kept_says_the_same_as_all_runs(
+def test_stored_trials_lead_to_the_same_conclusion(
     machines: int, size: int, repeats: int, answers: int, chance: random.Random
 ) -> None:
-    """To the letter, as long as no group has more answers than are kept in full."""
+    """The texts are equal, too, if no group has more answers than are kept in full."""
     plan, every, kept = plan_replay(machines, min(size, machines)), list[GroupRun](), list[GroupRun]()
     for repeat in range(1, repeats + 1):
         new = drawn(plan, repeat, chance, answers)
@@ -67,7 +67,7 @@ def test_what_is_kept_says_the_same_as_all_runs(
 
 
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(5, 30), st.randoms(use_true_random=False))
-def test_of_a_script_that_computes_something_else_each_time_the_verdict_stays(
+def test_the_conclusion_stays_for_a_script_with_another_answer_in_each_trial(
     machines: int, size: int, repeats: int, chance: random.Random
 ) -> None:
     plan = plan_replay(machines, min(size, machines))
@@ -79,9 +79,7 @@ def test_of_a_script_that_computes_something_else_each_time_the_verdict_stays(
 
 
 @given(st.integers(0, 1000), st.integers(0, 5000), st.randoms(use_true_random=False))
-def test_a_run_of_many_steps_and_ranks_is_small_and_says_where_it_differs(
-    steps: int, ranks: int, chance: random.Random
-) -> None:
+def test_a_stored_trial_is_small_and_shows_where_it_differs(steps: int, ranks: int, chance: random.Random) -> None:
     def run(group: str, losses: list[str], states: list[str]) -> GroupRun:
         return bounded(GroupRun(group=group, machines=[], end=RunEnd.RAN, losses=losses, states=states, why="y" * 9999))
 
@@ -96,13 +94,11 @@ def test_a_run_of_many_steps_and_ranks_is_small_and_says_where_it_differs(
     losses[wrong_step] = "x"
     wrong = run("row 1", losses, states)
     assert answer_of(wrong) != answer_of(right)
-    place = next(
-        place for place, (one, other) in enumerate(zip(wrong.losses, right.losses, strict=True)) if one != other
-    )
-    assert place * wrong.steps_each <= wrong_step < (place + 1) * wrong.steps_each
+    index = [own == usual for own, usual in zip(wrong.losses, right.losses, strict=True)].index(False)
+    assert index * wrong.steps_each <= wrong_step < (index + 1) * wrong.steps_each
 
 
-def test_the_ranks_and_steps_that_share_a_digest_are_told() -> None:
+def test_ranks_and_steps_that_share_a_digest_are_named_together() -> None:
     plan = plan_replay(6, 2)
     runs = [
         GroupRun(
