@@ -175,7 +175,7 @@ async def test_a_machine_that_is_surely_at_fault_leaves_where_the_others_cannot_
     jobs.cluster.evidence, jobs.cluster.diagnosis, jobs.cluster.standbys = stood, once, list(STANDBYS)
     handle = await struck(jobs, Symptom.NOT_FINITE)
     report = await recovered(jobs, handle, 2)
-    assert report.evicted == ["m1"] and "could not be tested once more" in report.tried[0].found
+    assert report.evicted == ["m1"] and "could not be tested a second time" in report.tried[0].found
 
 
 async def test_the_next_incident_of_the_same_fault_begins_higher(jobs: Jobs) -> None:
