@@ -193,7 +193,7 @@ async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(
             for _ in range(20):
                 await look(cleanup)
                 await asyncio.sleep(0.02)
-    said = [line["workflow"] for line in logs if line["event"].startswith("a job that is over cannot be cleared")]
+    said = [line["workflow"] for line in logs if line["event"].startswith("what a closed job left")]
 
     assert sorted(said) == ["job/odd1", "job/odd2"]
     await pool.close()

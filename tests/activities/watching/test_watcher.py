@@ -147,12 +147,12 @@ async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(pla
         async with Worker(place.client, task_queue=place.queue, workflows=[OtherJob]):
             for name, state in (("unread", UNREADABLE), ("mute", FAILING)):
                 await place.begin(name, state)
-            while not any(line["event"].startswith("a job cannot say") for line in logs):  # noqa: ASYNC110
+            while not any(line["event"].startswith("a job does not answer") for line in logs):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await place.begin("sound", sound)
             await place.until_watched(1)
             await asyncio.sleep(2.5)  # two further listings
-    said = [line for line in logs if line["event"].startswith("a job cannot say") and line["job"] == "job/unread"]
+    said = [line for line in logs if line["event"].startswith("a job does not answer") and line["job"] == "job/unread"]
 
     assert len(said) == 1
     assert "order" in said[0]["error"]
